@@ -1,0 +1,151 @@
+"""The Parallel Computation Graph: tensors, compute ops, explicit parallel ops.
+
+One type serves the program as traced (tensors without layouts) and the program as planned (every tensor has its layout,
+and every change of layout is an op of its own): the plan is the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from unity_jax import _compat
+from unity_jax.pcg.layout import Layout, short_dtype
+
+PARALLEL_OPS = ("partition", "combine", "replicate", "reduce", "reduce_scatter", "exchange")
+"""The ops that change a tensor's layout and not its value; `ops/halo.py` adds Shift inside windowed ops."""
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A value of the program: global shape, dtype, the literal it stands for (if any) and, once planned, its layout."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    name: str = ""
+    literal: Any = None
+    layout: Layout | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return 8 if _compat.is_key(self.dtype) else np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.itemsize
+
+    def __str__(self) -> str:
+        if self.literal is not None:
+            return f"{self.literal}"
+        return (self.layout or Layout.replicated(self.rank)).typeof(self.shape, self.dtype)
+
+
+@dataclass(eq=False)
+class Op:
+    """One operation. `eqn` is the jaxpr equation it came from (None for parallel ops and barriers added by tracing).
+
+    `bodies` are the sub-graphs of `scan`, `while` (cond, body) and `cond` (one per branch). In a planned graph `strategy`
+    says which factor each mesh axis splits; parallel ops carry their `Move` in `params["move"]`.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    params: dict[str, Any] = field(default_factory=dict)
+    bodies: tuple[Graph, ...] = ()
+    eqn: Any = None
+    backward: bool = False
+    strategy: tuple[int, ...] | None = None
+
+    @functools.cached_property
+    def source(self) -> str:
+        """`file.py:12:4 (function)` of the user's line."""
+        return _compat.source_line(self.eqn) if self.eqn is not None else ""
+
+    @functools.cached_property
+    def scope(self) -> str:
+        """The name stack, as in profiles: `transpose(jvp(Mlp))/dense`."""
+        return _compat.name_stack(self.eqn) if self.eqn is not None else ""
+
+    @functools.cached_property
+    def signature(self) -> tuple[Any, ...]:
+        """Equal for ops that have equal rules, costs and local programs: the key of every cache over ops."""
+        # Jaxpr-valued parameters print long and are covered by `bodies`; callables print by identity.
+        params = str(sorted((k, v) for k, v in self.params.items() if k not in _UNSIGNED)) if self.params else ""
+        ins = tuple((t.shape, str(t.dtype), _literal_key(t.literal)) for t in self.inputs)
+        outs = tuple((t.shape, str(t.dtype)) for t in self.outputs)
+        return self.name, ins, outs, params, id(self) if self.bodies else 0
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and errors: the scope's last part and the primitive."""
+        scope = self.scope.rstrip("/").rsplit("/", 1)[-1]
+        return f"{scope}/{self.name}" if scope else self.name
+
+
+_UNSIGNED = ("jaxpr", "branches", "body_jaxpr", "cond_jaxpr", "sharding", "out_sharding", "weak_type", "accuracy", "mesh")
+
+
+def _literal_key(literal: Any) -> Any:
+    return None if literal is None else str(literal)
+
+
+@dataclass(eq=False)
+class Graph:
+    """A straight-line program over tensors. `inputs` are its arguments; `outputs` may repeat or be inputs or literals."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    ops: list[Op]
+
+    @functools.cached_property
+    def producer(self) -> dict[Tensor, Op]:
+        """The op that makes each tensor; inputs and literals have none."""
+        return {t: op for op in self.ops for t in op.outputs}
+
+    def walk(self) -> Iterator[Op]:
+        """Every op, those of sub-graphs included, in program order."""
+        for op in self.ops:
+            for body in op.bodies:
+                yield from body.walk()
+            yield op
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self, {}, ""))
+
+
+def _lines(graph: Graph, names: dict[Tensor, str], indent: str) -> Iterator[str]:
+    def name(t: Tensor) -> str:
+        if t.literal is not None:
+            return str(t.literal) if np.ndim(t.literal) == 0 else f"const{list(np.shape(t.literal))}"
+        return names.setdefault(t, t.name or f"%{len(names)}")
+
+    yield f"{indent}inputs " + ", ".join(f"{name(t)}: {t}" for t in graph.inputs)
+    for op in graph.ops:
+        outs = ", ".join(f"{name(t)}: {t}" for t in op.outputs)
+        detail = f"[{op.params['move']}]" if "move" in op.params else ""
+        yield f"{indent}{outs} = {op.name}{detail} " + " ".join(name(t) for t in op.inputs)
+        for body in op.bodies:
+            yield from _lines(body, names, indent + "    ")
+    yield f"{indent}outputs " + ", ".join(name(t) for t in graph.outputs)
+
+
+def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
+    """The planned twin of a traced tensor."""
+    return dataclasses.replace(tensor, layout=layout)
+
+
+def format_tensor(tensor: Tensor) -> str:
+    """`f32[8,64]`, without layout."""
+    return f"{short_dtype(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
+
+

@@ -1,0 +1,93 @@
+"""Layouts: where a tensor lives along each mesh axis (sharded, replicated or partial).
+
+    >>> print(Layout((("data",), ()), (("model", "sum"),)).typeof((8, 64), "float32"))
+    f32[8@data,64]{sum:model}
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from unity_jax.pcg.mesh import MeshAxes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The state of a tensor along every mesh axis.
+
+    A mesh axis that appears in `dims[d]` shards dimension `d` (axes of one dimension run major to minor, in mesh
+    order); one that appears in `partial` holds terms of an unfinished reduction (`"sum"`, `"max"` or `"min"`); every other
+    axis holds equal copies. A dimension of `n` elements split `k` ways has `ceil(n / k)` elements on each device; where `k`
+    does not divide `n`, the elements beyond `n` are padding of unspecified value.
+    """
+
+    dims: tuple[tuple[str, ...], ...]
+    partial: tuple[tuple[str, str], ...] = ()
+
+    @functools.cached_property
+    def axis_dim(self) -> dict[str, int]:
+        """The dimension that each sharding axis splits."""
+        return {a: d for d, axes in enumerate(self.dims) for a in axes}
+
+    @property
+    def partial_axes(self) -> tuple[str, ...]:
+        return tuple(a for a, _ in self.partial)
+
+    @property
+    def is_replicated(self) -> bool:
+        return not self.partial and not any(self.dims)
+
+    def local_shape(self, shape: tuple[int, ...], mesh: MeshAxes) -> tuple[int, ...]:
+        """The per-device shape, padding included."""
+        return tuple(-(-n // mesh.size(axes)) for n, axes in zip(shape, self.dims, strict=True))
+
+    def divides(self, shape: tuple[int, ...], mesh: MeshAxes) -> bool:
+        """Whether every sharded dimension splits evenly, as arrays at a jit boundary must."""
+        return all(n % mesh.size(axes) == 0 for n, axes in zip(shape, self.dims, strict=True))
+
+    def spec(self) -> PartitionSpec:
+        """The equal `PartitionSpec`; a partial layout has none."""
+        if self.partial:
+            raise ValueError(f"a partial layout has no PartitionSpec: {self}")
+        entries: list[str | tuple[str, ...] | None] = [a[0] if len(a) == 1 else (a or None) for a in self.dims]
+        while entries and entries[-1] is None:
+            entries.pop()
+        return PartitionSpec(*entries)
+
+    @staticmethod
+    def from_spec(spec: PartitionSpec, rank: int) -> Layout:
+        """The layout of a rank-`rank` array under `spec`."""
+        entries = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
+        return Layout(tuple(entries) + ((),) * (rank - len(entries)))
+
+    @staticmethod
+    def replicated(rank: int) -> Layout:
+        return Layout(((),) * rank)
+
+    def typeof(self, shape: tuple[int, ...], dtype: object) -> str:
+        """`jax.typeof` notation: `f32[8@data,64@model]`, with partial axes as `{sum:model}`."""
+        dims = []
+        for n, axes in zip(shape, self.dims, strict=True):
+            where = f"@{axes[0]}" if len(axes) == 1 else f"@({','.join(axes)})" if axes else ""
+            dims.append(f"{n}{where}")
+        return f"{short_dtype(dtype)}[{','.join(dims)}]{self._partial_text()}"
+
+    def _partial_text(self) -> str:
+        reductions = dict.fromkeys(r for _, r in self.partial)
+        return "".join("{%s:%s}" % (r, ",".join(a for a, q in self.partial if q == r)) for r in reductions)
+
+    def __str__(self) -> str:
+        return "[" + ",".join("+".join(a) or "." for a in self.dims) + "]" + self._partial_text()
+
+
+def short_dtype(dtype: object) -> str:
+    """`float32` -> `f32`, `bfloat16` -> `bf16`; other names stay as they are."""
+    name = str(np.dtype(dtype)) if isinstance(dtype, type) else str(dtype)
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        if name.startswith(long):
+            return short + name[len(long) :]
+    return name

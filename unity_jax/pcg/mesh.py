@@ -1,0 +1,41 @@
+"""Mesh axes as planning sees them: ordered names with sizes, no devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MeshAxes:
+    """The axes of a device mesh, outermost (slowest varying device index) first.
+
+    `MeshAxes(("data", "model"), (2, 4))` prints as `data=2, model=4`.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.sizes) or len(set(self.names)) != len(self.names):
+            raise ValueError(f"mesh axes need one size per distinct name, got {self.names} and {self.sizes}")
+
+    def __getitem__(self, name: str) -> int:
+        return self.sizes[self.names.index(name)]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True))
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.sizes)
+
+    def size(self, axes: Iterable[str]) -> int:
+        """The number of shards made by splitting over `axes` together."""
+        return math.prod(self[a] for a in axes)
+
+    def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """`axes` from major to minor, the one order in which a dimension is ever split."""
+        wanted = set(axes)
+        return tuple(n for n in self.names if n in wanted)
