@@ -50,7 +50,7 @@ def build(jaxpr: Any, names: Sequence[str] = ()) -> Graph:
     if len(consts) != len(opened.constvars):
         raise ValueError("a closed jaxpr is needed")
     ops: list[Op] = []
-    _inline(opened, env, ops, {})
+    _inline(opened, env, ops, ())
     graph = Graph(tuple(inputs), tuple(_read(env, a) for a in opened.outvars), ops)
     return _mark_backward(_without_dead_code(graph))
 
@@ -64,13 +64,18 @@ def _tensor(aval: Any, name: str = "") -> Tensor:
     return Tensor(tuple(int(n) for n in aval.shape), aval.dtype, name)
 
 
+def _literal(value: Any, dtype: Any) -> Tensor:
+    array = value if _compat.is_key(dtype) else np.asarray(value, dtype)  # from 0.11 literals may be typed scalars
+    return Tensor(tuple(np.shape(value)), dtype, literal=array)
+
+
 def _read(env: dict[Any, Tensor], atom: Any) -> Tensor:
     if _compat.is_literal(atom):
-        return Tensor(tuple(np.shape(atom.val)), atom.aval.dtype, literal=atom.val)
+        return _literal(atom.val, atom.aval.dtype)
     return env[atom]
 
 
-def _inline(jaxpr: Any, env: dict[Any, Tensor], ops: list[Op], memo: dict[Any, Any]) -> None:
+def _inline(jaxpr: Any, env: dict[Any, Tensor], ops: list[Op], callers: tuple[Any, ...]) -> None:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         operands = tuple(_read(env, a) for a in eqn.invars)
@@ -80,13 +85,13 @@ def _inline(jaxpr: Any, env: dict[Any, Tensor], ops: list[Op], memo: dict[Any, A
                 operands = _barrier(eqn, operands, ops)
             inner_env = dict(zip(opened.invars, operands, strict=True))
             for var, value in zip(opened.constvars, consts, strict=True):
-                inner_env[var] = Tensor(tuple(np.shape(value)), var.aval.dtype, literal=value)
-            _inline(opened, inner_env, ops, memo)
+                inner_env[var] = _literal(value, var.aval.dtype)
+            _inline(opened, inner_env, ops, (*callers, eqn))
             env.update((v, _read(inner_env, a)) for v, a in zip(eqn.outvars, opened.outvars, strict=True))
             continue
         outputs = tuple(_tensor(v.aval) for v in eqn.outvars)
         bodies = tuple(_body(j) for key in _CONTROL.get(name, ()) for j in _as_tuple(eqn.params[key]))
-        ops.append(Op(name, operands, outputs, eqn.params, bodies, eqn))
+        ops.append(Op(name, operands, outputs, eqn.params, bodies, eqn, callers))
         env.update(zip(eqn.outvars, outputs, strict=True))
 
 
@@ -99,9 +104,9 @@ def _body(jaxpr: Any) -> Graph:
     env = {var: _tensor(var.aval) for var in opened.invars}
     inputs = tuple(env[v] for v in opened.invars)
     for var, value in zip(opened.constvars, consts, strict=True):
-        env[var] = Tensor(tuple(np.shape(value)), var.aval.dtype, literal=value)
+        env[var] = _literal(value, var.aval.dtype)
     ops: list[Op] = []
-    _inline(opened, env, ops, {})
+    _inline(opened, env, ops, ())
     return _without_dead_code(Graph(inputs, tuple(_read(env, a) for a in opened.outvars), ops))
 
 

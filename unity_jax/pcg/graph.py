@@ -53,7 +53,7 @@ class Tensor:
 class Op:
     """One operation. `eqn` is the jaxpr equation it came from (None for parallel ops and barriers added by tracing).
 
-    `bodies` are the sub-graphs of `scan`, `while` (cond, body) and `cond` (one per branch). In a planned graph `strategy`
+    `callers` are the inlined calls around it, outermost first. `bodies` are the sub-graphs of `scan`, `while` (cond, body) and `cond` (one per branch). In a planned graph `strategy`
     says which factor each mesh axis splits; parallel ops carry their `Move` in `params["move"]`.
     """
 
@@ -63,18 +63,21 @@ class Op:
     params: dict[str, Any] = field(default_factory=dict)
     bodies: tuple[Graph, ...] = ()
     eqn: Any = None
+    callers: tuple[Any, ...] = ()
     backward: bool = False
     strategy: tuple[int, ...] | None = None
 
     @functools.cached_property
     def source(self) -> str:
         """`file.py:12:4 (function)` of the user's line."""
-        return _compat.source_line(self.eqn) if self.eqn is not None else ""
+        lines = (_compat.source_line(e) for e in (self.eqn, *reversed(self.callers)) if e is not None)
+        return next((line for line in lines if line), "")
 
     @functools.cached_property
     def scope(self) -> str:
         """The name stack, as in profiles: `transpose(jvp(Mlp))/dense`."""
-        return _compat.name_stack(self.eqn) if self.eqn is not None else ""
+        stacks = (_compat.name_stack(e) for e in (*self.callers, self.eqn) if e is not None)
+        return "/".join(s for s in stacks if s)
 
     @functools.cached_property
     def signature(self) -> tuple[Any, ...]:

@@ -1,0 +1,53 @@
+# make demo    the main job: plan and train a BERT encoder on eight virtual CPU devices
+# make test    lint and all tests
+# Each creates the environment it needs (.venv), once. Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+NEWEST_VENV := .venv-newest
+
+# A Python >= 3.12, which newer JAX releases ask for. Candidates are run, not just found: a pyenv shim may exist and fail.
+NEWEST_PYTHON ?= $(shell for p in python3.13 python3.12 \
+	$$(ls -d $$HOME/.pyenv/versions/3.13.*/bin/python $$HOME/.pyenv/versions/3.12.*/bin/python 2>/dev/null); do \
+	"$$p" -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo "$$p" && break; done)
+
+.DEFAULT_GOAL := test
+.DELETE_ON_ERROR:
+.PHONY: demo test lint test-newest newest-python clean
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/python experiments/quickstart.py
+
+test: lint
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+
+test-newest: $(NEWEST_VENV)/.installed
+	$(NEWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" tests
+
+newest-python: # prints the interpreter that test-newest uses; fails where there is none
+	@test -n "$(NEWEST_PYTHON)" && echo "$(NEWEST_PYTHON)"
+
+clean:
+	rm -rf $(VENV) $(NEWEST_VENV)
+
+$(VENV)/.installed: pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo 'unity_jax needs Python 3.11 or newer: set PYTHON=/path/to/python3' >&2; exit 1; }
+	$(call install,$(VENV),$(PYTHON))
+
+$(NEWEST_VENV)/.installed: pyproject.toml
+	@test -n "$(NEWEST_PYTHON)" \
+	  || { echo 'no Python 3.12 or newer found: set NEWEST_PYTHON=/path/to/python3' >&2; exit 1; }
+	$(call install,$(NEWEST_VENV),$(NEWEST_PYTHON))
+
+# install(environment, interpreter): a virtual environment with this package, editable, and the newest versions pip finds.
+define install
+@echo "creating $(1) with $$("$(2)" -V) (about a minute)"
+@"$(2)" -m venv --clear $(1)
+@$(1)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[test]'
+@$(1)/bin/python -c 'import flax, jax; print("installed jax", jax.__version__, "and flax", flax.__version__)'
+@touch $@
+endef

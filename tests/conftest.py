@@ -1,0 +1,27 @@
+"""Eight CPU devices stand in for a mesh; the environment is set before anything imports JAX."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+# Compiling takes longer than hypothesis's deadline; examples are the same on every run.
+hypothesis.settings.register_profile("unity", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("unity")
+
+
+@pytest.fixture(scope="session")
+def make_mesh():
+    """`make_mesh(data=2, model=4)`: a mesh of the first CPU devices."""
+
+    def make(**axes: int) -> Mesh:
+        sizes = tuple(axes.values())
+        return Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), tuple(axes))
+
+    return make

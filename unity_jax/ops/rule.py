@@ -1,0 +1,422 @@
+"""Op rules: one small description per primitive, from which strategies, local programs and costs follow.
+
+A rule names the *factors* of an op, the index classes of its einsum: `dot_general` of a batched matmul is
+`([b,m,k], [b,k,n]) -> ([b,m,n]) reduce={k}`. A mesh axis may split any factor:
+
+* `pass`: each device computes its part of the results, no communication;
+* `sum`, `max`, `min`: a reduction; each device holds a partial result;
+* `replicate`: may not be split (a sort dimension);
+* `halo`: may be split when the local program exchanges borders with its neighbours.
+
+A mesh axis may also carry *partial sums* through an op that is linear in some operands (`Rule.linear`). Following Shardy's
+OpShardingRule (https://openxla.org/shardy/sharding_representation) and GSPMD (arXiv:2105.04663).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unity_jax import _compat
+from unity_jax.pcg.graph import Op
+from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
+
+REDUCTIONS = ("sum", "max", "min")
+Strategy = tuple[int, ...]
+"""Per mesh axis: the factor it splits, -1 for none, `len(factors) + j` for partial sums through `linear[j]`."""
+Dims = tuple[tuple[int, ...], ...]
+"""Per dimension of a tensor, its factors from major to minor; empty for a dimension of size 1 that no factor indexes."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """An index class. `pad`: may be split unevenly (the local program never mixes padding into results)."""
+
+    label: str
+    size: int
+    kind: str = "pass"
+    pad: bool = True
+    halo: int = 0  # elements needed from a neighbour, for kind "halo": a shard must be at least this large
+
+
+@dataclass(frozen=True)
+class InnerCollective:
+    """A collective that the local program of an op issues itself (the Shift of a halo). `bytes` per device."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """How an op may be split.
+
+    **Fields:** `factors`; `operands` and `results` (factors of every dimension); `linear`: sets of operands, such that partial
+    sums in all operands of a set (others replicated) give partial sums in every result; `local`: the per-device program (by
+    default the primitive itself on local operands); `flops` of the whole op; `inner`: the collectives `local` issues.
+    """
+
+    factors: tuple[Factor, ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    linear: tuple[frozenset[int], ...] = ()
+    local: Callable[..., Any] | None = None
+    flops: float = 0.0
+    inner: Callable[[Shard], list[InnerCollective]] | None = None
+
+    def __str__(self) -> str:
+        """The grammar of `jax.experimental.custom_partitioning`: `([i,j], [j,k]) -> ([i,k]) sum={j}`."""
+
+        def side(tensors: tuple[Dims, ...]) -> str:
+            return ", ".join(
+                "[" + ",".join("".join(self.factors[f].label for f in d) or "1" for d in dims) + "]" for dims in tensors
+            )
+
+        kinds = "".join(
+            f" {kind}={{{','.join(f.label for f in self.factors if f.kind == kind)}}}"
+            for kind in dict.fromkeys(f.kind for f in self.factors)
+            if kind != "pass"
+        )
+        return f"({side(self.operands)}) -> ({side(self.results)}){kinds}"
+
+
+RuleFn = Callable[[Op], Rule]
+RULES: dict[str, RuleFn] = {}
+
+
+def register(*names: str) -> Callable[[RuleFn], RuleFn]:
+    """Make the decorated function the rule of these primitives."""
+
+    def add(fn: RuleFn) -> RuleFn:
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"two rules for {name}")
+            RULES[name] = fn
+        return fn
+
+    return add
+
+
+Label = Hashable
+Labels = Sequence[Sequence[Label] | Label]
+
+
+def make_rule(
+    op: Op,
+    operands: Sequence[Labels],
+    results: Sequence[Labels],
+    *,
+    kinds: Mapping[Label, str] | None = None,
+    sizes: Mapping[Label, int] | None = None,
+    no_pad: Iterable[Label] = (),
+    halos: Mapping[Label, int] | None = None,
+    linear: Iterable[Iterable[int]] = (),
+    local: Callable[..., Any] | None = None,
+    flops: float | None = None,
+    inner: Callable[[Shard], list[InnerCollective]] | None = None,
+) -> Rule:
+    """Build a rule from labels, one per dimension (a tuple of labels for a dimension made of several factors).
+
+        make_rule(op, [["m", "k"], ["k", "n"]], [["m", "n"]], kinds={"k": "sum"}, linear=[{0}, {1}])
+
+    Sizes come from the shapes where a label stands alone on a dimension, else from `sizes`. Dimensions of size 1 have no factor,
+    whatever their label. `None` labels a dimension that must not be split. `flops` defaults to one per result element.
+    """
+    kinds, sizes, halos, no_pad = dict(kinds or {}), dict(sizes or {}), dict(halos or {}), set(no_pad)
+    order: dict[Label, int] = {}
+    fresh = itertools.count()
+
+    def normal(shape: tuple[int, ...], labels: Labels) -> list[tuple[Label, ...]]:
+        if len(labels) != len(shape):
+            raise ValueError(f"{op.name}: {len(labels)} labels for shape {shape}")
+        dims = []
+        for n, label in zip(shape, labels, strict=True):
+            group = label if isinstance(label, tuple) else (label,)
+            if n == 1:
+                group = ()
+            if group == (None,):
+                group = (("_", next(fresh)),)
+                kinds[group[0]] = "replicate"
+            if len(group) == 1:
+                sizes.setdefault(group[0], n)
+            dims.append(group)
+        return dims
+
+    sides = [
+        [normal(t.shape, labels) for t, labels in zip(tensors, side, strict=True)]
+        for tensors, side in ((op.inputs, operands), (op.outputs, results))
+    ]
+    for label in sizes:
+        if sizes[label] != 1:
+            order[label] = len(order)
+    names = iter("ijklmnopqrstuvwxyzabcdefgh" + "".join(map(chr, range(945, 970))))
+    factors = tuple(
+        Factor(
+            label if isinstance(label, str) and len(label) == 1 else next(names, "?"),
+            sizes[label],
+            kinds.get(label, "pass"),
+            label not in no_pad and kinds.get(label) != "halo",
+            halos.get(label, 0),
+        )
+        for label in order
+    )
+    index = [
+        tuple(tuple(tuple(order[f] for f in d if f in order) for d in dims) for dims in side) for side in sides
+    ]
+    return Rule(
+        factors,
+        index[0],
+        index[1],
+        tuple(frozenset(s) for s in linear),
+        local,
+        float(sum(math.prod(t.shape) for t in op.outputs)) if flops is None else float(flops),
+        inner,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One op under one strategy: what its local program and its costs can ask."""
+
+    op: Op
+    rule: Rule
+    mesh: MeshAxes
+    strategy: Strategy
+
+    @functools.cached_property
+    def factor_axes(self) -> tuple[tuple[str, ...], ...]:
+        """The mesh axes that split each factor, major to minor."""
+        return tuple(
+            tuple(a for a, s in zip(self.mesh.names, self.strategy, strict=True) if s == f)
+            for f in range(len(self.rule.factors))
+        )
+
+    @property
+    def linear_axes(self) -> tuple[tuple[str, int], ...]:
+        """Mesh axes that carry partial sums through the op, each with its operand set."""
+        n = len(self.rule.factors)
+        return tuple((a, s - n) for a, s in zip(self.mesh.names, self.strategy, strict=True) if s >= n)
+
+    def ways(self, factor: int) -> int:
+        """How many shards a factor is split into."""
+        return self.mesh.size(self.factor_axes[factor])
+
+    def is_padded(self, factor: int) -> bool:
+        return self.rule.factors[factor].size % self.ways(factor) != 0
+
+    def local_size(self, factor: int) -> int:
+        """Elements of a factor on each device, padding included."""
+        return -(-self.rule.factors[factor].size // self.ways(factor))
+
+    def offset(self, factor: int) -> Any:
+        """The first global index of this device's shard of a factor (a traced int32; 0 where it is not split)."""
+        axes = self.factor_axes[factor]
+        return jax.lax.axis_index(axes) * self.local_size(factor) if axes else 0
+
+    def _layout(self, dims: Dims, partial: tuple[tuple[str, str], ...]) -> Layout:
+        return Layout(tuple(self.factor_axes[d[0]] if d else () for d in dims), partial)
+
+    @functools.cached_property
+    def operand_layouts(self) -> tuple[Layout, ...]:
+        return tuple(
+            self._layout(dims, tuple((a, "sum") for a, j in self.linear_axes if i in self.rule.linear[j]))
+            for i, dims in enumerate(self.rule.operands)
+        )
+
+    @functools.cached_property
+    def result_layouts(self) -> tuple[Layout, ...]:
+        n = len(self.rule.factors)
+        partial = tuple(
+            (a, "sum" if s >= n else self.rule.factors[s].kind)
+            for a, s in zip(self.mesh.names, self.strategy, strict=True)
+            if s >= n or (s >= 0 and self.rule.factors[s].kind in REDUCTIONS)
+        )
+        return tuple(self._layout(dims, partial) for dims in self.rule.results)
+
+    def local_shape(self, dims: Dims, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The per-device shape of a tensor with these factors."""
+        return self._layout(dims, ()).local_shape(shape, self.mesh)
+
+    def result_shape(self, i: int = 0) -> tuple[int, ...]:
+        return self.local_shape(self.rule.results[i], self.op.outputs[i].shape)
+
+    def operand_shape(self, i: int = 0) -> tuple[int, ...]:
+        return self.local_shape(self.rule.operands[i], self.op.inputs[i].shape)
+
+    @property
+    def flops(self) -> float:
+        """Per device."""
+        used = (s for s in range(len(self.rule.factors)) if self.factor_axes[s])
+        return self.rule.flops / math.prod(self.ways(s) for s in used)
+
+    def valid(self, factor: int, x: Any, dim: int) -> Any:
+        """A boolean mask, broadcastable to `x`, of the positions along `dim` that are not padding of `factor`."""
+        shape = [1] * x.ndim
+        shape[dim] = x.shape[dim]
+        index = self.offset(factor) + jax.lax.broadcasted_iota(jnp.int32, tuple(shape), dim)
+        return index < self.rule.factors[factor].size
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Evaluate the op on this device's shards; padding never enters a reduction."""
+        operands = [
+            self._without_padding(x, dims) for x, dims in zip(operands, self.rule.operands, strict=True)
+        ]
+        if self.rule.local is None:
+            return _compat.bind(self.op.eqn, operands, self.op.params)
+        result = self.rule.local(self, *operands)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def _without_padding(self, x: Any, dims: Dims) -> Any:
+        for d, factors in enumerate(dims):
+            for f in factors[:1]:
+                kind = self.rule.factors[f].kind
+                if kind in REDUCTIONS and self.is_padded(f):
+                    x = jnp.where(self.valid(f, x, d), x, identity(kind, x.dtype))
+        return x
+
+
+def identity(reduction: str, dtype: Any) -> Any:
+    """The neutral element of a reduction, as a scalar of the dtype."""
+    if reduction == "sum":
+        return np.zeros((), dtype)
+    largest = reduction == "min"
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.array(np.inf if largest else -np.inf, dtype)
+    if np.dtype(dtype) == np.bool_:
+        return np.array(largest)
+    info = jnp.iinfo(dtype)
+    return np.array(info.max if largest else info.min, dtype)
+
+
+def strategies(rule: Rule, mesh: MeshAxes) -> list[Strategy]:
+    """Every legal assignment of mesh axes to factors, the fully replicated one first; deterministic."""
+    frozen = {
+        d[0] for dims in (*rule.operands, *rule.results) for d in dims if len(d) > 1 and rule.factors[d[0]].size == 1
+    }
+    minor = {f for dims in (*rule.operands, *rule.results) for d in dims for f in d[1:]} | frozen
+    compound = {d[0] for dims in (*rule.operands, *rule.results) for d in dims if len(d) > 1}
+    choices = [-1]
+    for f, factor in enumerate(rule.factors):
+        # A layout splits a dimension into contiguous blocks, so only the major factor of a compound one can be split.
+        if factor.kind != "replicate" and f not in minor:
+            choices.append(f)
+    choices += range(len(rule.factors), len(rule.factors) + len(rule.linear))
+    found = []
+    for strategy in itertools.product(choices, repeat=len(mesh.names)):
+        for f in set(strategy):
+            if not 0 <= f < len(rule.factors):
+                continue
+            factor = rule.factors[f]
+            axes = [size for size, s in zip(mesh.sizes, strategy, strict=True) if s == f]
+            ways = math.prod(axes)
+            even = factor.size % ways == 0
+            if ways > factor.size or (not even and (not factor.pad or f in compound)):
+                break
+            if factor.kind == "halo" and (len(axes) > 1 or factor.size // ways < factor.halo):
+                break
+        else:
+            if all(size > 1 or s == -1 for size, s in zip(mesh.sizes, strategy, strict=True)):
+                found.append(strategy)
+    return found
+
+
+def rule_of(op: Op) -> Rule:
+    """The rule of an op: its own, the pointwise rule, or full replication."""
+    if op.name in RULES:
+        rule = RULES[op.name](op)
+        if rule is not None:
+            return rule
+    return pointwise(op) or replicated(op)
+
+
+LINEAR: dict[str, tuple[frozenset[int], ...]] = {
+    "add": (frozenset({0, 1}),),
+    "add_any": (frozenset({0, 1}),),
+    "sub": (frozenset({0, 1}),),
+    "mul": (frozenset({0}), frozenset({1})),
+    "div": (frozenset({0}),),
+    "neg": (frozenset({0}),),
+    "copy": (frozenset({0}),),
+    "copy_p": (frozenset({0}),),
+    "real": (frozenset({0}),),
+    "imag": (frozenset({0}),),
+    "conj": (frozenset({0}),),
+    "name": (frozenset({0}),),
+}
+
+
+def linear_sets(op: Op) -> tuple[frozenset[int], ...]:
+    """The operand sets in which a pointwise op is linear over floating-point numbers."""
+    if not all(jnp.issubdtype(t.dtype, jnp.inexact) for t in op.outputs):
+        return ()
+    if op.name == "convert_element_type":
+        # Rounding to a narrower type is not linear: sums are finished first, in the type the user chose for them.
+        source, target = op.inputs[0].dtype, op.outputs[0].dtype
+        wider = jnp.issubdtype(source, jnp.inexact) and jnp.promote_types(source, target) == target
+        return (frozenset({0}),) if wider else ()
+    if op.name == "select_n":
+        return (frozenset(range(1, len(op.inputs))),)
+    return LINEAR.get(op.name, ())
+
+
+def is_pointwise(op: Op) -> bool:
+    """Whether every result element depends only on the same element of each operand (scalars are shared)."""
+    shape = op.outputs[0].shape if op.outputs else None
+    return (
+        op.name in POINTWISE
+        and all(t.shape == shape for t in op.outputs)
+        and all(t.shape == () or _broadcasts(t.shape, shape) for t in op.inputs)
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    return len(shape) == len(target) and all(n in (1, m) for n, m in zip(shape, target, strict=True))
+
+
+def pointwise_labels(shape: tuple[int, ...], target: tuple[int, ...]) -> list[Label]:
+    """The labels of an operand of an elementwise op over `target`: none for a scalar."""
+    if shape == () and target != ():
+        return []
+    return [f"d{i}" if n == m else None for i, (n, m) in enumerate(zip(shape, target, strict=True))]
+
+
+def pointwise(op: Op) -> Rule | None:
+    """The generic rule: equal shapes pass through, dimension by dimension."""
+    if not is_pointwise(op):
+        return None
+    shape = op.outputs[0].shape
+    return make_rule(
+        op,
+        [pointwise_labels(t.shape, shape) for t in op.inputs],
+        [pointwise_labels(shape, shape) for _ in op.outputs],
+        linear=linear_sets(op),
+        flops=math.prod(shape) * (8 if op.name in TRANSCENDENTAL else 1),
+    )
+
+
+def replicated(op: Op) -> Rule:
+    """The fallback: every device computes everything. Plans name each op that uses it."""
+    return make_rule(op, [[None] * t.rank for t in op.inputs], [[None] * t.rank for t in op.outputs])
+
+
+TRANSCENDENTAL = frozenset(
+    "exp exp2 expm1 log log1p log2 logistic tanh sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh erf erfc "
+    "erf_inv pow rsqrt sqrt cbrt lgamma digamma igamma igammac".split()
+)
+POINTWISE = TRANSCENDENTAL | frozenset(
+    "abs add add_any and bitcast_convert_type ceil clamp complex conj convert_element_type copy copy_p div eq floor ge gt "
+    "imag integer_pow is_finite le lt max min mul ne neg nextafter not one_minus_square or polynomial population_count "
+    "clz real reduce_precision rem round select_n shift_left shift_right_arithmetic shift_right_logical sign square stop_gradient "
+    "sub xor name regularized_incomplete_beta bessel_i0e bessel_i1e bessel_i0 bessel_i1 polygamma zeta igamma_grad_a "
+    "random_gamma_grad pvary pcast nan_to_num mulhi".split()
+)
