@@ -8,7 +8,7 @@ NEWEST_VENV := .venv-newest
 
 # A Python >= 3.12, which newer JAX releases ask for. Candidates are run, not just found: a pyenv shim may exist and fail.
 NEWEST_PYTHON ?= $(shell for p in python3.13 python3.12 \
-	$$(ls -d $$HOME/.pyenv/versions/3.13.*/bin/python $$HOME/.pyenv/versions/3.12.*/bin/python 2>/dev/null); do \
+	$$(ls -dr $$HOME/.pyenv/versions/3.13.*/bin/python $$HOME/.pyenv/versions/3.12.*/bin/python 2>/dev/null); do \
 	"$$p" -c 'import sys, venv; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo "$$p" && break; done)
 
 .DEFAULT_GOAL := test

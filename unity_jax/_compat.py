@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
 Jaxpr = Any  # `ClosedJaxpr` and `Jaxpr` are one class from 0.11
@@ -64,6 +65,11 @@ def is_literal(atom: Any) -> bool:
 def is_key(dtype: Any) -> bool:
     """Whether the dtype is that of a typed PRNG key."""
     return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def is_float(dtype: Any) -> bool:
+    """Whether values of the dtype can be partial sums without losing exactness of meaning (floating or complex)."""
+    return not is_key(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def shard_map(body: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any) -> Callable[..., Any]:

@@ -63,7 +63,9 @@ class Rule:
 
     **Fields:** `factors`; `operands` and `results` (factors of every dimension); `linear`: sets of operands, such that partial
     sums in all operands of a set (others replicated) give partial sums in every result; `local`: the per-device program (by
-    default the primitive itself on local operands); `flops` of the whole op; `inner`: the collectives `local` issues.
+    default the primitive itself on local operands); `flops` of the whole op; `inner`: the collectives `local` issues; `bytes`:
+    local memory traffic where it is not all operands and results; `mask`: whether padding of reduced dimensions is overwritten
+    before `local` (False if it never reads padding).
     """
 
     factors: tuple[Factor, ...]
@@ -73,6 +75,8 @@ class Rule:
     local: Callable[..., Any] | None = None
     flops: float = 0.0
     inner: Callable[[Shard], list[InnerCollective]] | None = None
+    bytes: Callable[[Shard], float] | None = None
+    mask: bool = True
 
     def __str__(self) -> str:
         """The grammar of `jax.experimental.custom_partitioning`: `([i,j], [j,k]) -> ([i,k]) sum={j}`."""
@@ -124,6 +128,8 @@ def make_rule(
     local: Callable[..., Any] | None = None,
     flops: float | None = None,
     inner: Callable[[Shard], list[InnerCollective]] | None = None,
+    bytes: Callable[[Shard], float] | None = None,
+    mask: bool = True,
 ) -> Rule:
     """Build a rule from labels, one per dimension (a tuple of labels for a dimension made of several factors).
 
@@ -181,6 +187,8 @@ def make_rule(
         local,
         float(sum(math.prod(t.shape) for t in op.outputs)) if flops is None else float(flops),
         inner,
+        bytes,
+        mask,
     )
 
 
@@ -247,6 +255,12 @@ class Shard:
         """The per-device shape of a tensor with these factors."""
         return self._layout(dims, ()).local_shape(shape, self.mesh)
 
+    def operand_bytes(self, i: int) -> int:
+        return math.prod(self.operand_shape(i)) * self.op.inputs[i].itemsize
+
+    def result_bytes(self, i: int = 0) -> int:
+        return math.prod(self.result_shape(i)) * self.op.outputs[i].itemsize
+
     def result_shape(self, i: int = 0) -> tuple[int, ...]:
         return self.local_shape(self.rule.results[i], self.op.outputs[i].shape)
 
@@ -268,9 +282,10 @@ class Shard:
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Evaluate the op on this device's shards; padding never enters a reduction."""
-        operands = [
-            self._without_padding(x, dims) for x, dims in zip(operands, self.rule.operands, strict=True)
-        ]
+        if self.rule.mask:
+            operands = [
+                self._without_padding(x, dims) for x, dims in zip(operands, self.rule.operands, strict=True)
+            ]
         if self.rule.local is None:
             return _compat.bind(self.op.eqn, operands, self.op.params)
         result = self.rule.local(self, *operands)

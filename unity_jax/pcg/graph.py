@@ -53,8 +53,9 @@ class Tensor:
 class Op:
     """One operation. `eqn` is the jaxpr equation it came from (None for parallel ops and barriers added by tracing).
 
-    `callers` are the inlined calls around it, outermost first. `bodies` are the sub-graphs of `scan`, `while` (cond, body) and `cond` (one per branch). In a planned graph `strategy`
-    says which factor each mesh axis splits; parallel ops carry their `Move` in `params["move"]`.
+    `callers` are the inlined calls around it, outermost first. `bodies` are the sub-graphs of `scan`, `while` (cond, body)
+    and `cond` (one per branch). In a planned graph `shard` says how a compute op is split (an `ops.rule.Shard`) and parallel
+    ops carry their `cost.reshard.Move` in `params["move"]`.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Op:
     eqn: Any = None
     callers: tuple[Any, ...] = ()
     backward: bool = False
-    strategy: tuple[int, ...] | None = None
+    shard: Any = None
 
     @functools.cached_property
     def source(self) -> str:
@@ -87,6 +88,12 @@ class Op:
         ins = tuple((t.shape, str(t.dtype), _literal_key(t.literal)) for t in self.inputs)
         outs = tuple((t.shape, str(t.dtype)) for t in self.outputs)
         return self.name, ins, outs, params, id(self) if self.bodies else 0
+
+    def copy_caches(self, other: Op) -> None:
+        """Take over what `other`, the same op elsewhere, has already derived from its equation."""
+        for name in ("source", "scope", "signature"):
+            if name in other.__dict__:
+                self.__dict__[name] = other.__dict__[name]
 
     @property
     def label(self) -> str:

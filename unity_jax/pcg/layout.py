@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,10 +79,26 @@ class Layout:
 
     def _partial_text(self) -> str:
         reductions = dict.fromkeys(r for _, r in self.partial)
-        return "".join("{%s:%s}" % (r, ",".join(a for a, q in self.partial if q == r)) for r in reductions)
+        return "".join(f"{{{r}:{','.join(a for a, q in self.partial if q == r)}}}" for r in reductions)
 
     def __str__(self) -> str:
         return "[" + ",".join("+".join(a) or "." for a in self.dims) + "]" + self._partial_text()
+
+
+def layouts(shape: tuple[int, ...], mesh: MeshAxes, *, even: bool = False, partial: bool = False) -> tuple[Layout, ...]:
+    """Every layout of a tensor, the replicated one first.
+
+    **Arguments:** `even`: only splits that divide (what can be stored); `partial`: also partial sums.
+    """
+    found = []
+    choices = [-1, *(d for d, n in enumerate(shape) if n > 1), *([len(shape)] if partial else [])]
+    for where in itertools.product(*(choices if size > 1 else [-1] for size in mesh.sizes)):
+        placed = list(zip(mesh.names, where, strict=True))
+        dims = tuple(tuple(a for a, d in placed if d == i) for i in range(len(shape)))
+        ways = [mesh.size(axes) for axes in dims]
+        if all(k <= n and (n % k == 0 or not even) for n, k in zip(shape, ways, strict=True)):
+            found.append(Layout(dims, tuple((a, "sum") for a, d in placed if d == len(shape))))
+    return tuple(found)
 
 
 def short_dtype(dtype: object) -> str:

@@ -1,0 +1,52 @@
+"""The zoo: published models as pure, single-device JAX train steps, each also in a tiny size for tests.
+
+    import models
+
+    bert = models.get("bert")                            # the published size: bf16 compute, f32 parameters
+    bert.num_parameters                                  # 336_226_108
+    deep = models.get("bert", layers=48, batch_size=64)  # any field of the model's Config can be overridden
+    test = models.get("bert", "tiny", dtype=jnp.float64)
+
+    state, metrics = jax.jit(test.train_step, donate_argnums=0)(test.make_state(0), test.make_batch(0))
+    big = models.get("gpt", "gpt3-175b").abstract_state()          # ShapeDtypeStructs, no memory
+
+One file per model; its docstring has the source and the table of sizes.
+"""
+
+import importlib
+from typing import Any
+
+from models._common import Batch, Metrics, Model, TrainState, resize
+
+__all__ = ["Batch", "Metrics", "Model", "TrainState", "get", "names", "sizes"]
+
+_FILES = {name: f"models.{name}" for name in ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")}
+
+
+def names() -> tuple[str, ...]:
+    """The models, in alphabetical order."""
+    return tuple(_FILES)
+
+
+def sizes(name: str) -> tuple[str, ...]:
+    """The sizes of a model; `full` and `tiny` are always among them."""
+    return tuple(_file(name).SIZES)
+
+
+def get(name: str, size: str = "full", **overrides: Any) -> Model:
+    """The model `name` at `size`, with fields of its Config overridden (dtype, batch_size, layers, dropout, ...).
+
+    An override of None keeps the size's own value. `dtype` is that of the computation: bfloat16 keeps float32
+    parameters, float32 and float64 are used throughout.
+    """
+    file = _file(name)
+    if size not in file.SIZES:
+        raise ValueError(f"{name} has no size {size!r}; it has: {', '.join(file.SIZES)}")
+    changed = {field: value for field, value in overrides.items() if value is not None}
+    return file.build(size, resize(file.SIZES[size], changed))
+
+
+def _file(name: str) -> Any:
+    if name not in _FILES:
+        raise ValueError(f"no model {name!r}; there are: {', '.join(_FILES)}")
+    return importlib.import_module(_FILES[name])

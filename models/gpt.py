@@ -1,0 +1,182 @@
+"""GPT-2 and GPT-3: causal language models, layers stacked and scanned, each rematerialized.
+
+Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", with the parameter counts of the
+released checkpoints; Brown et al. 2020, "Language Models are Few-Shot Learners" (arXiv 2005.14165), table 2.1 for the
+shapes and the recipe (Adam 0.9/0.95, clip 1, decay 0.1), table D.1 for counts in millions. Pre-layer-norm blocks,
+learned positions, GELU (tanh form), output projection tied to the token embedding. GPT-3's alternating sparse
+attention is dense here, its width 5140 at 13B is the intended 40 x 128 = 5120, and 1.3B has 16 heads of 128 (the
+paper's 24 x 128 is not its width).
+
+| size       | layers | hidden | heads | tokens | parameters      | published       |
+|------------|--------|--------|-------|--------|-----------------|-----------------|
+| gpt2       | 12     | 768    | 12    | 1024   | 124,439,808     | 124,439,808     |
+| gpt2-xl    | 48     | 1600   | 25    | 1024   | 1,557,611,200   | 1,557,611,200   |
+| gpt3-1.3b  | 24     | 2048   | 16    | 2048   | 1,315,723,264   | 1,320 M         |
+| gpt3-2.7b  | 32     | 2560   | 32    | 2048   | 2,651,553,280   | 2,650 M         |
+| gpt3-6.7b  | 32     | 4096   | 32    | 2048   | 6,658,404,352   | 6,660 M         |
+| gpt3-13b   | 40     | 5120   | 40    | 2048   | 12,853,386,240  | 12,850 M        |
+| gpt3-175b  | 96     | 12288  | 96    | 2048   | 174,604,259,328 | 174,600 M       |
+| tiny       | 2      | 64     | 8     | 32     |                 |                 |
+
+`full` is gpt3-1.3b. The vocabulary is 50,257 (tiny: 250), which 2, 4 and 8 do not divide.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from models._common import (
+    Array,
+    Batch,
+    Metrics,
+    Model,
+    Precision,
+    adamw,
+    cross_entropy,
+    drop,
+    fold,
+    make_precision,
+    spec,
+    zipf,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Sizes and recipe; see the table above. `remat` recomputes each layer in the backward pass."""
+
+    layers: int
+    hidden: int
+    heads: int
+    length: int = 2048
+    vocabulary: int = 50_257
+    batch_size: int = 512
+    dropout: float = 0.0
+    learning_rate: float = 2e-4
+    warmup: int = 2_000
+    remat: bool = True
+    dtype: Any = jnp.bfloat16
+
+
+_GPT2 = Config(12, 768, 12, length=1024, dropout=0.1, learning_rate=6e-4)
+_XL = Config(24, 2048, 16)
+SIZES = {
+    "full": _XL,
+    "gpt2": _GPT2,
+    "gpt2-xl": dataclasses.replace(_GPT2, layers=48, hidden=1600, heads=25, learning_rate=2e-4),
+    "gpt3-1.3b": _XL,
+    "gpt3-2.7b": Config(32, 2560, 32, learning_rate=1.6e-4),
+    "gpt3-6.7b": Config(32, 4096, 32, batch_size=1024, learning_rate=1.2e-4),
+    "gpt3-13b": Config(40, 5120, 40, batch_size=1024, learning_rate=1e-4),
+    "gpt3-175b": Config(96, 12288, 96, batch_size=1536, learning_rate=0.6e-4),
+    "tiny": Config(
+        2,
+        64,
+        8,
+        length=32,
+        vocabulary=250,
+        batch_size=16,
+        dropout=0.1,
+        learning_rate=2e-3,
+        warmup=0,
+        dtype=jnp.float32,
+    ),
+}
+PUBLISHED = {"gpt2": 124_439_808, "gpt2-xl": 1_557_611_200}
+
+
+class Block(nnx.Module):
+    """Attention and feed-forward, each as x + dropout(f(norm(x)))."""
+
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+        d, heads = config.hidden, (config.heads, config.hidden // config.heads)
+        normal = nnx.initializers.normal(0.02)
+        residual = nnx.initializers.normal(0.02 / math.sqrt(2 * config.layers))
+        make = {"rngs": rngs, **precision.kwargs}
+        self.attention_norm = nnx.LayerNorm(d, epsilon=1e-5, **make)
+        self.qkv = nnx.LinearGeneral(d, (3, *heads), kernel_init=normal, **make)
+        self.out = nnx.LinearGeneral(heads, d, axis=(-2, -1), kernel_init=residual, **make)
+        self.mlp_norm = nnx.LayerNorm(d, epsilon=1e-5, **make)
+        self.expand = nnx.Linear(d, 4 * d, kernel_init=normal, **make)
+        self.contract = nnx.Linear(4 * d, d, kernel_init=residual, **make)
+        self.dropout = nnx.Dropout(config.dropout)
+        self.precision = precision
+
+    def __call__(self, x: Array, mask: Array, key: Array | None) -> Array:
+        """x f[B, T, D], mask bool[T, T] -> f[B, T, D]."""
+        q, k, v = jnp.moveaxis(self.qkv(self.attention_norm(x)), 2, 0)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=self.precision.param)
+        scores = jnp.where(mask, scores / math.sqrt(q.shape[-1]), jnp.finfo(scores.dtype).min)
+        weights = drop(self.dropout, jax.nn.softmax(scores).astype(x.dtype), fold(key, 0))
+        attended = self.out(jnp.einsum("bhqk,bkhd->bqhd", weights, v))
+        x = x + drop(self.dropout, attended, fold(key, 1))
+        hidden = jax.nn.gelu(self.expand(self.mlp_norm(x)), approximate=True)
+        return x + drop(self.dropout, self.contract(hidden), fold(key, 2))
+
+
+class Gpt(nnx.Module):
+    """Embeddings, blocks stacked along a leading axis (f[L, ...]) and scanned, tied output projection."""
+
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+        table = {"embedding_init": nnx.initializers.normal(0.02), "param_dtype": precision.param, "rngs": rngs}
+        self.token = nnx.Embed(config.vocabulary, config.hidden, **table)
+        self.position = nnx.Embed(config.length, config.hidden, **table)
+        self.dropout = nnx.Dropout(config.dropout)
+        keys = jax.random.split(rngs.params(), config.layers)
+        self.blocks = nnx.vmap(lambda key: Block(config, precision, nnx.Rngs(key)))(keys)
+        self.norm = nnx.LayerNorm(config.hidden, epsilon=1e-5, rngs=rngs, **precision.kwargs)
+        self.config = config
+        self.precision = precision
+
+    def encode(self, tokens: Array, key: Array | None) -> Array:
+        """tokens i32[B, T] -> f[B, T, D]."""
+        length = tokens.shape[1]
+        x = (self.token(tokens) + self.position.embedding[:length]).astype(self.precision.compute)
+        x = drop(self.dropout, x, fold(key, 0))
+        mask = jnp.tril(jnp.ones((length, length), bool))
+        graphdef, stacked = nnx.split(self.blocks)
+
+        def body(x: Array, layer: tuple[Any, Array]) -> tuple[Array, None]:
+            params, index = layer
+            return nnx.merge(graphdef, params)(x, mask, fold(key, index)), None
+
+        if self.config.remat:
+            body = jax.checkpoint(body, prevent_cse=False)
+        indices = jnp.arange(1, self.config.layers + 1, dtype=jnp.int32)
+        x, _ = jax.lax.scan(body, x, (nnx.to_pure_dict(stacked), indices))
+        return self.norm(x)
+
+    def loss(self, batch: Batch, key: Array | None) -> tuple[Array, Metrics]:
+        """Mean next-token cross-entropy, f[]."""
+        x = self.encode(batch["tokens"], key)
+        table = self.token.embedding[...].astype(x.dtype)
+        logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=self.precision.param)
+        return cross_entropy(logits, batch["targets"]).mean(), {}
+
+
+def _make_batch(config: Config, rng: np.random.Generator) -> Batch:
+    text = zipf(rng, (config.batch_size, config.length + 1), config.vocabulary)
+    return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+
+
+def build(size: str, config: Config) -> Model:
+    """The model for a configuration; see `models.get`."""
+    precision = make_precision(config.dtype)
+    ids = spec((config.batch_size, config.length), jnp.int32)
+    return Model(
+        name="gpt",
+        size=size,
+        config=config,
+        make_module=lambda rngs: Gpt(config, precision, rngs),
+        optimizer=adamw(
+            config.learning_rate, b2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, warmup=config.warmup, total=500_000
+        ),
+        batch_spec={"tokens": ids, "targets": ids},
+        make_numpy_batch=lambda rng: _make_batch(config, rng),
+        published_parameters=PUBLISHED.get(size) if config.layers == SIZES[size].layers else None,
+    )

@@ -1,0 +1,156 @@
+"""LSTM language model: scan over time, dropout between layers only, state carried from batch to batch.
+
+Source: Zaremba, Sutskever and Vinyals 2014, "Recurrent Neural Network Regularization" (arXiv 1409.2329), on the Penn
+Treebank: 20 streams, 35 steps of truncated backpropagation, SGD at 1.0 on the loss summed over time, gradients clipped
+by global norm; large: 66 M parameters, dropout 0.65, clip 10; medium: 20 M, dropout 0.5, clip 5.
+
+| size   | layers | hidden | tokens | vocabulary | parameters |
+|--------|--------|--------|--------|------------|------------|
+| full   | 2      | 1500   | 35     | 10,000     | 66,022,000 |
+| medium | 2      | 650    | 35     | 10,000     | 19,775,200 |
+| tiny   | 2      | 64     | 12     | 250        |            |
+
+The last hidden and cell states, f[L, B, H] each, are `state.variables` and begin the next batch.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from models._common import (
+    Array,
+    Batch,
+    Metrics,
+    Model,
+    Precision,
+    cross_entropy,
+    drop,
+    fold,
+    make_precision,
+    spec,
+    zipf,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Sizes and recipe; see the table above."""
+
+    layers: int = 2
+    hidden: int = 1500
+    length: int = 35
+    vocabulary: int = 10_000
+    batch_size: int = 20
+    dropout: float = 0.65
+    learning_rate: float = 1.0
+    clip: float = 10.0
+    init_scale: float = 0.04
+    dtype: Any = jnp.bfloat16
+
+
+SIZES = {
+    "full": Config(),
+    "medium": Config(hidden=650, dropout=0.5, clip=5.0, init_scale=0.05),
+    "tiny": Config(
+        hidden=64,
+        length=12,
+        vocabulary=250,
+        batch_size=16,
+        dropout=0.1,
+        learning_rate=0.3,
+        init_scale=0.1,
+        dtype=jnp.float32,
+    ),
+}
+
+
+class Carry(nnx.Variable):
+    """A recurrent state that outlives the step."""
+
+
+class Layer(nnx.Module):
+    """One LSTM layer; the input projection of all steps is one matmul, outside the scan."""
+
+    def __init__(self, config: Config, precision: Precision, init: Any, rngs: nnx.Rngs):
+        make = {"kernel_init": init, "rngs": rngs, **precision.kwargs}
+        self.input = nnx.Linear(config.hidden, 4 * config.hidden, bias_init=init, **make)
+        self.recurrent = nnx.Linear(config.hidden, 4 * config.hidden, use_bias=False, **make)
+        self.precision = precision
+
+    def __call__(self, x: Array, hidden: Array, cell: Array) -> tuple[Array, Array, Array]:
+        """x f[T, B, H], hidden and cell f[B, H] -> outputs f[T, B, H] and the last hidden and cell."""
+        projected = self.input(x)
+        kernel = self.recurrent.kernel[...].astype(x.dtype)
+
+        def step(carry: tuple[Array, Array], now: Array) -> tuple[tuple[Array, Array], Array]:
+            hidden, cell = carry
+            gates = (now + hidden.astype(kernel.dtype) @ kernel).astype(self.precision.param)
+            i, f, g, o = jnp.split(gates, 4, axis=-1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            return (hidden, cell), hidden.astype(x.dtype)
+
+        (hidden, cell), outputs = jax.lax.scan(step, (hidden, cell), projected)
+        return outputs, hidden, cell
+
+
+class LstmLm(nnx.Module):
+    """Embedding, LSTM layers with dropout around each, output projection."""
+
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+        scale = config.init_scale
+
+        def init(key: Array, shape: tuple[int, ...], dtype: Any, **kwargs: Any) -> Array:
+            return jax.random.uniform(key, shape, dtype, -scale, scale, **kwargs)
+
+        self.token = nnx.Embed(
+            config.vocabulary, config.hidden, embedding_init=init, param_dtype=precision.param, rngs=rngs
+        )
+        self.layers = nnx.List([Layer(config, precision, init, rngs) for _ in range(config.layers)])
+        self.output = nnx.Linear(
+            config.hidden, config.vocabulary, kernel_init=init, bias_init=init, rngs=rngs, **precision.kwargs
+        )
+        self.dropout = nnx.Dropout(config.dropout)
+        start = (config.layers, config.batch_size, config.hidden)
+        self.hidden = Carry(jnp.zeros(start, precision.param))
+        self.cell = Carry(jnp.zeros(start, precision.param))
+        self.precision = precision
+
+    def loss(self, batch: Batch, key: Array | None) -> tuple[Array, Metrics]:
+        """Next-token cross-entropy summed over time, averaged over streams, f[]; and perplexity per token."""
+        x = self.token(batch["tokens"].T).astype(self.precision.compute)
+        hidden, cell = self.hidden[...], self.cell[...]
+        last = []
+        for i, layer in enumerate(self.layers):
+            x, *ends = layer(drop(self.dropout, x, fold(key, i)), hidden[i], cell[i])
+            last.append(ends)
+        self.hidden[...] = jnp.stack([h for h, _ in last])
+        self.cell[...] = jnp.stack([c for _, c in last])
+        logits = self.output(drop(self.dropout, x, fold(key, len(self.layers)))).astype(self.precision.param)
+        losses = cross_entropy(logits, batch["targets"].T)
+        return losses.sum(axis=0).mean(), {"perplexity": jnp.exp(losses.mean())}
+
+
+def _make_batch(config: Config, rng: np.random.Generator) -> Batch:
+    text = zipf(rng, (config.batch_size, config.length + 1), config.vocabulary)
+    return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+
+
+def build(size: str, config: Config) -> Model:
+    """The model for a configuration; see `models.get`."""
+    precision = make_precision(config.dtype)
+    ids = spec((config.batch_size, config.length), jnp.int32)
+    return Model(
+        name="lstm_lm",
+        size=size,
+        config=config,
+        make_module=lambda rngs: LstmLm(config, precision, rngs),
+        optimizer=optax.chain(optax.clip_by_global_norm(config.clip), optax.sgd(config.learning_rate)),
+        batch_spec={"tokens": ids, "targets": ids},
+        make_numpy_batch=lambda rng: _make_batch(config, rng),
+    )

@@ -1,0 +1,254 @@
+"""Mixtral: a Transformer whose feed-forward is routed to the top 2 of 8 experts; layers unrolled, each rematerialized.
+
+Sources: Jiang et al. 2024, "Mixtral of Experts" (arXiv 2401.04088) for the architecture: pre-RMS-norm, grouped-query
+attention with rotary positions, gated SiLU experts, untied output. Lepikhin et al. 2020, "GShard" (arXiv 2006.16668),
+and Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961), for routing as training on accelerators does it: each
+sequence is a group, each expert takes `capacity` tokens of a group, first choices before second ones, the rest pass by
+on the residual; dispatch and combination are einsums with one-hot masks, and a loss of 0.01 x E x sum(fraction x
+probability) keeps the load even.
+
+| size  | layers | hidden | heads (kv) | experts | feed-forward | vocabulary | tokens | parameters      |
+|-------|--------|--------|------------|---------|--------------|------------|--------|-----------------|
+| full  | 32     | 4096   | 32 (8)     | 8       | 14,336       | 32,000     | 4096   | 46,702,792,704  |
+| 8x22b | 56     | 6144   | 48 (8)     | 8       | 16,384       | 32,000     | 4096   | 140,620,634,112 |
+| tiny  | 2      | 64     | 8 (4)      | 8       | 96           | 251        | 16     |                 |
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from models._common import (
+    Array,
+    Batch,
+    Metrics,
+    Model,
+    Precision,
+    adamw,
+    cross_entropy,
+    drop,
+    fold,
+    make_precision,
+    spec,
+    zipf,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Sizes and recipe; see the table above. `remat` recomputes each layer in the backward pass."""
+
+    layers: int = 32
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    head_width: int = 128
+    experts: int = 8
+    top_k: int = 2
+    feed_forward: int = 14_336
+    capacity_factor: float = 1.25
+    vocabulary: int = 32_000
+    length: int = 4096
+    batch_size: int = 256
+    dropout: float = 0.0
+    balance: float = 0.01
+    rope_theta: float = 1e6
+    learning_rate: float = 3e-4
+    warmup: int = 2_000
+    remat: bool = True
+    dtype: Any = jnp.bfloat16
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of one sequence that one expert takes."""
+        return math.ceil(self.capacity_factor * self.top_k * self.length / self.experts)
+
+
+SIZES = {
+    "full": Config(),
+    "8x22b": Config(layers=56, hidden=6144, heads=48, feed_forward=16_384),
+    "tiny": Config(
+        layers=2,
+        hidden=64,
+        heads=8,
+        kv_heads=4,
+        head_width=8,
+        feed_forward=96,
+        vocabulary=251,
+        length=16,
+        batch_size=16,
+        dropout=0.1,
+        learning_rate=2e-3,
+        warmup=0,
+        dtype=jnp.float32,
+    ),
+}
+PUBLISHED = {"full": 46_702_792_704, "8x22b": 140_620_634_112}
+
+_normal = nnx.initializers.normal(0.02)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotary positions: x f[B, T, ..., W], cos and sin f[T, W/2] -> f[B, T, ..., W], halves rotated as pairs."""
+    along = (cos.shape[0], *(1,) * (x.ndim - 3), cos.shape[1])
+    cos, sin = cos.reshape(along), sin.reshape(along)
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+class Attention(nnx.Module):
+    """Causal grouped-query attention: K key/value heads, each shared by G query heads."""
+
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+        d, w = config.hidden, config.head_width
+        queries = (config.kv_heads, config.heads // config.kv_heads, w)
+        make = {"use_bias": False, "kernel_init": _normal, "rngs": rngs, **precision.kwargs}
+        self.query = nnx.LinearGeneral(d, queries, **make)
+        self.key = nnx.LinearGeneral(d, (config.kv_heads, w), **make)
+        self.value = nnx.LinearGeneral(d, (config.kv_heads, w), **make)
+        self.out = nnx.LinearGeneral(queries, d, axis=(-3, -2, -1), **make)
+        self.precision = precision
+
+    def __call__(self, x: Array, turn: tuple[Array, Array], mask: Array) -> Array:
+        """x f[B, T, D], turn (cos, sin) f[T, W/2], mask bool[T, T] -> f[B, T, D]."""
+        q, k, v = rotate(self.query(x), *turn), rotate(self.key(x), *turn), self.value(x)
+        scores = jnp.einsum("bqkgw,btkw->bkgqt", q, k, preferred_element_type=self.precision.param)
+        scores = jnp.where(mask, scores / math.sqrt(q.shape[-1]), jnp.finfo(scores.dtype).min)
+        weights = jax.nn.softmax(scores).astype(x.dtype)
+        return self.out(jnp.einsum("bkgqt,btkw->bqkgw", weights, v))
+
+
+class Experts(nnx.Module):
+    """Top-k routed experts; their weights are stacked, f[E, D, F] and f[E, F, D]."""
+
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+        e, d, f = config.experts, config.hidden, config.feed_forward
+        self.router = nnx.Linear(
+            d, e, use_bias=False, kernel_init=_normal, dtype=precision.param, param_dtype=precision.param, rngs=rngs
+        )
+        self.gate = nnx.Param(_normal(rngs.params(), (e, d, f), precision.param))
+        self.up = nnx.Param(_normal(rngs.params(), (e, d, f), precision.param))
+        self.down = nnx.Param(_normal(rngs.params(), (e, f, d), precision.param))
+        self.config = config
+
+    def route(self, x: Array) -> tuple[Array, Array, Array]:
+        """x f[B, T, D] -> dispatch and combine f[B, T, E, C] (0/1, and 0/gate), balance loss f[]."""
+        config = self.config
+        probabilities = jax.nn.softmax(self.router(x))
+        gates, chosen = jax.lax.top_k(probabilities, config.top_k)
+        gates = gates / gates.sum(axis=-1, keepdims=True)
+        hot = jax.nn.one_hot(chosen, config.experts, dtype=jnp.int32)  # [B, T, k, E]
+
+        # A token's place in its expert's queue: how many came before, all first choices first.
+        queue = hot.swapaxes(1, 2).reshape(x.shape[0], -1, config.experts)  # [B, k T, E]
+        place = (jnp.cumsum(queue, axis=1, dtype=jnp.int32) - queue).reshape(
+            x.shape[0], config.top_k, x.shape[1], config.experts
+        )
+        place = (place.swapaxes(1, 2) * hot).sum(axis=-1, dtype=jnp.int32)  # [B, T, k]
+        slot = jax.nn.one_hot(place, config.capacity, dtype=gates.dtype)  # zero beyond the capacity
+        hot = hot.astype(gates.dtype)
+        dispatch = jnp.einsum("btke,btkc->btec", hot, slot)
+        combine = jnp.einsum("btke,btkc->btec", hot * gates[..., None], slot)
+
+        fraction = hot[:, :, 0].mean(axis=(0, 1))
+        balance = config.experts * (fraction * probabilities.mean(axis=(0, 1))).sum()
+        return dispatch, combine, balance
+
+    def __call__(self, x: Array) -> tuple[Array, Array]:
+        """x f[B, T, D] -> f[B, T, D], balance loss f[]."""
+        dispatch, combine, balance = self.route(x)
+        gate, up, down = (weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down))
+        taken = jnp.einsum("btec,btd->ebcd", dispatch.astype(x.dtype), x)
+        hidden = jax.nn.silu(jnp.einsum("ebcd,edf->ebcf", taken, gate)) * jnp.einsum("ebcd,edf->ebcf", taken, up)
+        given = jnp.einsum("ebcf,efd->ebcd", hidden, down)
+        return jnp.einsum("btec,ebcd->btd", combine.astype(x.dtype), given), balance
+
+
+class Layer(nnx.Module):
+    """Attention and experts, each as x + dropout(f(norm(x)))."""
+
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+        make = {"epsilon": 1e-5, "rngs": rngs, **precision.kwargs}
+        self.attention_norm = nnx.RMSNorm(config.hidden, **make)
+        self.attention = Attention(config, precision, rngs)
+        self.experts_norm = nnx.RMSNorm(config.hidden, **make)
+        self.experts = Experts(config, precision, rngs)
+        self.dropout = nnx.Dropout(config.dropout)
+
+    def __call__(
+        self, x: Array, turn: tuple[Array, Array], mask: Array, key: Array | None
+    ) -> tuple[Array, Array]:
+        """x f[B, T, D], turn (cos, sin) f[T, W/2], mask bool[T, T] -> f[B, T, D], balance loss f[]."""
+        attended = self.attention(self.attention_norm(x), turn, mask)
+        x = x + drop(self.dropout, attended, fold(key, 0))
+        routed, balance = self.experts(self.experts_norm(x))
+        return x + drop(self.dropout, routed, fold(key, 1)), balance
+
+
+class Moe(nnx.Module):
+    """Embedding, layers, norm, untied output projection."""
+
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+        self.token = nnx.Embed(
+            config.vocabulary, config.hidden, embedding_init=_normal, param_dtype=precision.param, rngs=rngs
+        )
+        self.layers = nnx.List([Layer(config, precision, rngs) for _ in range(config.layers)])
+        self.norm = nnx.RMSNorm(config.hidden, epsilon=1e-5, rngs=rngs, **precision.kwargs)
+        self.output = nnx.Linear(
+            config.hidden, config.vocabulary, use_bias=False, kernel_init=_normal, rngs=rngs, **precision.kwargs
+        )
+        self.config = config
+        self.precision = precision
+
+    def loss(self, batch: Batch, key: Array | None) -> tuple[Array, Metrics]:
+        """Mean next-token cross-entropy plus the balance loss, f[]."""
+        config, precision = self.config, self.precision
+        x = self.token(batch["tokens"]).astype(precision.compute)
+        length = x.shape[1]
+        half = config.head_width // 2
+        frequency = config.rope_theta ** (-jnp.arange(half, dtype=precision.param) / half)
+        angles = jnp.arange(length, dtype=precision.param)[:, None] * frequency
+        turn = (jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype))
+        mask = jnp.tril(jnp.ones((length, length), bool))
+        balance = jnp.zeros((), precision.param)
+        for i, layer in enumerate(self.layers):
+            graphdef, params = nnx.split(layer)
+
+            def apply(params: Any, x: Array, key: Array | None, graphdef: Any = graphdef) -> tuple[Array, Array]:
+                return nnx.merge(graphdef, params)(x, turn, mask, key)
+
+            if config.remat:
+                apply = jax.checkpoint(apply)
+            x, more = apply(nnx.to_pure_dict(params), x, fold(key, i))
+            balance = balance + more / config.layers
+        logits = self.output(self.norm(x)).astype(precision.param)
+        token = cross_entropy(logits, batch["targets"]).mean()
+        return token + config.balance * balance, {"token_loss": token, "balance_loss": balance}
+
+
+def _make_batch(config: Config, rng: np.random.Generator) -> Batch:
+    text = zipf(rng, (config.batch_size, config.length + 1), config.vocabulary)
+    return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+
+
+def build(size: str, config: Config) -> Model:
+    """The model for a configuration; see `models.get`."""
+    precision = make_precision(config.dtype)
+    ids = spec((config.batch_size, config.length), jnp.int32)
+    return Model(
+        name="moe",
+        size=size,
+        config=config,
+        make_module=lambda rngs: Moe(config, precision, rngs),
+        optimizer=adamw(
+            config.learning_rate, b2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, warmup=config.warmup, total=500_000
+        ),
+        batch_spec={"tokens": ids, "targets": ids},
+        make_numpy_batch=lambda rng: _make_batch(config, rng),
+        published_parameters=PUBLISHED.get(size) if config.layers == SIZES[size].layers else None,
+    )

@@ -1,0 +1,51 @@
+import importlib.util
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.report.aot import tpu_topology
+from unity_jax.report.collectives import bytes_difference, compiled_collectives, stablehlo_collectives
+
+libtpu = importlib.util.find_spec("libtpu")
+
+
+@pytest.mark.skipif(libtpu is not None, reason="libtpu is installed")
+def test_the_missing_extra_is_named():
+    with pytest.raises(ImportError, match=r"unity_jax\[tpu-aot\]"):
+        tpu_topology("v5e:2x4")
+
+
+@pytest.mark.skipif(libtpu is None, reason="needs the extra tpu-aot")
+def test_compiles_for_a_tpu_slice():
+    before = dict(os.environ)
+    mesh = Mesh(np.array(tpu_topology("v5e:2x4")).reshape(2, 4), ("data", "model"))
+    assert dict(os.environ) == before
+
+    def block(x, w):
+        y = jnp.tanh(x @ lax.all_gather(w, "data", tiled=True))
+        return lax.psum_scatter(y, "model", tiled=True), lax.ppermute(y, "data", [(0, 1), (1, 0)])
+
+    spmd = jax.shard_map(block, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P(), check_vma=False)
+    shape = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    lowered = jax.jit(spmd).lower(shape, shape)
+    axes = MeshAxes(("data", "model"), (2, 4))
+    planned = stablehlo_collectives(lowered.as_text(), axes)
+    assert [(c.kind, c.axes) for c in planned] == [
+        ("all_gather", ("data",)),
+        ("permute", ("data",)),
+        ("reduce_scatter", ("model",)),
+    ]
+    assert bytes_difference(planned, compiled_collectives(lowered.compile().as_text(), axes)) == []
+
+
+@pytest.mark.skipif(libtpu is None, reason="needs the extra tpu-aot")
+def test_an_unknown_slice():
+    with pytest.raises(ValueError, match="no TPU topology is called 'v9:4x4'"):
+        tpu_topology("v9:4x4")

@@ -1,0 +1,85 @@
+"""The SPMD interpreter: runs a planned graph on one device's shards, inside `shard_map`.
+
+Compute ops run their local program; parallel ops become their collective; loops and branches run their planned bodies.
+Exactly the plan's collectives are issued, in the plan's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from unity_jax import _compat
+from unity_jax.lower.moves import apply_move
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.mesh import MeshAxes
+
+
+def run(graph: Graph, mesh: MeshAxes, inputs: Sequence[Any]) -> list[Any]:
+    """Evaluate a planned graph on local arrays; returns the local outputs."""
+    env: dict[Tensor, Any] = dict(zip(graph.inputs, inputs, strict=True))
+
+    def read(t: Tensor) -> Any:
+        return t.literal if t.literal is not None else env[t]
+
+    for op in graph.ops:
+        env.update(zip(op.outputs, evaluate(op, mesh, [read(t) for t in op.inputs]), strict=True))
+    return [read(t) for t in graph.outputs]
+
+
+def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
+    """One planned op on local operands."""
+    if (move := op.params.get("move")) is not None:
+        return [apply_move(operands[0], move, op.inputs[0].shape, mesh)]
+    if op.name == "optimization_barrier":
+        return list(jax.lax.optimization_barrier(list(operands)))
+    if op.bodies:
+        return _CONTROL[op.name](op, mesh, operands)
+    return op.shard.run(operands)
+
+
+def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
+    n_consts, n_carry = _compat.scan_arity(op.params)
+    consts, init = operands[:n_consts], _typed(operands[n_consts : n_consts + n_carry], op.outputs)
+
+    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        outs = run(op.bodies[0], mesh, [*consts, *carry, *xs])
+        return _typed(outs[:n_carry], op.outputs), outs[n_carry:]
+
+    carry, ys = jax.lax.scan(
+        body,
+        init,
+        list(operands[n_consts + n_carry :]),
+        length=op.params["length"],
+        reverse=op.params["reverse"],
+        unroll=op.params["unroll"],
+    )
+    return [*carry, *ys]
+
+
+def _while(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
+    n_cond, n_body = op.params["cond_nconsts"], op.params["body_nconsts"]
+    cond_consts, body_consts = operands[:n_cond], operands[n_cond : n_cond + n_body]
+    cond, body = op.bodies
+    return jax.lax.while_loop(
+        lambda carry: run(cond, mesh, [*cond_consts, *carry])[0],
+        lambda carry: _typed(run(body, mesh, [*body_consts, *carry]), op.outputs),
+        _typed(operands[n_cond + n_body :], op.outputs),
+    )
+
+
+def _cond(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
+    def branch(graph: Graph) -> Any:
+        return lambda *xs: _typed(run(graph, mesh, xs), op.outputs)
+
+    return list(jax.lax.switch(operands[0], [branch(b) for b in op.bodies], *operands[1:]))
+
+
+def _typed(values: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
+    """Values as strongly typed arrays, so that loop carries and branches agree whatever literals they came from."""
+    return [v if _compat.is_key(t.dtype) else jax.lax.convert_element_type(v, t.dtype) for v, t in zip(values, like, strict=False)]
+
+
+_CONTROL = {"scan": _scan, "while": _while, "cond": _cond}

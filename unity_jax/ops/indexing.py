@@ -1,0 +1,231 @@
+"""Gather and scatter: embedding lookups, their gradients, selections by index.
+
+    table [vocab, embed], ids [batch, seq, 1] -> [batch, seq, embed]:  ([i,j], [k,l,m]) -> ([k,l,j]) sum={i}
+
+A table split by rows answers only for the rows it holds: each device looks up its own and contributes zero elsewhere, and
+the partial results are summed. The gradient is the mirror image: each device adds the updates of its own rows and drops the
+others, without communication.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from unity_jax import _compat
+from unity_jax.ops.rule import Label, Rule, Shard, identity, make_rule, register
+from unity_jax.pcg.graph import Op
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What gathers and scatters have in common. A *window* is the block of the operand that one index vector selects.
+
+    `window_dims`: where the operand's dimensions appear in the result of a gather (the updates of a scatter), in order,
+    without the `dropped` (collapsed, inserted) and the `batching` ones; `indexed`: the operand dimension that each component of
+    an index vector addresses; `indices_batching`: the batch dimensions of the indices, one for each of `batching`.
+    """
+
+    window_dims: tuple[int, ...]
+    dropped: tuple[int, ...]
+    indexed: tuple[int, ...]
+    batching: tuple[int, ...]
+    indices_batching: tuple[int, ...]
+
+    @staticmethod
+    def of(op: Op) -> Numbers:
+        n = op.params["dimension_numbers"]
+        if op.name == "gather":
+            return Numbers(
+                n.offset_dims,
+                n.collapsed_slice_dims,
+                n.start_index_map,
+                n.operand_batching_dims,
+                n.start_indices_batching_dims,
+            )
+        return Numbers(
+            n.update_window_dims,
+            n.inserted_window_dims,
+            n.scatter_dims_to_operand_dims,
+            n.operand_batching_dims,
+            n.scatter_indices_batching_dims,
+        )
+
+    def windowed(self, rank: int) -> list[int]:
+        """The operand dimensions that `window_dims` stand for."""
+        return [d for d in range(rank) if d not in self.dropped and d not in self.batching]
+
+
+def _labels(
+    op: Op, numbers: Numbers, blocks: tuple[int, ...], window: Sequence[int]
+) -> tuple[list[Label], list[Label], list[Label]]:
+    """The labels of operand, indices and blocks (the result of a gather, the updates of a scatter).
+
+    A batch dimension of the indices is `b0`, a window dimension taken whole is `w0`, one from which a single row is
+    taken by index is `r0`; a partly covered one must not be split.
+    """
+    operand, indices = op.inputs[0], op.inputs[1]
+    batch = [f"b{i}" for i in range(indices.rank - 1)]
+    labels: list[Label] = []
+    for d, size in enumerate(window):
+        if d in numbers.batching:
+            labels.append(batch[numbers.indices_batching[numbers.batching.index(d)]])
+        elif size == operand.shape[d]:
+            labels.append(f"w{d}")
+        else:
+            labels.append(f"r{d}" if size == 1 and d in numbers.indexed else None)
+    windows = dict(zip(numbers.window_dims, numbers.windowed(operand.rank), strict=True))
+    rest = iter(batch)
+    block: list[Label] = [labels[windows[i]] if i in windows else next(rest) for i in range(len(blocks))]
+    return labels, [*batch, None], block
+
+
+def _split_rows(shard: Shard, labels: Sequence[Label]) -> list[int]:
+    """The operand dimensions that are split by rows."""
+    dims = shard.operand_layouts[0].dims
+    return [d for d, label in enumerate(labels) if isinstance(label, str) and label[0] == "r" and dims[d]]
+
+
+def _rows(
+    shard: Shard, numbers: Numbers, rows: Sequence[int], window: Sequence[int], indices: Any
+) -> tuple[Any, list[Any], list[Any]]:
+    """Index vectors clipped into the whole operand; per component, whether it was inside; per split row, its local index."""
+    shape = shard.op.inputs[0].shape
+    limits = [shape[d] - window[d] for d in numbers.indexed]
+    top = np.array([min(n, jnp.iinfo(indices.dtype).max) for n in limits], indices.dtype)
+    clipped = jnp.clip(indices, jnp.zeros_like(top), top)
+    inside = clipped == indices
+    clipped = clipped.astype(jnp.promote_types(indices.dtype, jnp.int32))
+    local = []
+    for d in rows:
+        component = clipped[..., numbers.indexed.index(d)]
+        local.append(component - jnp.asarray(shard.offset(shard.rule.operands[0][d][0]), component.dtype))
+    return clipped, [inside[..., i] for i in range(len(limits))], local
+
+
+def _bind(shard: Shard, operands: Sequence[Any], params: Mapping[str, Any], ordered: bool) -> Any:
+    """The primitive with changed parameters; promises about the order of indices hold for whole, untouched indices only."""
+    promises = {} if ordered else {"indices_are_sorted": False, "unique_indices": False}
+    return _compat.bind(shard.op.eqn, operands, {**shard.op.params, **params, **promises})
+
+
+def _padded_indices(shard: Shard) -> bool:
+    return any(shard.is_padded(f) for dim in shard.rule.operands[1] for f in dim)
+
+
+# Gather
+
+
+@register("gather")
+def gather(op: Op) -> Rule:
+    numbers, window = Numbers.of(op), op.params["slice_sizes"]
+    operand, indices, block = _labels(op, numbers, op.outputs[0].shape, window)
+    dtype = op.outputs[0].dtype
+    kind = "replicate" if _compat.is_key(dtype) else "max" if dtype == np.bool_ else "sum"
+    return make_rule(
+        op,
+        [operand, indices],
+        [block],
+        kinds={label: kind for label in operand if isinstance(label, str) and label[0] == "r"},
+        linear=[{0}] if _compat.is_float(dtype) else [],
+        local=lambda shard, table, ids: _gather_shard(shard, numbers, operand, table, ids),
+        bytes=lambda shard: 2.0 * shard.result_bytes() + shard.operand_bytes(1),
+        mask=False,  # an index inside the table is never one of its padding
+    )
+
+
+def _gather_shard(shard: Shard, numbers: Numbers, labels: Sequence[Label], table: Any, ids: Any) -> Any:
+    params = dict(shard.op.params)
+    window = params["slice_sizes"]
+    whole = [isinstance(label, str) and label[0] != "r" and d not in numbers.batching for d, label in enumerate(labels)]
+    params["slice_sizes"] = tuple(n if w else s for n, w, s in zip(table.shape, whole, window, strict=True))
+    rows = _split_rows(shard, labels)
+    if not rows:
+        return _bind(shard, (table, ids), params, not _padded_indices(shard))
+    clipped, inside, local = _rows(shard, numbers, rows, window, ids)
+    fill = params["mode"] == GatherScatterMode.FILL_OR_DROP
+    if fill:
+        clipped = jnp.where(jnp.stack(inside, -1), clipped, -1)
+    mine = True
+    for d, row in zip(rows, local, strict=True):
+        at = numbers.indexed.index(d)
+        held = (row >= 0) & (row < table.shape[d])
+        if fill:
+            # Outside of the whole table, the first device alone answers, with the fill value.
+            first = shard.offset(shard.rule.operands[0][d][0]) == 0
+            row = jnp.where(inside[at], row, -1)
+            held = jnp.where(inside[at], held, first)
+        mine &= held
+        clipped = clipped.at[..., at].set(row)
+    (found,) = _bind(shard, (table, clipped), params, False)
+    mine = jnp.expand_dims(mine, numbers.window_dims)
+    return jnp.where(mine, found, identity("max" if found.dtype == np.bool_ else "sum", found.dtype))
+
+
+# Scatter
+
+_REDUCTION = {"scatter-add": "sum", "scatter-sub": "sum", "scatter-max": "max", "scatter-min": "min"}
+
+
+@register("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min")
+def scatter(op: Op) -> Rule:
+    numbers, updates = Numbers.of(op), op.inputs[2]
+    window = [1] * op.inputs[0].rank
+    for i, d in zip(numbers.window_dims, numbers.windowed(op.inputs[0].rank), strict=True):
+        window[d] = updates.shape[i]
+    operand, indices, block = _labels(op, numbers, updates.shape, window)
+    # Updates that several devices share out over one row are reduced afterwards; the last of several `set`s is not known.
+    reduction = _REDUCTION.get(op.name, "replicate")
+    kinds = {b: reduction for b in indices[:-1] if b not in operand}
+    sums = op.name in ("scatter-add", "scatter-sub") or (op.name == "scatter" and op.params["unique_indices"])
+    shared = [label if label is not None else f"p{d}" for d, label in enumerate(operand)]
+    return make_rule(
+        op,
+        [shared, indices, block],
+        [shared],
+        kinds={**kinds, **{label: "replicate" for label in shared if str(label)[0] == "p"}},
+        linear=[{0, 2}] if sums and _compat.is_float(op.outputs[0].dtype) else [],
+        local=lambda shard, *xs: _scatter_shard(shard, numbers, operand, window, *xs),
+        flops=math.prod(updates.shape),
+        bytes=_scatter_bytes,
+    )
+
+
+def _scatter_shard(
+    shard: Shard, numbers: Numbers, labels: Sequence[Label], window: Sequence[int], x: Any, ids: Any, updates: Any
+) -> Any:
+    axes = _summed_axes(shard)
+    if axes:  # the operand is one of the terms: one device adds it
+        x = jnp.where(jax.lax.axis_index(axes) == 0, x, jnp.zeros_like(x))
+    params, rows = {}, _split_rows(shard, labels)
+    if rows:
+        clipped, inside, local = _rows(shard, numbers, rows, window, ids)
+        drop = ~jnp.stack(inside, -1).all(-1)
+        if shard.op.params["mode"] == GatherScatterMode.CLIP:
+            drop = jnp.zeros_like(drop)
+        for d, row in zip(rows, local, strict=True):
+            drop |= (row < 0) | (row >= x.shape[d])
+            clipped = clipped.at[..., numbers.indexed.index(d)].set(row)
+        ids = jnp.where(drop[..., None], -1, clipped)
+        params["mode"] = GatherScatterMode.FILL_OR_DROP
+    return _bind(shard, (x, ids, updates), params, not rows and not _padded_indices(shard))
+
+
+def _summed_axes(shard: Shard) -> tuple[str, ...]:
+    """The mesh axes over which the updates are shared out as terms of a sum."""
+    kinds = (f.kind for f in shard.rule.factors)
+    return tuple(a for axes, kind in zip(shard.factor_axes, kinds, strict=True) if kind == "sum" for a in axes)
+
+
+def _scatter_bytes(shard: Shard) -> float:
+    """Rows are read and written where updates go; the operand as a whole only where it has to be masked."""
+    masked = 2.0 * shard.result_bytes() if _summed_axes(shard) else 0.0
+    return 3.0 * shard.operand_bytes(2) + shard.operand_bytes(1) + masked

@@ -1,0 +1,161 @@
+"""A program: one function traced for one signature, with everything known about its arguments and results."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from unity_jax import _compat
+from unity_jax.errors import UnsupportedError
+from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.trace import build, check_no_refs
+
+KeyPath = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A traced function.
+
+    **Fields:** `graph`; its inputs are `constants` (captured arrays) followed by the leaves of the arguments; `in_tree` of
+    `(args, kwargs)` without static arguments; `out_tree`; `in_paths` and `out_paths`: readable names of the leaves;
+    `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces.
+    """
+
+    name: str
+    graph: Graph
+    constants: tuple[Any, ...]
+    in_tree: Any
+    out_tree: Any
+    in_paths: tuple[str, ...]
+    out_paths: tuple[str, ...]
+    donated: tuple[int, ...]
+    ties: dict[int, int]
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Equal for equal programs, in any process: the key of saved plans."""
+        text = [str(self.graph), *(f"{op.signature[:4]}" for op in self.graph.walk()), str(sorted(self.ties.items()))]
+        text += [*self.in_paths, *self.out_paths, str(self.donated)]
+        return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """One per graph input."""
+        return (*(f"const{i}" for i in range(len(self.constants))), *self.in_paths)
+
+
+def trace(
+    fun: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    donate_argnums: Any = None,
+    donate_argnames: Any = None,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    ties: Mapping[str, str] | None = None,
+) -> Program:
+    """Trace `fun` as `jax.jit` would. Array arguments may be `jax.ShapeDtypeStruct`s.
+
+    **Arguments:** `ties`: output path to the path of the input that it replaces, where donation and equal paths do not say so.
+    **Raises:** `UnsupportedError` for `jax.Ref` state.
+    """
+    # Tracing caches on the function object: a fresh one keeps plans of one function under several meshes apart.
+    @functools.wraps(fun)
+    def fresh(*a: Any, **k: Any) -> Any:
+        return fun(*a, **k)
+
+    jitted = jax.jit(
+        fresh,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+    )
+    traced = jitted.trace(*args, **kwargs)
+    check_no_refs(traced.jaxpr)
+    in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(traced.args_info)
+    out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
+    _, constants = _compat.open_jaxpr(traced.jaxpr)
+    n = len(constants)
+    in_keys = [path for path, _ in in_leaves]
+    graph = build(traced.jaxpr, [jax.tree_util.keystr(p) for p in map(_without_kind, in_keys)])
+    donated = tuple(n + i for i, (_, info) in enumerate(in_leaves) if info.donated)
+    found = _tie(graph, in_keys, [p for p, _ in out_leaves], n, set(donated), ties or {})
+    return Program(
+        getattr(fun, "__name__", type(fun).__name__),
+        graph,
+        constants,
+        in_tree,
+        out_tree,
+        tuple(jax.tree_util.keystr(_without_kind(p)) for p in in_keys),
+        tuple(jax.tree_util.keystr(p) for p, _ in out_leaves),
+        donated,
+        found,
+    )
+
+
+def _without_kind(path: KeyPath) -> KeyPath:
+    """Argument paths start with 0 for positional or 1 for keyword arguments; names need only the rest."""
+    return path[1:]
+
+
+def _tie(
+    graph: Graph, in_keys: Sequence[KeyPath], out_keys: Sequence[KeyPath], constants: int, donated: set[int], named: Mapping[str, str]
+) -> dict[int, int]:
+    """Which output replaces which input.
+
+    An output replaces the input whose path, below its argument, equals its own path or its path below its first key, if shape
+    and dtype agree; a donated input that is still free then takes the first equal output, as donation itself would.
+    """
+    names = {jax.tree_util.keystr(_without_kind(p)): constants + i for i, p in enumerate(in_keys)}
+    found: dict[int, int] = {}
+    for out, source in named.items():
+        outs = [i for i, p in enumerate(out_keys) if jax.tree_util.keystr(p) == out]
+        if not outs or source not in names:
+            raise ValueError(f"ties: {out!r} -> {source!r} names no output or no input (inputs: {', '.join(list(names)[:5])}, ...)")
+        found[outs[0]] = names[source]
+    below: dict[KeyPath, list[int]] = {}
+    for i, path in enumerate(in_keys):
+        below.setdefault(path[2:], []).append(constants + i)
+    order = sorted  # donated inputs first: they are state by the user's word
+    for i, path in enumerate(out_keys):
+        for key in (path, path[1:]):
+            free = [j for j in below.get(key, ()) if j not in found.values() and _same(graph.outputs[i], graph.inputs[j])]
+            free = [j for j in free if j in donated or key]
+            if i not in found and free:
+                found[i] = order(free, key=lambda j: (j not in donated, j))[0]
+    for j in sorted(donated - set(found.values())):
+        i = next((i for i, t in enumerate(graph.outputs) if i not in found and _same(t, graph.inputs[j])), None)
+        if i is not None:
+            found[i] = j
+    return found
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
+def abstract(leaf: Any) -> Any:
+    """The shape and dtype of an argument leaf, without sharding or weak type: what decides whether to plan anew.
+
+    Raises `UnsupportedError` for leaves that are not arrays, and for complex nonsense such as strings, naming the value.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        dtype = leaf.dtype if _compat.is_key(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct(np.shape(leaf), dtype)
+    if isinstance(leaf, (bool, int, float, complex)):
+        return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(np.result_type(type(leaf))))
+    raise UnsupportedError(
+        f"an argument leaf is {leaf!r} of type {type(leaf).__name__}, not an array; mark it static with static_argnums or "
+        "static_argnames"
+    )

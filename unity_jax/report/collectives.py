@@ -1,0 +1,397 @@
+"""The collectives a program really contains, read from its StableHLO or from its optimized HLO.
+
+    >>> stablehlo_collectives(jax.jit(step).lower(x).as_text(), MeshAxes(("data", "model"), (2, 4)))
+    [Collective(kind='all_gather', axes=('model',), bytes=1024, count=2), ...]
+
+Both readers name a collective by the mesh axes it spans, so a program can be compared with a plan (`count_difference`,
+exact) and with what a compiler made of it (`bytes_difference`, blind to combining).
+
+Device numbers in both texts are positions in the mesh, row by row (partition numbers, not device ids), so the order of
+the mesh's devices plays no part. A collective counts once per place in the program: a loop body once however often it
+runs, every branch of a conditional, and a function once per call. Groups that no set of mesh axes makes get the axes
+`("?",)`; groups of one device are no communication and are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jax.extend.lowering import JaxIrContext, upstream_dialects
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import chlo, sdy, stablehlo
+
+from unity_jax.pcg.mesh import MeshAxes
+
+
+@dataclass(frozen=True, order=True)
+class Collective:
+    """`count` collectives of one kind over the same mesh axes with the same payload.
+
+    **Fields:** `kind`: `all_gather`, `all_reduce`, `reduce_scatter`, `all_to_all`, `permute` or `broadcast`; `axes` in
+    mesh order, without axes of size 1; `bytes` of one of them: the larger of its operands and its results, per device.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.kind} over {_axes_text(self.axes)}, {self.bytes:,} bytes"
+
+
+UNKNOWN_AXES = ("?",)
+_KINDS = {
+    "all_gather": "all_gather",
+    "all_reduce": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ragged_all_to_all": "all_to_all",
+    "collective_permute": "permute",
+    "collective_broadcast": "broadcast",
+}
+Key = tuple[str, tuple[str, ...], int]
+Groups = np.ndarray | list[list[int]]
+
+
+# Comparing
+
+
+def merged(collectives: Iterable[Collective]) -> list[Collective]:
+    """Equal collectives as one entry with their total count, sorted."""
+    counts: Counter[Key] = Counter()
+    for c in collectives:
+        counts[c.kind, c.axes, c.bytes] += c.count
+    return [Collective(*key, count) for key, count in sorted(counts.items())]
+
+
+def count_difference(
+    left: Iterable[Collective], right: Iterable[Collective], names: tuple[str, str] = ("planned", "lowered")
+) -> list[str]:
+    """One line for each (kind, axes, bytes) whose counts differ; empty when the two are the same multiset."""
+    a, b = ({(c.kind, c.axes, c.bytes): c.count for c in merged(side)} for side in (left, right))
+    return [
+        f"{kind} over {_axes_text(axes)}, {size:,} bytes: {names[0]} {a.get(key, 0)}, {names[1]} {b.get(key, 0)}"
+        for key in sorted(a.keys() | b.keys())
+        for kind, axes, size in [key]
+        if a.get(key, 0) != b.get(key, 0)
+    ]
+
+
+def bytes_difference(
+    left: Iterable[Collective], right: Iterable[Collective], names: tuple[str, str] = ("planned", "compiled")
+) -> list[str]:
+    """One line for each (kind, axes) whose total bytes differ; combining several into one is no difference."""
+    a, b = _totals(left), _totals(right)
+    none = (0, 0)
+    return [
+        f"{key[0]} over {_axes_text(key[1])}: "
+        + ", ".join(f"{name} {size:,} bytes in {n}" for name, (size, n) in zip(names, sides, strict=True))
+        for key in sorted(a.keys() | b.keys())
+        for sides in [(a.get(key, none), b.get(key, none))]
+        if sides[0][0] != sides[1][0]
+    ]
+
+
+def _totals(collectives: Iterable[Collective]) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
+    totals: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
+    for c in collectives:
+        size, count = totals.get((c.kind, c.axes), (0, 0))
+        totals[c.kind, c.axes] = (size + c.bytes * c.count, count + c.count)
+    return totals
+
+
+def _axes_text(axes: tuple[str, ...]) -> str:
+    return "+".join(axes)
+
+
+# Groups of devices to mesh axes
+
+
+@functools.lru_cache
+def _axes_of_groups(mesh: MeshAxes) -> dict[frozenset[frozenset[int]], tuple[str, ...]]:
+    """For every set of mesh axes larger than 1, the groups of devices that differ only along these axes."""
+    axes = [a for a, n in zip(mesh.names, mesh.sizes, strict=True) if n > 1]
+    subsets = itertools.chain.from_iterable(itertools.combinations(axes, k) for k in range(len(axes) + 1))
+    return {_canonical(_mesh_groups(mesh, subset)): subset for subset in subsets}
+
+
+def _mesh_groups(mesh: MeshAxes, axes: Iterable[str], device_ids: Iterable[int] | None = None) -> np.ndarray:
+    """One row per group of devices that differ only along `axes`."""
+    devices = np.arange(mesh.num_devices) if device_ids is None else np.array(list(device_ids))
+    positions = [mesh.names.index(a) for a in axes]
+    rest = [i for i in range(len(mesh.sizes)) if i not in positions]
+    return devices.reshape(mesh.sizes).transpose(rest + positions).reshape(-1, math.prod(mesh[a] for a in axes))
+
+
+def _canonical(groups: Groups) -> frozenset[frozenset[int]]:
+    return frozenset(frozenset(int(d) for d in group if d >= 0) for group in groups)
+
+
+def _group_axes(groups: Groups, mesh: MeshAxes) -> tuple[str, ...]:
+    groups = groups if len(groups) else [list(range(mesh.num_devices))]  # `{}` means all devices
+    return _axes_of_groups(mesh).get(_canonical(groups), UNKNOWN_AXES)
+
+
+def _permute_axes(pairs: Groups, mesh: MeshAxes) -> tuple[str, ...]:
+    """The axes along which some device sends to another coordinate."""
+    source, target = (np.array(np.unravel_index(side, mesh.sizes)) for side in np.array(pairs).reshape(-1, 2).T)
+    return tuple(a for a, moved in zip(mesh.names, (source != target).any(axis=1), strict=True) if moved)
+
+
+def _mesh_axes_groups(axes_and_sizes: list[tuple[str, int]], picked: list[str], device_ids: list[int]) -> np.ndarray:
+    """Groups from a program's own mesh, whose axes may be named otherwise than ours.
+
+    A picked axis is a name, or `name:(pre)size` for the part of an axis that has `size` shards after `pre` larger ones
+    (https://openxla.org/shardy/sharding_representation, sub-axes).
+    """
+    names = [n for n, _ in axes_and_sizes]
+    sizes = [s for _, s in axes_and_sizes]
+    for i, text in enumerate(picked):
+        if part := re.fullmatch(r"(.*):\((\d+)\)(\d+)", text):
+            at, pre, size = names.index(part[1]), int(part[2]), int(part[3])
+            names[at : at + 1] = [f"{part[1]}<{i}", picked[i], f"{part[1]}>{i}"]
+            sizes[at : at + 1] = [pre, size, sizes[at] // (pre * size)]
+    return _mesh_groups(MeshAxes(tuple(names), tuple(sizes)), picked, device_ids or None)
+
+
+# StableHLO
+
+
+def stablehlo_collectives(program: str | ir.Module, mesh: MeshAxes) -> list[Collective]:
+    """The collectives of `jax.stages.Lowered.as_text()` or `.compiler_ir("stablehlo")`, merged and sorted.
+
+    JAX 0.10 writes replica groups as numbers, 0.12 as axes of a mesh declared in the module; both are read.
+    """
+    module = _parse(program) if isinstance(program, str) else program
+    functions: dict[str, ir.Operation] = {}
+    meshes: dict[str, ir.Operation] = {}
+    for op in module.body.operations:
+        where = {"func.func": functions, "sdy.mesh": meshes}.get(op.operation.name)
+        if where is not None:
+            where[ir.StringAttr(op.attributes["sym_name"]).value] = op.operation
+
+    @functools.cache
+    def of_function(name: str) -> Counter[Key]:
+        total: Counter[Key] = Counter()
+        for op in _nested(functions[name]):
+            kind = _KINDS.get(op.name.removeprefix("stablehlo."))
+            if kind is not None:
+                total[kind, _mlir_axes(op, meshes, mesh), _mlir_bytes(op)] += 1
+            for attribute in ("callee", "decomposition"):
+                if attribute in op.attributes:
+                    total.update(of_function(ir.FlatSymbolRefAttr(op.attributes[attribute]).value))
+        return total
+
+    return _collectives(of_function("main"))
+
+
+def _parse(text: str) -> ir.Module:
+    context = JaxIrContext()
+    context.append_dialect_registry(upstream_dialects)
+    context.load_all_available_dialects()
+    for dialect in (sdy, stablehlo, chlo):
+        dialect.register_dialect(context)
+    with context:
+        return ir.Module.parse(text)
+
+
+def _nested(op: ir.Operation) -> Iterator[ir.Operation]:
+    for region in op.regions:
+        for block in region:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _nested(inner.operation)
+
+
+def _mlir_axes(op: ir.Operation, meshes: dict[str, ir.Operation], mesh: MeshAxes) -> tuple[str, ...]:
+    if "source_target_pairs" in op.attributes:
+        return _permute_axes(_dense(op.attributes["source_target_pairs"]), mesh)
+    groups = op.attributes["replica_groups"]
+    if isinstance(groups, ir.DenseIntElementsAttr):
+        return _group_axes(_dense(groups), mesh)
+    axes = stablehlo.ReplicaGroupMeshAxesAttr(groups)
+    declared = sdy.MeshAttr(meshes[ir.FlatSymbolRefAttr(axes.mesh).value].attributes["mesh"])
+    sizes = [(a.name, a.size) for a in (sdy.MeshAxisAttr(a) for a in declared.axes)]
+    return _group_axes(_mesh_axes_groups(sizes, [_axis_text(a) for a in axes.axes], list(declared.device_ids)), mesh)
+
+
+def _axis_text(attribute: ir.Attribute) -> str:
+    axis = stablehlo.AxisRefAttr(attribute)
+    part = axis.sub_axis_info
+    return axis.name if part is None else f"{axis.name}:({part.pre_size}){part.size}"
+
+
+def _dense(attribute: ir.Attribute) -> np.ndarray:
+    values = ir.DenseIntElementsAttr(attribute)
+    return np.array(list(values)).reshape(ir.RankedTensorType(values.type).shape)
+
+
+def _mlir_bytes(op: ir.Operation) -> int:
+    return max(sum(_tensor_bytes(value.type) for value in side) for side in (op.operands, op.results))
+
+
+def _tensor_bytes(type_: ir.Type) -> int:
+    tensor = ir.RankedTensorType(type_)
+    return _bytes(str(tensor.element_type), tensor.shape)
+
+
+# Optimized HLO
+
+_NAME = r"%?[\w.\-]+"
+_COMPUTATION = re.compile(rf"(?P<entry>ENTRY )?(?P<name>{_NAME}) \(.*\) -> .*\{{$")
+_INSTRUCTION = re.compile(rf"\s+(?:ROOT )?(?P<name>{_NAME}) = (?P<rest>.*)$")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|condition|body|true_computation|false_computation|branch_computations|called_computations)="
+    rf"(\{{[^}}]*\}}|{_NAME})"
+)
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(\[?([\d,]*)\]?\))? \{([^}]*)\}")
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str
+
+
+def compiled_collectives(hlo_text: str, mesh: MeshAxes) -> list[Collective]:
+    """The collectives of `jax.stages.Compiled.as_text()` (CPU, GPU or TPU), merged and sorted.
+
+    An asynchronous pair counts once, a combined collective once with its total bytes. XLA:TPU may spread one
+    collective over a chain of fusions with the matmuls it hides behind: the chain counts once. It writes a
+    reduce-scatter that it made itself as a fusion of an all-reduce and a slice, named `all-reduce-scatter`: read as a
+    reduce-scatter.
+    """
+    computations, entry = _parse_hlo(hlo_text)
+
+    @functools.cache
+    def of_computation(name: str) -> Counter[tuple[Key, str]]:
+        total: Counter[tuple[Key, str]] = Counter()
+        instructions = computations[name]
+        for op in instructions.values():
+            if op.opcode.endswith(("-done", "-update")):
+                continue
+            kind = _KINDS.get(op.opcode.removesuffix("-start").replace("-", "_"))
+            if kind is not None and ("replica_groups=" in op.attributes or "source_target_pairs=" in op.attributes):
+                if kind == "all_reduce" and name.startswith("%all-reduce-scatter"):
+                    kind = "reduce_scatter"
+                size = _hlo_bytes(op, instructions)
+                total[(kind, _hlo_axes(op.attributes, mesh), size), _chain(op.attributes)] += 1
+                continue
+            for called in _called(op.attributes):
+                if called in computations:
+                    total.update(of_computation(called))
+        return total
+
+    counts: Counter[Key] = Counter()
+    for (key, chain), n in of_computation(entry).items():
+        counts[key] += 1 if chain else n
+    return _collectives(counts)
+
+
+def _parse_hlo(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
+    """Every computation by name, with its instructions by name; and the name of the entry."""
+    computations: dict[str, dict[str, _Instruction]] = {}
+    current: dict[str, _Instruction] = {}
+    entry = ""
+    for line in text.splitlines():
+        if match := _INSTRUCTION.match(line):
+            current[match["name"]] = _instruction(match["name"], match["rest"])
+        elif match := _COMPUTATION.match(line):
+            current = computations.setdefault(match["name"], {})
+            entry = match["name"] if match["entry"] else entry
+    if not entry:
+        raise ValueError("no ENTRY computation: this is not the text of a compiled HLO module")
+    return computations, entry
+
+
+def _instruction(name: str, rest: str) -> _Instruction:
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    opening = rest.index("(", end)
+    closing = _closing(rest, opening)
+    operands = tuple(re.findall(r"%[\w.\-]+", rest[opening:closing]))
+    return _Instruction(name, rest[:end], rest[end:opening].strip(), operands, rest[closing + 1 :])
+
+
+def _closing(text: str, opening: int) -> int:
+    """The position of the parenthesis that closes the one at `opening`."""
+    depth = 0
+    for i in range(opening, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    raise ValueError(f"unbalanced parentheses in the HLO line: {text[:200]}")
+
+
+def _called(attributes: str) -> list[str]:
+    return [name for group in _CALLED.findall(attributes) for name in re.findall(_NAME, group)]
+
+
+def _chain(attributes: str) -> str:
+    match = re.search(r'chain_id="(\d+)"', attributes)
+    return match[1] if match else ""
+
+
+def _hlo_bytes(op: _Instruction, instructions: dict[str, _Instruction]) -> int:
+    """The larger of operands and results. A `-start` lists its operands among its results; its `-done` does not."""
+    result = op.type
+    if op.opcode.endswith("-start"):
+        done = (i for i in instructions.values() if i.opcode.endswith("-done") and op.name in i.operands)
+        result = next((i.type for i in done), "")
+    operands = " ".join(instructions[name].type for name in op.operands if name in instructions)
+    return max(_hlo_type_bytes(operands), _hlo_type_bytes(result))
+
+
+def _hlo_type_bytes(text: str) -> int:
+    without_layouts = re.sub(r"\{[^}]*\}", "", text)
+    return sum(_bytes(name, [int(n) for n in dims.split(",") if n]) for name, dims in _ARRAY.findall(without_layouts))
+
+
+def _hlo_axes(attributes: str, mesh: MeshAxes) -> tuple[str, ...]:
+    """Axes from `source_target_pairs={{0,1},..}` or any of the three ways to write groups.
+
+    `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` (an iota, reshaped, transposed, reshaped: `IotaReplicaGroupList` in XLA) and
+    `mesh['data'=2,'model'=4] {'model'}` (JAX 0.12).
+    """
+    if match := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
+        return _permute_axes(_braced(match[1]), mesh)
+    if match := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
+        return _group_axes(_braced(match[1]), mesh)
+    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
+        shape, source, order = ([int(n) for n in part.split(",")] if part else None for part in match.groups())
+        devices = np.arange(math.prod(source)).reshape(source)
+        return _group_axes(devices.transpose(order).reshape(shape), mesh)
+    if match := _MESH_GROUPS.search(attributes):
+        sizes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", match[1])]
+        picked = [name + part for name, part in re.findall(r"'([^']+)'(:\(\d+\)\d+)?", match[3])]
+        return _group_axes(_mesh_axes_groups(sizes, picked, [int(n) for n in (match[2] or "").split(",") if n]), mesh)
+    raise ValueError(f"replica groups written in a way this reader does not know: {attributes[:200]}")
+
+
+def _braced(text: str) -> list[list[int]]:
+    return [[int(n) for n in group.split(",") if n] for group in re.findall(r"\{([\d,]*)\}", text)]
+
+
+# Shared
+
+
+def _bytes(element: str, shape: Iterable[int]) -> int:
+    """Bytes of an array of an MLIR or HLO element type (`f32`, `ui8`, `complex<f32>`, `c64`, `f8e4m3fn`, `pred`)."""
+    match = re.search(r"\d+", element)
+    bits = 8 if element in ("pred", "i1") else int(match[0]) if match else 0
+    return math.ceil(math.prod(shape) * bits * (2 if element.startswith("complex") else 1) / 8)
+
+
+def _collectives(counts: Counter[Key]) -> list[Collective]:
+    return [Collective(*key, count) for key, count in sorted(counts.items()) if key[1]]

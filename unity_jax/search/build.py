@@ -1,0 +1,426 @@
+"""The planning problem of a graph: nodes with choices, their costs, and the costs of moving tensors between them.
+
+A node is an op, a cluster of elementwise ops, or a place with a layout of its own (an input, a loop's constant, carry or
+slice, a result held for several readers). Bodies of loops are nodes like any others, with their costs times the trip count:
+one problem covers the whole step. Arrays are interned, so that equal parts of the program are the same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from unity_jax import _compat
+from unity_jax.cost.program import shard_seconds, trips
+from unity_jax.cost.reshard import Resharder
+from unity_jax.machine.machine import Machine
+from unity_jax.ops.rule import REDUCTIONS, Shard, Strategy
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.layout import Layout
+from unity_jax.search.assemble import Decisions, RuleCache, is_free, lift, passes_layouts, unlift
+from unity_jax.search.clusters import Cluster, clusters, linear_set
+from unity_jax.search.problem import Edge, Problem, Shared, Usage
+from unity_jax.search.sample import internal, storable
+
+Layouts = tuple[Layout, ...]
+
+
+@dataclass(eq=False)
+class Node:
+    """One decision. `layouts` for a place, `strategies` of `ops` for ops; `apply(decisions, choice)` records the choice."""
+
+    index: int
+    kind: str  # "input", "place", "op" or "cluster"
+    size: int
+    ops: tuple[Op, ...] = ()
+    tensor: Tensor | None = None
+    layouts: Layouts = ()
+    strategies: tuple[Sequence[Strategy], ...] = ()  # per op
+    lifted: bool = False
+    repeat: int = 1
+
+    def apply(self, decisions: Decisions, choice: int) -> None:
+        for op, strategies in zip(self.ops, self.strategies, strict=True):
+            decisions.strategies[op] = strategies[choice]
+        if self.tensor is not None:
+            layout = self.layouts[choice]
+            decisions.layouts[self.tensor] = lift(layout) if self.lifted else layout
+
+
+@dataclass(frozen=True)
+class _Port:
+    """One end of a tensor: the node, and the layout that each of its choices makes or needs. `key` interns the layouts."""
+
+    node: int
+    layouts: Layouts
+    key: Hashable
+    repeat: int
+    backward: bool
+
+
+@dataclass(eq=False)
+class Built:
+    """A problem with the meaning of its nodes. `made` and `needed`: where each tensor comes from and who reads it."""
+
+    problem: Problem
+    nodes: list[Node]
+    made: dict[Tensor, _Port]
+    needed: dict[Tensor, list[_Port]]
+    inputs: list[int]
+    outputs: list[int | None]
+
+    def decisions(self, assignment: Sequence[int], keep: bool) -> Decisions:
+        """What an assignment of choices to nodes means."""
+        found = Decisions(keep=keep)
+        for node, choice in zip(self.nodes, assignment, strict=True):
+            node.apply(found, int(choice))
+        found.outputs = tuple(
+            Layout(()) if i is None else self.nodes[i].layouts[int(assignment[i])] for i in self.outputs
+        )
+        return found
+
+
+@dataclass(eq=False)
+class Builder:
+    """Makes problems for one graph, mesh and machine; holds what equal parts share.
+
+    **Arguments:** `ties`: graph output index to the input it replaces; `pins`: layouts that inputs, outputs (by index) or inner
+    tensors must have; `written`: tensors that reach memory.
+    """
+
+    graph: Graph
+    ties: Mapping[int, int]
+    resharder: Resharder
+    machine: Machine
+    rules: RuleCache
+    written: set[Tensor]
+    pins: Mapping[Tensor, Layout] = field(default_factory=dict)
+    output_pins: Mapping[int, Layout] = field(default_factory=dict)
+    _interned: dict[Hashable, Any] = field(default_factory=dict)
+
+    def build(self, keep: bool) -> Built:
+        """The problem in which the backward pass reuses (`keep`) or repeats what the forward pass gathered."""
+        return _Build(self, keep).result()
+
+    def intern(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._interned:
+            self._interned[key] = make()
+        return self._interned[key]
+
+
+class _Build:
+    def __init__(self, builder: Builder, keep: bool) -> None:
+        self.b, self.keep = builder, keep
+        self.mesh = builder.resharder.mesh
+        self.nodes: list[Node] = []
+        self.unary: list[np.ndarray] = []
+        self.made: dict[Tensor, _Port] = {}
+        self.needed: dict[Tensor, list[_Port]] = {}
+        self.order: dict[Tensor, tuple[int, int]] = {}
+        self.clock = 0
+        self.readers = _count_readers(builder.graph)
+
+    # Nodes
+
+    def _place(self, t: Tensor, choices: Layouts, kind: str, repeat: int, backward: bool, lifted: bool = False) -> int:
+        """A node for a layout; `lifted`: `t` is the stack of the values that the layout is for."""
+        if t in self.b.pins:
+            pin = self.b.pins[t]
+            choices = (unlift(pin) if lifted else pin,)
+        node = Node(len(self.nodes), kind, len(choices), (), t, choices, (), lifted, repeat)
+        self.nodes.append(node)
+        self.unary.append(self.b.intern(("zeros", len(choices)), lambda: np.zeros(len(choices))))
+        key = ("place", choices)
+        if kind != "output":
+            self._make(t, node.index, tuple(map(lift, choices)) if lifted else choices, (key, lifted), repeat, backward)
+        return node.index
+
+    def _make(self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool) -> None:
+        self.made[t] = _Port(node, layouts, key, repeat, backward)
+
+    def _need(self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool) -> None:
+        if t.literal is None and t in self.made:
+            self.needed.setdefault(t, []).append(_Port(node, layouts, key, repeat, backward))
+
+    # Graphs
+
+    def result(self) -> Built:
+        g = self.b.graph
+        inputs = [self._place(t, tuple(storable(t, self.mesh)), "input", 1, False) for t in g.inputs]
+        self._graph(g, 1)
+        outputs: list[int | None] = []
+        backward = any(op.backward for op in g.ops)
+        for i, t in enumerate(g.outputs):
+            if i in self.b.ties:
+                node = inputs[self.b.ties[i]]
+            else:
+                pin = self.b.output_pins.get(i)
+                choices = (pin,) if pin is not None else tuple(storable(t, self.mesh))
+                node = self._place(Tensor(t.shape, t.dtype), choices, "output", 1, backward)
+                self.nodes[node].tensor = None
+            outputs.append(node)
+            self._need_place(t, node, 1, backward)
+        edges, shared = self._moves()
+        problem = Problem(self.unary, edges, shared, [], None)
+        return Built(problem, self.nodes, self.made, self.needed, inputs, outputs)
+
+    def _need_place(self, t: Tensor, node: int, repeat: int, backward: bool, lifted: bool = False) -> None:
+        choices = self.nodes[node].layouts
+        layouts = tuple(map(lift, choices)) if lifted else choices
+        self._need(t, node, layouts, (("place", choices), lifted), repeat, backward)
+
+    def _graph(self, graph: Graph, repeat: int) -> None:
+        uniform = {t for op in graph.ops if is_free(op) for t in op.outputs}
+        member = clusters(graph, uniform)
+        done: dict[Cluster, int] = {}
+        for op in graph.ops:
+            if is_free(op):
+                continue
+            if passes_layouts(op):
+                for source, t in zip(op.inputs, op.outputs, strict=True):
+                    if source in self.made:
+                        self.made[t] = self.made[source]
+            elif op.bodies:
+                getattr(self, f"_{op.name}")(op, repeat)
+            elif op in member:
+                cluster = member[op]
+                if cluster not in done:
+                    done[cluster] = self._cluster(cluster, uniform, repeat)
+                self._cluster_ports(op, cluster, done[cluster], repeat)
+            else:
+                self._op(op, repeat)
+
+    def _op(self, op: Op, repeat: int) -> None:
+        strategies = self.b.rules.strategies(op, self.mesh)
+        mask = tuple(t in self.b.written for t in (*op.inputs, *op.outputs))
+        seconds = self.b.intern(("seconds", op.signature, mask), lambda: self._seconds(op, strategies))
+        node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, mask), repeat)
+        ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
+        for i, t in enumerate(op.inputs):
+            self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward)
+        for i, t in enumerate(op.outputs):
+            self._make(t, node, outs[i], (op.signature, "out", i), repeat, op.backward)
+            if self.readers.get(t, 0) > 1 and any(lay.partial for lay in outs[i]):
+                self._hold(t, repeat, op.backward)
+
+    def _hold(self, t: Tensor, repeat: int, backward: bool) -> None:
+        """A place for a possibly partial result with several readers: they share one reduction."""
+        choices = tuple(internal(t, self.mesh))
+        made = self.made.pop(t)
+        node = self._place(t, choices, "place", repeat, backward)
+        port = self.made[t]
+        self.made[t] = made
+        self._need_place(t, node, repeat, backward)
+        self.held = getattr(self, "held", {})
+        self.held[t] = port
+
+    def _seconds(self, op: Op, strategies: Sequence[Strategy]) -> np.ndarray:
+        rule = self.b.rules(op)
+        return np.array([shard_seconds(Shard(op, rule, self.mesh, s), self.b.machine, self.b.written) for s in strategies])
+
+    def _layouts(self, op: Op, strategies: Sequence[Strategy]) -> tuple[list[Layouts], list[Layouts]]:
+        shards = [Shard(op, self.b.rules(op), self.mesh, s) for s in strategies]
+        return (
+            [tuple(s.operand_layouts[i] for s in shards) for i in range(len(op.inputs))],
+            [tuple(s.result_layouts[i] for s in shards) for i in range(len(op.outputs))],
+        )
+
+    def _node(
+        self, kind: str, ops: tuple[Op, ...], strategies: tuple[Sequence[Strategy], ...], seconds: np.ndarray, key: Hashable, repeat: int
+    ) -> int:
+        node = Node(len(self.nodes), kind, len(seconds), ops, None, (), strategies, False, repeat)
+        self.nodes.append(node)
+        self.unary.append(self.b.intern(("unary", key, repeat), lambda: seconds * repeat))
+        return node.index
+
+    # Clusters
+
+    def _cluster(self, cluster: Cluster, uniform: set[Tensor], repeat: int) -> int:
+        first = cluster.ops[0].outputs[0]
+        float_ = cluster.linear and all(_compat.is_float(op.outputs[0].dtype) for op in cluster.ops)
+        choices = tuple(internal(Tensor(cluster.shape, first.dtype), self.mesh))
+        if not float_:
+            choices = self.b.intern(("whole", choices), lambda: tuple(c for c in choices if not c.partial))
+        parts, keys, strategies = [], [], []
+        for op in cluster.ops:
+            which = linear_set(op, uniform)
+            mask = tuple(t in self.b.written for t in (*op.inputs, *op.outputs))
+            key = (op.signature, mask, which, choices)
+            found = self.b.intern(("strategies", op.signature, which, choices), lambda: self._follow(op, which, choices))  # noqa: B023
+            strategies.append(found)
+            parts.append(self.b.intern(("seconds", key), lambda: self._seconds(op, found)))  # noqa: B023
+            keys.append((op.signature, mask))
+        seconds = self.b.intern(("cluster", tuple(keys), choices), lambda: np.sum(parts, axis=0))
+        node = self._node("cluster", tuple(cluster.ops), tuple(strategies), seconds, ("cluster", tuple(keys), choices), repeat)
+        self.nodes[node].layouts = choices
+        return node
+
+    def _follow(self, op: Op, linear: int | None, choices: Layouts) -> list[Strategy]:
+        """The op's strategy under each layout of its cluster."""
+        rule = self.b.rules(op)
+        factor = {d: dims[0] for d, dims in enumerate(rule.results[0]) if dims}
+        found = []
+        for layout in choices:
+            partial, where = dict(layout.partial), layout.axis_dim
+            found.append(
+                tuple(
+                    len(rule.factors) + (linear or 0) if a in partial else factor.get(where.get(a, -1), -1)
+                    for a in self.mesh.names
+                )
+            )
+        return found
+
+    def _cluster_ports(self, op: Op, cluster: Cluster, node: int, repeat: int) -> None:
+        index = self.nodes[node].ops.index(op)
+        strategies = self.nodes[node].strategies[index]
+        key = (op.signature, strategies and tuple(strategies))
+        ins, outs = self.b.intern(("layouts", key), lambda: self._layouts(op, strategies))
+        for i, t in enumerate(op.inputs):
+            if t not in cluster.made:
+                self._need(t, node, ins[i], (key, "in", i), repeat, op.backward)
+        for i, t in enumerate(op.outputs):
+            self._make(t, node, outs[i], (key, "out", i), repeat, op.backward)
+
+    # Control flow
+
+    def _body_inputs(self, tensors: Sequence[Tensor], outer: Sequence[Tensor], op: Op, repeat: int, inner: int, partial: bool, lifted: bool) -> list[int]:
+        nodes = []
+        for t, source in zip(tensors, outer, strict=True):
+            choices = tuple(c for c in internal(t, self.mesh) if partial or not c.partial)
+            node = self._place(t, choices, "place", inner, op.backward)
+            self._need_place(source, node, repeat, op.backward, lifted)
+            nodes.append(node)
+        return nodes
+
+    def _scan(self, op: Op, repeat: int) -> None:
+        consts, carries = _compat.scan_arity(op.params)
+        (body,) = op.bodies
+        inner = repeat * trips(op)
+        split = (slice(0, consts), slice(consts, consts + carries), slice(consts + carries, None))
+        self._body_inputs(body.inputs[split[0]], op.inputs[split[0]], op, repeat, inner, False, False)
+        carry = self._body_inputs(body.inputs[split[1]], op.inputs[split[1]], op, repeat, inner, True, False)
+        self._body_inputs(body.inputs[split[2]], op.inputs[split[2]], op, repeat, inner, False, True)
+        self._graph(body, inner)
+        for node, t, out in zip(carry, body.outputs, op.outputs, strict=False):
+            self._need_place(t, node, inner, op.backward)
+            self._make(out, node, self.nodes[node].layouts, (("place", self.nodes[node].layouts), False), repeat, op.backward)
+        for t, out in zip(body.outputs[carries:], op.outputs[carries:], strict=True):
+            node = self._place(out, tuple(internal(t, self.mesh)), "place", repeat, op.backward, lifted=True)
+            self._need_place(t, node, inner, op.backward)
+
+    def _while(self, op: Op, repeat: int) -> None:
+        cond, body = op.bodies
+        n_cond, n_body = op.params["cond_nconsts"], op.params["body_nconsts"]
+        self._body_inputs(cond.inputs[:n_cond], op.inputs[:n_cond], op, repeat, repeat, False, False)
+        self._body_inputs(body.inputs[:n_body], op.inputs[n_cond : n_cond + n_body], op, repeat, repeat, False, False)
+        carry = self._body_inputs(body.inputs[n_body:], op.inputs[n_cond + n_body :], op, repeat, repeat, False, False)
+        for t, twin in zip(cond.inputs[n_cond:], body.inputs[n_body:], strict=True):
+            self.made[t] = self.made[twin]
+        self._graph(cond, repeat)
+        self._graph(body, repeat)
+        for t in cond.outputs:
+            self._need(t, carry[0] if carry else 0, self._flat(carry[0] if carry else 0), ("flat",), repeat, op.backward)
+        for node, t, out in zip(carry, body.outputs, op.outputs, strict=True):
+            self._need_place(t, node, repeat, op.backward)
+            self._make(out, node, self.nodes[node].layouts, (("place", self.nodes[node].layouts), False), repeat, op.backward)
+
+    def _flat(self, node: int) -> Layouts:
+        return (Layout(()),) * self.nodes[node].size
+
+    def _cond(self, op: Op, repeat: int) -> None:
+        first = op.bodies[0]
+        self._body_inputs(first.inputs, op.inputs[1:], op, repeat, repeat, False, False)
+        for branch in op.bodies[1:]:
+            for t, twin in zip(branch.inputs, first.inputs, strict=True):
+                self.made[t] = self.made[twin]
+        outs = [
+            self._place(t, tuple(c for c in internal(t, self.mesh) if not c.partial), "place", repeat, op.backward)
+            for t in op.outputs
+        ]
+        for branch in op.bodies:
+            self._graph(branch, repeat)
+            for node, t in zip(outs, branch.outputs, strict=True):
+                self._need_place(t, node, repeat, op.backward)
+
+    # Moves
+
+    def _moves(self) -> tuple[list[Edge], list[Shared]]:
+        """One edge per tensor and reader; readers of one pass share what they gather."""
+        edges: list[Edge] = []
+        shared: list[Shared] = []
+        held: dict[Tensor, _Port] = getattr(self, "held", {})
+        for t, ports in self.needed.items():
+            source = self.made[t]
+            if t in held:
+                edges += self._edges(t, source, ports[:1])
+                ports, source = ports[1:], held[t]
+            ports = [p for p in ports if p.node != source.node or p.layouts != source.layouts]
+            ports = [p for p in ports if not (self.nodes[p.node].size == 1 and self.nodes[source.node].size == 1)]
+            groups: dict[tuple[bool, int], list[_Port]] = {}
+            for p in ports:
+                groups.setdefault((p.backward and not self.keep, p.repeat), []).append(p)
+            for group in groups.values():
+                if len(group) == 1:
+                    edges += self._edges(t, source, group)
+                else:
+                    shared.append(self._shared(t, source, group))
+        return edges, shared
+
+    def _edges(self, t: Tensor, source: _Port, ports: Sequence[_Port]) -> list[Edge]:
+        found = []
+        for p in ports:
+            key = ("edge", t.shape, str(t.dtype), source.key, p.key, p.repeat)
+            table = self.b.intern(key, lambda: self._table(t, source, p))  # noqa: B023
+            if source.node == p.node:
+                loop = self.b.intern(("diagonal", key), lambda: np.diagonal(table).copy())  # noqa: B023
+                self.unary[p.node] = self.b.intern(
+                    ("sum", id(self.unary[p.node]), ("diagonal", key)), lambda: self.unary[p.node] + loop  # noqa: B023
+                )
+            elif table.any():
+                found.append(Edge(source.node, p.node, table))
+        return found
+
+    def _table(self, t: Tensor, source: _Port, p: _Port) -> np.ndarray:
+        ids, table = self._costs(t, (*source.layouts, *p.layouts))
+        rows = [ids[lay] for lay in source.layouts]
+        columns = [ids[lay] for lay in p.layouts]
+        return np.ascontiguousarray(table[np.ix_(rows, columns)] * p.repeat)
+
+    def _costs(self, t: Tensor, wanted: Layouts) -> tuple[dict[Layout, int], np.ndarray]:
+        distinct = tuple(dict.fromkeys(wanted))
+        table = self.b.resharder.table(t.shape, t.dtype, distinct)
+        return {lay: i for i, lay in enumerate(distinct)}, table
+
+    def _shared(self, t: Tensor, source: _Port, ports: Sequence[_Port]) -> Shared:
+        key = ("shared", t.shape, str(t.dtype), source.key, tuple(p.key for p in ports), ports[0].repeat)
+
+        def make() -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
+            ids, table = self._costs(t, tuple(lay for p in (source, *ports) for lay in p.layouts))
+            return (
+                np.array([ids[lay] for lay in source.layouts]),
+                tuple(np.array([ids[lay] for lay in p.layouts]) for p in ports),
+                table * ports[0].repeat,
+            )
+
+        sources, targets, cost = self.b.intern(key, make)
+        return Shared(source.node, tuple(p.node for p in ports), sources, targets, cost)
+
+
+def _count_readers(graph: Graph) -> dict[Tensor, int]:
+    """How many ops and outputs read each tensor, sub-graphs included."""
+    count: dict[Tensor, int] = {}
+    for op in graph.walk():
+        for t in op.inputs:
+            count[t] = count.get(t, 0) + 1
+        for body in op.bodies:
+            for t in body.outputs:
+                count[t] = count.get(t, 0) + 1
+    for t in graph.outputs:
+        count[t] = count.get(t, 0) + 1
+    return count
+
+
+_ = (REDUCTIONS, Usage)

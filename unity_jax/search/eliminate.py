@@ -1,0 +1,182 @@
+"""Exact minimization by eliminating variables: min-plus contraction of a tensor network, one variable at a time.
+
+    minimize(network, order(network), table_limit).value   # min over x, in units
+    minimize(...).assignment                                # the x, one entry per variable
+
+Eliminating v replaces the factors that mention v by one table over v's neighbours, `min over v of their sum` (Dechter,
+Bucket elimination, 1999). Equal contractions are done once. When a table would pass the limit, the factors of v are split
+into groups that fit and each is minimized by itself (mini-buckets, Dechter and Rish, 2003): then the value is a lower
+bound and the assignment a good guess.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+
+from .network import Factor, Network
+from .tables import Store
+
+JOINT_AT_ONCE = 2**18  # entries of a sum that is made whole; larger ones are minimized slice by slice
+
+
+@dataclass(frozen=True)
+class Order:
+    """An elimination order, with the entries of the largest table and of all joint sums that it brings."""
+
+    variables: tuple[int, ...]
+    largest: float
+    work: float
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """`value` is exact when nothing was split, otherwise a lower bound; `buckets` are the factors met at each variable."""
+
+    value: float
+    assignment: np.ndarray
+    exact: bool
+    buckets: dict[int, list[Factor]]
+
+
+def order(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> Order:
+    """The greedy order: always the variable whose elimination leaves the smallest table (ties: the lowest number).
+
+    Repeated layers are eliminated alike, and a chain of them from its end, where tables are smallest.
+    """
+    weight = [log2(k) for k in sizes]
+    around: dict[int, set[int]] = {}
+    for scope in scopes:
+        for v in scope:
+            around.setdefault(v, set()).update(scope)
+    for v, near in around.items():
+        near.discard(v)
+    score = {v: sum(weight[n] for n in near) for v, near in around.items()}
+    heap = [(round(s, 6), v) for v, s in score.items()]
+    heapq.heapify(heap)
+    chosen, largest, work = [], 0.0, 0.0
+    while heap:
+        s, v = heapq.heappop(heap)
+        if v not in around or s != round(score[v], 6):
+            continue
+        near = around.pop(v)
+        chosen.append(v)
+        largest = max(largest, score[v])
+        work += 2.0 ** (score[v] + weight[v])
+        for n in near:
+            other = around[n]
+            other |= near
+            other.discard(v)
+            other.discard(n)
+            new = sum([weight[m] for m in other])
+            if abs(new - score[n]) > 1e-9:
+                score[n] = new
+                heapq.heappush(heap, (round(new, 6), n))
+    return Order(tuple(chosen), 2.0**largest, work)
+
+
+def minimize(net: Network, plan: Order, table_limit: float) -> Minimum:
+    """Eliminate in the given order; split what does not fit in `table_limit` entries."""
+    store = net.store
+    rank = {v: r for r, v in enumerate(plan.variables)}
+    buckets: dict[int, list[Factor]] = {v: [] for v in plan.variables}
+    for scope, table in net.factors:
+        buckets[min(scope, key=rank.__getitem__)].append((scope, table))
+    value, exact = net.constant, True
+    for v in plan.variables:
+        groups = _groups(buckets[v], v, net.sizes, table_limit)
+        exact = exact and len(groups) == 1
+        for group in groups:
+            scope, table, least = _eliminated(store, group, v, net.sizes, table_limit)
+            value += least
+            if table is not None:
+                buckets[min(scope, key=rank.__getitem__)].append((scope, table))
+    assignment = np.zeros(len(net.sizes), np.int64)
+    for v in reversed(plan.variables):
+        assignment[v] = int(np.argmin(conditional(store, buckets[v], v, assignment)))
+    return Minimum(value, assignment, exact, buckets)
+
+
+def conditional(store: Store, factors: Sequence[Factor], v: int, assignment: np.ndarray) -> np.ndarray:
+    """The sum of factors as a function of v, every other variable as assigned."""
+    total: np.ndarray | float = 0.0
+    for scope, table in factors:
+        total = total + store[table][tuple([slice(None) if n == v else assignment[n] for n in scope])]
+    return np.asarray(total)
+
+
+def _groups(factors: list[Factor], v: int, sizes: Sequence[int], table_limit: float) -> list[list[Factor]]:
+    """All factors together if their elimination fits, otherwise groups that fit: largest scopes first, first fit."""
+    def entries(scope: set[int]) -> float:
+        product = 1.0
+        for n in scope:
+            if n != v:
+                product *= sizes[n]
+        return product
+
+    union = {n for scope, _ in factors for n in scope}
+    if entries(union) <= table_limit:
+        return [factors]
+    groups: list[tuple[set[int], list[Factor]]] = []
+    for scope, table in sorted(factors, key=lambda f: (-len(f[0]), f)):
+        for have, members in groups:
+            if entries(have | set(scope)) <= table_limit:
+                have.update(scope)
+                members.append((scope, table))
+                break
+        else:
+            groups.append((set(scope), [(scope, table)]))
+    return [members for _, members in groups]
+
+
+def _eliminated(store: Store, factors: list[Factor], v: int, sizes: Sequence[int],
+                table_limit: float) -> tuple[tuple[int, ...], int | None, float]:
+    """The scope, the table (its least entry taken out, None if nothing is left) and that least entry."""
+    joint = sorted({n for scope, _ in factors for n in scope})
+    place = {n: p for p, n in enumerate(joint)}
+    parts = tuple(sorted([(table, tuple([place[n] for n in scope])) for scope, table in factors]))
+    at = place[v]
+    table, least = store.once(
+        ("eliminate", at, parts), lambda: _contract(store, parts, at, [sizes[n] for n in joint], table_limit)
+    )
+    return tuple([n for n in joint if n != v]), table, least
+
+
+def _contract(store: Store, parts: tuple[tuple[int, tuple[int, ...]], ...], at: int, shape: list[int],
+              table_limit: float) -> tuple[int | None, float]:
+    store.contractions += 1
+    rank = len(shape)
+    terms = []
+    for name, positions in parts:
+        full = [1] * rank
+        for p in positions:
+            full[p] = shape[p]
+        terms.append(np.moveaxis(store[name].reshape(full), at, 0))
+    terms = _gathered(terms)
+    rest = [k for p, k in enumerate(shape) if p != at]
+    entries = int(np.prod(rest, dtype=np.int64))
+    if entries * shape[at] <= min(JOINT_AT_ONCE, table_limit):
+        out = sum(terms[1:], terms[0]).min(axis=0)
+        store.largest = max(store.largest, entries * shape[at])
+    else:
+        out = np.full(rest, np.inf)
+        for a in range(shape[at]):
+            np.minimum(out, sum((t[a] for t in terms[1:]), terms[0][a]), out=out)
+        store.largest = max(store.largest, entries)
+    least = float(out.min())
+    if not np.isfinite(least):
+        return None, least
+    out = np.broadcast_to(out, rest) - least
+    return (store.add(out) if out.any() else None), least
+
+
+def _gathered(terms: list[np.ndarray]) -> list[np.ndarray]:
+    """Terms of one shape added up, small ones first, so that sums grow as late as possible."""
+    by_shape: dict[tuple[int, ...], np.ndarray] = {}
+    for t in terms:
+        by_shape[t.shape] = by_shape[t.shape] + t if t.shape in by_shape else t
+    return sorted(by_shape.values(), key=lambda t: (t.size, t.shape))

@@ -1,0 +1,111 @@
+"""The planning problem as plain numbers: pick one strategy per node, pay per node, per edge and per shared reshard.
+
+A `Problem` is a pairwise min-sum model (a weighted constraint network) with two additions: `Shared` terms, where several
+consumers of one tensor pay once for each layout that they want, and `Usage`, bytes that are alive during some time steps.
+
+    two = Problem([np.array([1.0, 3.0]), np.array([0.0, 0.0])], [Edge(0, 1, np.array([[5.0, 0.0], [0.0, 5.0]]))])
+    two.cost([0, 1])  # 1 + 0 + 0 = 1 second
+
+Nothing here knows of JAX: published instances load as well as a train step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Assignment = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """Seconds paid for each pair of strategies of nodes `i` and `j`; `inf` forbids the pair."""
+
+    i: int
+    j: int
+    table: np.ndarray  # (k_i, k_j)
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """One tensor resharded for the consumers of one live range: each distinct target layout is paid once.
+
+    **Example:** a producer that makes layout 0, two consumers that both want layout 1: `cost[0, 1]`, not twice that.
+    """
+
+    producer: int
+    consumers: tuple[int, ...]  # a node may appear several times (two operands)
+    source: np.ndarray  # (k_producer,) the layout that each strategy of the producer makes
+    targets: tuple[np.ndarray, ...]  # per consumer, (k_consumer,) the layout that each of its strategies needs
+    cost: np.ndarray  # (layouts, layouts) seconds, zero on the diagonal
+
+    def of(self, assignment: Assignment) -> float:
+        """The sum over distinct wanted layouts of the cost to make them."""
+        made = self.source[assignment[self.producer]]
+        wanted = {int(t[assignment[c]]) for c, t in zip(self.consumers, self.targets, strict=True)}
+        return float(sum(self.cost[made, t] for t in sorted(wanted)))
+
+
+@dataclass(frozen=True, eq=False)
+class Usage:
+    """Bytes that each strategy of `node` keeps alive at the time steps `start <= t < end`."""
+
+    node: int
+    bytes: np.ndarray  # (k_node,)
+    start: int
+    end: int
+
+
+@dataclass
+class Problem:
+    """Everything the solver knows. `limit` bounds the bytes alive at every time step."""
+
+    unary: list[np.ndarray]
+    edges: list[Edge] = field(default_factory=list)
+    shared: list[Shared] = field(default_factory=list)
+    usage: list[Usage] = field(default_factory=list)
+    limit: float | None = None
+
+    def cost(self, assignment: Assignment) -> float:
+        """Seconds of a full assignment (one strategy index per node)."""
+        total = float(sum(u[a] for u, a in zip(self.unary, assignment, strict=True)))
+        total += float(sum(e.table[assignment[e.i], assignment[e.j]] for e in self.edges))
+        return total + sum(s.of(assignment) for s in self.shared)
+
+    def profile(self, assignment: Assignment) -> np.ndarray:
+        """Bytes alive at each time step."""
+        change = np.zeros(1 + max((u.end for u in self.usage), default=0))
+        for u in self.usage:
+            if u.start < u.end:
+                change[u.start] += u.bytes[assignment[u.node]]
+                change[u.end] -= u.bytes[assignment[u.node]]
+        return np.cumsum(change)
+
+    def peak(self, assignment: Assignment) -> float:
+        """The most bytes alive at any time step."""
+        return float(self.profile(assignment).max())
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best assignment found, with proof of how good it can be.
+
+    `lower_bound` holds for every assignment (that fits the limit, if there is one); `largest_table` is the number of
+    entries of the largest table that the solver made.
+    """
+
+    assignment: np.ndarray
+    cost: float
+    lower_bound: float
+    peak: float
+    feasible: bool
+    largest_table: int
+
+    @property
+    def gap(self) -> float:
+        """How much of the cost is unproved: 0.0 for a proved optimum."""
+        if self.cost <= self.lower_bound:
+            return 0.0
+        return (self.cost - self.lower_bound) / abs(self.cost) if np.isfinite(self.cost) else float("inf")
