@@ -76,6 +76,8 @@ class Model:
     optimizer: the optax transformation of the published recipe.
     batch_spec: pytree of ShapeDtypeStruct; make_numpy_batch: numpy generator -> numpy arrays of that spec.
     published_parameters: the parameter count in the literature, None where there is none.
+    zero_gradients: parts of the paths of leaves whose gradient is zero in exact arithmetic; Adam scales their
+    rounding noise up, so comparisons of two runs skip them or look before the optimizer.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Model:
     batch_spec: Batch
     make_numpy_batch: Callable[[np.random.Generator], Batch]
     published_parameters: int | None = None
+    zero_gradients: tuple[str, ...] = ()
 
     @functools.cached_property
     def _graphdef(self) -> nnx.GraphDef:
@@ -156,11 +159,6 @@ def drop(layer: nnx.Dropout, x: Array, key: Array | None) -> Array:
     return layer(x, deterministic=key is None, rngs=key)
 
 
-def cross_entropy(logits: Array, labels: Array) -> Array:
-    """logits f[..., V], labels i[...] -> -log softmax(logits)[label], f[...], in the dtype of the logits."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-
 def adamw(
     learning_rate: float,
     *,
@@ -197,15 +195,22 @@ def is_matrix(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(named, params)
 
 
-def spec(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """Short for `jax.ShapeDtypeStruct`."""
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
 def zipf(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:
     """Ids i32[shape] in [0, size) whose frequency falls as 1/rank (Zipf's law), by the inverse of its distribution."""
     ranks = np.exp(rng.random(shape) * math.log(size + 1)) - 1.0
     return np.minimum(ranks.astype(np.int32), size - 1)
+
+
+def next_token_batch(rng: np.random.Generator, rows: int, length: int, vocabulary: int) -> Batch:
+    """Zipf text: tokens and targets i32[rows, length], the targets one token ahead."""
+    text = zipf(rng, (rows, length + 1), vocabulary)
+    return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+
+
+def causal_mask(length: int) -> Array:
+    """bool[length, length]: query (row) sees key (column) if it is not later."""
+    position = jnp.arange(length, dtype=jnp.int32)
+    return position[:, None] >= position[None, :]
 
 
 def resize(config: Any, overrides: Mapping[str, Any]) -> Any:

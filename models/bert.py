@@ -24,7 +24,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
+from jax import ShapeDtypeStruct
 
 from models._common import (
     Array,
@@ -33,11 +35,9 @@ from models._common import (
     Model,
     Precision,
     adamw,
-    cross_entropy,
     drop,
     fold,
     make_precision,
-    spec,
     zipf,
 )
 
@@ -93,7 +93,7 @@ def _norm(config: Config, precision: Precision, rngs: nnx.Rngs) -> nnx.LayerNorm
 class Attention(nnx.Module):
     """Bidirectional multi-head self-attention; weights f[D, H, D/H], so heads are a dimension of their own."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         heads = (config.heads, config.hidden // config.heads)
         make = {"kernel_init": _normal, "rngs": rngs, **precision.kwargs}
         self.query = nnx.LinearGeneral(config.hidden, heads, **make)
@@ -115,7 +115,7 @@ class Attention(nnx.Module):
 class Layer(nnx.Module):
     """Attention, then feed-forward, each as norm(x + dropout(f(x)))."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         make = {"kernel_init": _normal, "rngs": rngs, **precision.kwargs}
         self.attention = Attention(config, precision, rngs)
         self.attention_norm = _norm(config, precision, rngs)
@@ -135,7 +135,7 @@ class Layer(nnx.Module):
 class Bert(nnx.Module):
     """Embeddings, encoder layers and the two pre-training heads."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         table = {"embedding_init": _normal, "param_dtype": precision.param, "rngs": rngs}
         make = {"kernel_init": _normal, "rngs": rngs, **precision.kwargs}
         self.token = nnx.Embed(config.vocabulary, config.hidden, **table)
@@ -172,11 +172,13 @@ class Bert(nnx.Module):
         logits = logits + self.output_bias[...]
         weights = batch["masked_weights"].astype(self.precision.param)
         count = jnp.maximum(weights.sum(), 1.0)
-        masked = (weights * cross_entropy(logits, batch["masked_tokens"])).sum() / count
+        masked = (
+            weights * optax.softmax_cross_entropy_with_integer_labels(logits, batch["masked_tokens"])
+        ).sum() / count
 
         pooled = jnp.tanh(self.pooler(x[:, 0]))
         sentence_logits = self.next_sentence(pooled).astype(self.precision.param)
-        sentence = cross_entropy(sentence_logits, batch["next_sentence"]).mean()
+        sentence = optax.softmax_cross_entropy_with_integer_labels(sentence_logits, batch["next_sentence"]).mean()
         metrics = {"masked_loss": masked, "next_sentence_loss": sentence}
         if key is None:
             hits = (logits.argmax(-1) == batch["masked_tokens"]).astype(weights.dtype)
@@ -187,13 +189,13 @@ class Bert(nnx.Module):
 def _batch_spec(config: Config) -> Batch:
     whole, picked = (config.batch_size, config.length), (config.batch_size, config.predictions)
     return {
-        "tokens": spec(whole, jnp.int32),
-        "segments": spec(whole, jnp.int32),
-        "attention_mask": spec(whole, jnp.int32),
-        "masked_positions": spec(picked, jnp.int32),
-        "masked_tokens": spec(picked, jnp.int32),
-        "masked_weights": spec(picked, jnp.float32),
-        "next_sentence": spec((config.batch_size,), jnp.int32),
+        "tokens": ShapeDtypeStruct(whole, jnp.int32),
+        "segments": ShapeDtypeStruct(whole, jnp.int32),
+        "attention_mask": ShapeDtypeStruct(whole, jnp.int32),
+        "masked_positions": ShapeDtypeStruct(picked, jnp.int32),
+        "masked_tokens": ShapeDtypeStruct(picked, jnp.int32),
+        "masked_weights": ShapeDtypeStruct(picked, jnp.float32),
+        "next_sentence": ShapeDtypeStruct((config.batch_size,), jnp.int32),
     }
 
 
@@ -246,4 +248,5 @@ def build(size: str, config: Config) -> Model:
         batch_spec=_batch_spec(config),
         make_numpy_batch=lambda rng: _make_batch(config, rng),
         published_parameters=PUBLISHED.get(size) if config.layers == SIZES[size].layers else None,
+        zero_gradients=("['attention']['key']['bias']",),
     )

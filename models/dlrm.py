@@ -1,21 +1,24 @@
 """DLRM: embedding bags over huge tables, a pairwise interaction, and two MLPs; click-through prediction.
 
-Sources: Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization and Recommendation Systems"
-(arXiv 1906.00091). `full` has the tables, bags and MLPs of the MLPerf training benchmark on Criteo 1TB (version 3.0 on,
-multi-hot, Adagrad at 0.005) with the paper's dot interaction in place of the benchmark's cross network. `unity` is the
-program Unity was measured on (8 tables of a million rows, interaction by concatenation).
+Source: Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (arXiv
+1906.00091). `full` has the tables, bags and MLPs of the MLPerf training benchmark on Criteo 1TB since version 3.0
+(multi-hot, Adagrad at 0.005), with the paper's dot interaction in place of the benchmark's cross network. `unity`
+follows the larger program of Unity's artifact (8 tables of a million rows, interaction by concatenation).
 
-| size  | tables (rows)            | ids per sample | width | bottom MLP        | top MLP                  | parameters     |
-|-------|--------------------------|----------------|-------|-------------------|--------------------------|----------------|
-| full  | 26 (204,184,588)         | 214            | 128   | 13-512-256-128    | 479-1024-1024-512-256-1  | 26,137,996,161 |
-| unity | 8 (8,000,000)            | 8              | 256   | 13-8x1024-256     | 2304-4x1024-1            | 2,061,134,081  |
-| tiny  | 5 (1,378)                | 12             | 16    | 13-32-16          | 31-32-16-1               |                |
+| size  | tables (rows)    | ids | width | bottom MLP     | top MLP                 | parameters     |
+|-------|------------------|-----|-------|----------------|-------------------------|----------------|
+| full  | 26 (204,184,588) | 214 | 128   | 13-512-256-128 | 479-1024-1024-512-256-1 | 26,137,996,161 |
+| unity | 8 (8,000,000)    | 8   | 256   | 13-8x1024-256  | 2304-4x1024-1           | 2,061,134,081  |
+| tiny  | 5 (1,378)        | 12  | 16    | 13-32-16       | 31-32-16-1              | 24,593         |
+
+`ids` is the number of ids per sample, over all tables.
 
 Rows range from 3 to 40,000,000: tables smaller than any mesh next to tables larger than a device. Gradients of tables
 are dense, as JAX makes them: a scatter-add into zeros of the table's size.
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -23,8 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax import ShapeDtypeStruct
 
-from models._common import Array, Batch, Metrics, Model, Precision, make_precision, spec, zipf
+from models._common import Array, Batch, Metrics, Model, Precision, make_precision, zipf
 
 _M = 1_000_000
 # fmt: off
@@ -79,9 +83,9 @@ SIZES = {
 class Mlp(nnx.Module):
     """Linear layers with ReLU between them."""
 
-    def __init__(self, widths: tuple[int, ...], precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, widths: tuple[int, ...], precision: Precision, rngs: nnx.Rngs) -> None:
         make = {"kernel_init": nnx.initializers.glorot_normal(), "rngs": rngs, **precision.kwargs}
-        self.layers = nnx.List([nnx.Linear(a, b, **make) for a, b in zip(widths, widths[1:], strict=False)])
+        self.layers = nnx.List([nnx.Linear(a, b, **make) for a, b in itertools.pairwise(widths)])
 
     def __call__(self, x: Array) -> Array:
         """f[B, widths[0]] -> f[B, widths[-1]]."""
@@ -93,7 +97,7 @@ class Mlp(nnx.Module):
 class Dlrm(nnx.Module):
     """Bags of each table and the bottom MLP's output, combined and scored by the top MLP."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         features = len(config.rows) + 1
         if config.interaction == "dot":
             combined = config.width + features * (features - 1) // 2
@@ -121,8 +125,8 @@ class Dlrm(nnx.Module):
         stacked = jnp.stack(features, axis=1)
         dots = jnp.einsum("bfw,bgw->bfg", stacked, stacked)
         rows, columns = np.tril_indices(len(features), -1)
-        flat = dots.reshape(dots.shape[0], -1)
-        pairs = jnp.take(flat, rows * len(features) + columns, axis=1)
+        below = (rows * len(features) + columns).astype(np.int32)
+        pairs = jnp.take(dots.reshape(dots.shape[0], -1), below, axis=1)
         return jnp.concatenate([features[0], pairs], axis=1)
 
     def loss(self, batch: Batch, key: Array | None) -> tuple[Array, Metrics]:
@@ -146,9 +150,9 @@ def _uniform(rows: int) -> Any:
 
 def _batch_spec(config: Config) -> Batch:
     return {
-        "dense": spec((config.batch_size, config.dense), jnp.float32),
-        "ids": tuple(spec((config.batch_size, bag), jnp.int32) for bag in config.bags),
-        "labels": spec((config.batch_size,), jnp.float32),
+        "dense": ShapeDtypeStruct((config.batch_size, config.dense), jnp.float32),
+        "ids": tuple(ShapeDtypeStruct((config.batch_size, bag), jnp.int32) for bag in config.bags),
+        "labels": ShapeDtypeStruct((config.batch_size,), jnp.float32),
     }
 
 

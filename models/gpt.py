@@ -27,8 +27,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 from flax import nnx
+from jax import ShapeDtypeStruct
 
 from models._common import (
     Array,
@@ -37,12 +38,11 @@ from models._common import (
     Model,
     Precision,
     adamw,
-    cross_entropy,
+    causal_mask,
     drop,
     fold,
     make_precision,
-    spec,
-    zipf,
+    next_token_batch,
 )
 
 
@@ -93,7 +93,7 @@ PUBLISHED = {"gpt2": 124_439_808, "gpt2-xl": 1_557_611_200}
 class Block(nnx.Module):
     """Attention and feed-forward, each as x + dropout(f(norm(x)))."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         d, heads = config.hidden, (config.heads, config.hidden // config.heads)
         normal = nnx.initializers.normal(0.02)
         residual = nnx.initializers.normal(0.02 / math.sqrt(2 * config.layers))
@@ -122,7 +122,7 @@ class Block(nnx.Module):
 class Gpt(nnx.Module):
     """Embeddings, blocks stacked along a leading axis (f[L, ...]) and scanned, tied output projection."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         table = {"embedding_init": nnx.initializers.normal(0.02), "param_dtype": precision.param, "rngs": rngs}
         self.token = nnx.Embed(config.vocabulary, config.hidden, **table)
         self.position = nnx.Embed(config.length, config.hidden, **table)
@@ -138,7 +138,7 @@ class Gpt(nnx.Module):
         length = tokens.shape[1]
         x = (self.token(tokens) + self.position.embedding[:length]).astype(self.precision.compute)
         x = drop(self.dropout, x, fold(key, 0))
-        mask = jnp.tril(jnp.ones((length, length), bool))
+        mask = causal_mask(length)
         graphdef, stacked = nnx.split(self.blocks)
 
         def body(x: Array, layer: tuple[Any, Array]) -> tuple[Array, None]:
@@ -156,18 +156,13 @@ class Gpt(nnx.Module):
         x = self.encode(batch["tokens"], key)
         table = self.token.embedding[...].astype(x.dtype)
         logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=self.precision.param)
-        return cross_entropy(logits, batch["targets"]).mean(), {}
-
-
-def _make_batch(config: Config, rng: np.random.Generator) -> Batch:
-    text = zipf(rng, (config.batch_size, config.length + 1), config.vocabulary)
-    return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean(), {}
 
 
 def build(size: str, config: Config) -> Model:
     """The model for a configuration; see `models.get`."""
     precision = make_precision(config.dtype)
-    ids = spec((config.batch_size, config.length), jnp.int32)
+    ids = ShapeDtypeStruct((config.batch_size, config.length), jnp.int32)
     return Model(
         name="gpt",
         size=size,
@@ -177,6 +172,6 @@ def build(size: str, config: Config) -> Model:
             config.learning_rate, b2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, warmup=config.warmup, total=500_000
         ),
         batch_spec={"tokens": ids, "targets": ids},
-        make_numpy_batch=lambda rng: _make_batch(config, rng),
+        make_numpy_batch=lambda rng: next_token_batch(rng, config.batch_size, config.length, config.vocabulary),
         published_parameters=PUBLISHED.get(size) if config.layers == SIZES[size].layers else None,
     )

@@ -18,9 +18,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
+from jax import ShapeDtypeStruct
 
 from models._common import (
     Array,
@@ -28,12 +28,10 @@ from models._common import (
     Metrics,
     Model,
     Precision,
-    cross_entropy,
     drop,
     fold,
     make_precision,
-    spec,
-    zipf,
+    next_token_batch,
 )
 
 
@@ -76,7 +74,7 @@ class Carry(nnx.Variable):
 class Layer(nnx.Module):
     """One LSTM layer; the input projection of all steps is one matmul, outside the scan."""
 
-    def __init__(self, config: Config, precision: Precision, init: Any, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, init: Any, rngs: nnx.Rngs) -> None:
         make = {"kernel_init": init, "rngs": rngs, **precision.kwargs}
         self.input = nnx.Linear(config.hidden, 4 * config.hidden, bias_init=init, **make)
         self.recurrent = nnx.Linear(config.hidden, 4 * config.hidden, use_bias=False, **make)
@@ -102,7 +100,7 @@ class Layer(nnx.Module):
 class LstmLm(nnx.Module):
     """Embedding, LSTM layers with dropout around each, output projection."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         scale = config.init_scale
 
         def init(key: Array, shape: tuple[int, ...], dtype: Any, **kwargs: Any) -> Array:
@@ -132,19 +130,14 @@ class LstmLm(nnx.Module):
         self.hidden[...] = jnp.stack([h for h, _ in last])
         self.cell[...] = jnp.stack([c for _, c in last])
         logits = self.output(drop(self.dropout, x, fold(key, len(self.layers)))).astype(self.precision.param)
-        losses = cross_entropy(logits, batch["targets"].T)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"].T)
         return losses.sum(axis=0).mean(), {"perplexity": jnp.exp(losses.mean())}
-
-
-def _make_batch(config: Config, rng: np.random.Generator) -> Batch:
-    text = zipf(rng, (config.batch_size, config.length + 1), config.vocabulary)
-    return {"tokens": text[:, :-1], "targets": text[:, 1:]}
 
 
 def build(size: str, config: Config) -> Model:
     """The model for a configuration; see `models.get`."""
     precision = make_precision(config.dtype)
-    ids = spec((config.batch_size, config.length), jnp.int32)
+    ids = ShapeDtypeStruct((config.batch_size, config.length), jnp.int32)
     return Model(
         name="lstm_lm",
         size=size,
@@ -152,5 +145,5 @@ def build(size: str, config: Config) -> Model:
         make_module=lambda rngs: LstmLm(config, precision, rngs),
         optimizer=optax.chain(optax.clip_by_global_norm(config.clip), optax.sgd(config.learning_rate)),
         batch_spec={"tokens": ids, "targets": ids},
-        make_numpy_batch=lambda rng: _make_batch(config, rng),
+        make_numpy_batch=lambda rng: next_token_batch(rng, config.batch_size, config.length, config.vocabulary),
     )

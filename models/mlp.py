@@ -13,6 +13,7 @@ no biases, ReLU but on the last layers, sum, softmax), which that program only r
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -20,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax import ShapeDtypeStruct
 
-from models._common import Array, Batch, Metrics, Model, Precision, cross_entropy, make_precision, spec
+from models._common import Array, Batch, Metrics, Model, Precision, make_precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +52,10 @@ SIZES = {
 class Tower(nnx.Module):
     """A chain of bias-free linear layers with ReLU between them."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         widths = [config.inputs] + [config.width] * (config.layers - 1) + [config.classes]
         make = {"use_bias": False, "kernel_init": nnx.initializers.he_normal(), "rngs": rngs, **precision.kwargs}
-        self.layers = nnx.List([nnx.Linear(a, b, **make) for a, b in zip(widths, widths[1:], strict=False)])
+        self.layers = nnx.List([nnx.Linear(a, b, **make) for a, b in itertools.pairwise(widths)])
 
     def __call__(self, x: Array) -> Array:
         """f[B, inputs] -> f[B, classes]."""
@@ -65,7 +67,7 @@ class Tower(nnx.Module):
 class Mlp(nnx.Module):
     """Towers from one input, summed, then softmax cross-entropy."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         self.towers = nnx.List([Tower(config, precision, rngs) for _ in range(config.towers)])
         self.precision = precision
 
@@ -75,7 +77,9 @@ class Mlp(nnx.Module):
         logits = self.towers[0](x)
         for tower in self.towers[1:]:
             logits = logits + tower(x)
-        return cross_entropy(logits.astype(self.precision.param), batch["labels"]).mean(), {}
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(self.precision.param), batch["labels"]
+        ).mean(), {}
 
 
 def _make_batch(config: Config, rng: np.random.Generator) -> Batch:
@@ -95,8 +99,8 @@ def build(size: str, config: Config) -> Model:
         make_module=lambda rngs: Mlp(config, precision, rngs),
         optimizer=optax.sgd(config.learning_rate),
         batch_spec={
-            "inputs": spec((config.batch_size, config.inputs), jnp.float32),
-            "labels": spec((config.batch_size,), jnp.int32),
+            "inputs": ShapeDtypeStruct((config.batch_size, config.inputs), jnp.float32),
+            "labels": ShapeDtypeStruct((config.batch_size,), jnp.int32),
         },
         make_numpy_batch=lambda rng: _make_batch(config, rng),
     )

@@ -20,8 +20,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 from flax import nnx
+from jax import ShapeDtypeStruct
 
 from models._common import (
     Array,
@@ -30,12 +31,11 @@ from models._common import (
     Model,
     Precision,
     adamw,
-    cross_entropy,
+    causal_mask,
     drop,
     fold,
     make_precision,
-    spec,
-    zipf,
+    next_token_batch,
 )
 
 
@@ -104,7 +104,7 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 class Attention(nnx.Module):
     """Causal grouped-query attention: K key/value heads, each shared by G query heads."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         d, w = config.hidden, config.head_width
         queries = (config.kv_heads, config.heads // config.kv_heads, w)
         make = {"use_bias": False, "kernel_init": _normal, "rngs": rngs, **precision.kwargs}
@@ -126,7 +126,7 @@ class Attention(nnx.Module):
 class Experts(nnx.Module):
     """Top-k routed experts; their weights are stacked, f[E, D, F] and f[E, F, D]."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         e, d, f = config.experts, config.hidden, config.feed_forward
         self.router = nnx.Linear(
             d, e, use_bias=False, kernel_init=_normal, dtype=precision.param, param_dtype=precision.param, rngs=rngs
@@ -172,7 +172,7 @@ class Experts(nnx.Module):
 class Layer(nnx.Module):
     """Attention and experts, each as x + dropout(f(norm(x)))."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         make = {"epsilon": 1e-5, "rngs": rngs, **precision.kwargs}
         self.attention_norm = nnx.RMSNorm(config.hidden, **make)
         self.attention = Attention(config, precision, rngs)
@@ -180,9 +180,7 @@ class Layer(nnx.Module):
         self.experts = Experts(config, precision, rngs)
         self.dropout = nnx.Dropout(config.dropout)
 
-    def __call__(
-        self, x: Array, turn: tuple[Array, Array], mask: Array, key: Array | None
-    ) -> tuple[Array, Array]:
+    def __call__(self, x: Array, turn: tuple[Array, Array], mask: Array, key: Array | None) -> tuple[Array, Array]:
         """x f[B, T, D], turn (cos, sin) f[T, W/2], mask bool[T, T] -> f[B, T, D], balance loss f[]."""
         attended = self.attention(self.attention_norm(x), turn, mask)
         x = x + drop(self.dropout, attended, fold(key, 0))
@@ -193,7 +191,7 @@ class Layer(nnx.Module):
 class Moe(nnx.Module):
     """Embedding, layers, norm, untied output projection."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         self.token = nnx.Embed(
             config.vocabulary, config.hidden, embedding_init=_normal, param_dtype=precision.param, rngs=rngs
         )
@@ -214,7 +212,7 @@ class Moe(nnx.Module):
         frequency = config.rope_theta ** (-jnp.arange(half, dtype=precision.param) / half)
         angles = jnp.arange(length, dtype=precision.param)[:, None] * frequency
         turn = (jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype))
-        mask = jnp.tril(jnp.ones((length, length), bool))
+        mask = causal_mask(length)
         balance = jnp.zeros((), precision.param)
         for i, layer in enumerate(self.layers):
             graphdef, params = nnx.split(layer)
@@ -227,19 +225,14 @@ class Moe(nnx.Module):
             x, more = apply(nnx.to_pure_dict(params), x, fold(key, i))
             balance = balance + more / config.layers
         logits = self.output(self.norm(x)).astype(precision.param)
-        token = cross_entropy(logits, batch["targets"]).mean()
+        token = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
         return token + config.balance * balance, {"token_loss": token, "balance_loss": balance}
-
-
-def _make_batch(config: Config, rng: np.random.Generator) -> Batch:
-    text = zipf(rng, (config.batch_size, config.length + 1), config.vocabulary)
-    return {"tokens": text[:, :-1], "targets": text[:, 1:]}
 
 
 def build(size: str, config: Config) -> Model:
     """The model for a configuration; see `models.get`."""
     precision = make_precision(config.dtype)
-    ids = spec((config.batch_size, config.length), jnp.int32)
+    ids = ShapeDtypeStruct((config.batch_size, config.length), jnp.int32)
     return Model(
         name="moe",
         size=size,
@@ -249,6 +242,6 @@ def build(size: str, config: Config) -> Model:
             config.learning_rate, b2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, warmup=config.warmup, total=500_000
         ),
         batch_spec={"tokens": ids, "targets": ids},
-        make_numpy_batch=lambda rng: _make_batch(config, rng),
+        make_numpy_batch=lambda rng: next_token_batch(rng, config.batch_size, config.length, config.vocabulary),
         published_parameters=PUBLISHED.get(size) if config.layers == SIZES[size].layers else None,
     )

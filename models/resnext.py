@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax import ShapeDtypeStruct
 
-from models._common import Array, Batch, Metrics, Model, Precision, cross_entropy, make_precision, spec
+from models._common import Array, Batch, Metrics, Model, Precision, make_precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ConvNorm(nnx.Module):
         *,
         stride: int = 1,
         groups: int = 1,
-    ):
+    ) -> None:
         self.conv = nnx.Conv(
             inputs,
             outputs,
@@ -84,6 +85,9 @@ class ConvNorm(nnx.Module):
             **precision.kwargs,
         )
         self.norm = nnx.BatchNorm(outputs, momentum=0.9, epsilon=1e-5, rngs=rngs, **precision.kwargs)
+        # nnx makes the running statistics float32 whatever param_dtype is, which a float64 run cannot store into.
+        self.norm.mean = nnx.BatchStat(jnp.zeros((outputs,), precision.param))
+        self.norm.var = nnx.BatchStat(jnp.ones((outputs,), precision.param))
 
     def __call__(self, x: Array, train: bool) -> Array:
         """f[B, H, W, inputs] -> f[B, H / stride, W / stride, outputs]."""
@@ -95,7 +99,7 @@ class Block(nnx.Module):
 
     def __init__(
         self, inputs: int, width: int, outputs: int, stride: int, groups: int, precision: Precision, rngs: nnx.Rngs
-    ):
+    ) -> None:
         self.reduce = ConvNorm(inputs, width, 1, precision, rngs)
         self.grouped = ConvNorm(width, width, 3, precision, rngs, stride=stride, groups=groups)
         self.expand = ConvNorm(width, outputs, 1, precision, rngs)
@@ -113,7 +117,7 @@ class Block(nnx.Module):
 class ResNext(nnx.Module):
     """Stem, stages of blocks, global average pool, classifier."""
 
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         self.stem = ConvNorm(3, config.stem, 7, precision, rngs, stride=2)
         blocks = []
         inputs = config.stem
@@ -136,7 +140,7 @@ class ResNext(nnx.Module):
         for block in self.blocks:
             x = block(x, train)
         logits = self.classifier(x.mean(axis=(1, 2))).astype(self.precision.param)
-        return cross_entropy(logits, batch["labels"]).mean(), {}
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean(), {}
 
 
 def _make_batch(config: Config, rng: np.random.Generator) -> Batch:
@@ -159,8 +163,8 @@ def build(size: str, config: Config) -> Model:
             optax.sgd(config.learning_rate, momentum=0.9, nesterov=True),
         ),
         batch_spec={
-            "images": spec((config.batch_size, config.image, config.image, 3), jnp.float32),
-            "labels": spec((config.batch_size,), jnp.int32),
+            "images": ShapeDtypeStruct((config.batch_size, config.image, config.image, 3), jnp.float32),
+            "labels": ShapeDtypeStruct((config.batch_size,), jnp.int32),
         },
         make_numpy_batch=lambda rng: _make_batch(config, rng),
         published_parameters=PUBLISHED.get(size) if config.stages == SIZES[size].stages else None,

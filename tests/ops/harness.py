@@ -193,9 +193,7 @@ def split(x: np.ndarray, layout: Layout, mesh: MeshAxes) -> np.ndarray:
     """The shards of `x`, one leading dimension per mesh axis."""
     rng = np.random.default_rng(0)
     local = layout.local_shape(x.shape, mesh)
-    padded = garbage(
-        tuple(n * mesh.size(a) for n, a in zip(local, layout.dims, strict=True)), np.dtype(x.dtype), rng
-    )
+    padded = garbage(tuple(n * mesh.size(a) for n, a in zip(local, layout.dims, strict=True)), np.dtype(x.dtype), rng)
     padded[tuple(slice(0, n) for n in x.shape)] = x
     terms = {(): padded}
     for axis, kind in layout.partial:

@@ -7,8 +7,8 @@ inner levels. A group that spans several levels runs hierarchically, with its pa
 on the levels inside. All groups of a mesh axis run at once: through a switch each device has its own bandwidth, on a
 ring or line interleaved groups share the links.
 
-Ring algorithms: Chan, Heimlich, Purkayastha, van de Geijn (https://doi.org/10.1002/cpe.1206); rings and lines with
-links in both directions: https://jax-ml.github.io/scaling-book/sharding/ .
+Algorithms: Chan, Heimlich, Purkayastha, van de Geijn (https://doi.org/10.1002/cpe.1206); rings and lines with links in
+both directions: https://jax-ml.github.io/scaling-book/sharding/ .
 """
 
 from __future__ import annotations
@@ -86,11 +86,12 @@ def group_spans(machine: Machine, mesh: MeshAxes, axes: tuple[str, ...]) -> tupl
 def _level_line(kind: str, level: Level, n: int, stride: int) -> tuple[float, float]:
     """(seconds, seconds per byte) of a collective among `n` members of one level that are `stride` apart.
 
-    A ring step moves 1/n of the bytes; a ring or line moves data both ways at once, but at the end of a line all data
-    arrive through one link. An all-to-all on a ring or line is bound by its bisection.
+    Every device receives (n - 1) / n of the bytes. A switch joins any two devices, so halving and doubling takes
+    log2(n) steps: two collectives over parts of the group are never faster. A ring or line moves data both ways at
+    once, but at the end of a line all data arrive through one link; an all-to-all is bound by the bisection.
     """
     if level.links == "switch":
-        hops, moved, bandwidth = n - 1, (n - 1) / n, level.bandwidth
+        hops, moved, bandwidth = math.ceil(math.log2(n)), (n - 1) / n, level.bandwidth
         if kind == "permute":
             hops, moved = 1, 1.0
     else:

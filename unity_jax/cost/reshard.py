@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -97,10 +97,8 @@ def itemsize(dtype: Any) -> int:
     return 8 if _compat.is_key(dtype) else np.dtype(dtype).itemsize
 
 
-# The graph of moves. A state gives each mesh axis a number: the dimension that it splits, `rank` if replicated, `rank
-# + 1` if partial.
-
 State = tuple[int, ...]
+"""A layout as a number per mesh axis: the dimension that it splits, `rank` if replicated, `rank + 1` if partial."""
 
 
 class _Edges(NamedTuple):
@@ -274,18 +272,10 @@ class Resharder:
             best = layer
         return tuple(self._move(e, edge, rank, reduction) for edge in best[goal][1])
 
-    def moves(self, shape: tuple[int, ...], dtype: Any, reduction: str | None = "sum") -> Iterator[tuple[Move, float]]:
-        """Every legal single move of this shape (partial layouts are of `reduction`; None: without) and its seconds."""
-        costed = self._costed(tuple(shape), itemsize(dtype), reduction)
-        for i, seconds in enumerate(costed.seconds):
-            yield self._move(costed.edges, i, len(shape), reduction), float(seconds)
-
     def _make_closure(self, shape: tuple[int, ...], size: int, reduction: str | None) -> np.ndarray:
         """(N, N) seconds between all states."""
         costed = self._costed(shape, size, reduction)
         n = len(_states(len(shape), len(self.mesh.names), reduction is not None))
-        if n > _MAX_STATES:
-            raise ValueError(f"too many layouts of rank {len(shape)} on mesh {self.mesh}: {n} > {_MAX_STATES}")
         distance = np.full((n, n), np.inf)
         distance[costed.edges.before, costed.edges.after] = costed.seconds
         np.fill_diagonal(distance, 0.0)
@@ -298,11 +288,12 @@ class Resharder:
     def _costed(self, shape: tuple[int, ...], size: int, reduction: str | None) -> _Costed:
         """The moves that padding allows, with bytes and seconds.
 
-        A dimension split over more or fewer axes must keep its elements in place: either one side is unsplit (gather
-        and drop the padding, or pad and split), or blocks of the finer split tile those of the coarser, padding
-        included.
+        A dimension split over more or fewer axes must keep its elements in place: either one side is unsplit (drop or
+        add the padding), or the blocks of the finer split tile those of the coarser one, padding included.
         """
         rank, num_axes, partial = len(shape), len(self.mesh.names), reduction is not None
+        if (count := (rank + 1 + partial) ** num_axes) > _MAX_STATES:
+            raise ValueError(f"too many layouts of rank {rank} on mesh {self.mesh}: {count} > {_MAX_STATES}")
         e = _edges(rank, num_axes, partial)
         split = _shards(rank, self.mesh.sizes, partial)  # (N, rank + 1); the last column stands for "no dimension"
         local = -(-np.array((*shape, 1)) // split)

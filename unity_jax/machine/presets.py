@@ -50,8 +50,7 @@ def _v5e_torus(sizes: Sizes) -> tuple[Level, ...]:
 
 CHIPS: dict[str, Chip] = {
     # Virtual devices of one host (`--xla_force_host_platform_device_count`). There are no published numbers. Assumed,
-    # so that memory traffic, a collective (a rendezvous of threads, and copies) and arithmetic have a small host's
-    # ratios.
+    # in the ratios of a small host: memory traffic, arithmetic, collectives (a rendezvous of threads, then copies).
     "cpu": Chip(
         grammar="cpu:N",
         ranks=(1,),
@@ -117,5 +116,5 @@ def parse(spec: str) -> tuple[Chip, Sizes]:
     if chip is None or len(sizes) not in chip.ranks or min(sizes) < 1:
         what = f"unknown machine {name!r}" if chip is None else f"malformed topology {topology!r}"
         known = "; ".join(c.grammar for c in CHIPS.values())
-        raise ValueError(f"{what} in {spec!r}; a machine is chip:topology with sizes >= 1 joined by 'x', one of: {known}")
+        raise ValueError(f"{what} in {spec!r}; write chip:topology with sizes >= 1 joined by 'x', one of: {known}")
     return chip, sizes

@@ -36,11 +36,13 @@ def conv_general_dilated(op: Op) -> Rule:
     for i, (stride, (low, _)) in enumerate(zip(p["window_strides"], p["padding"], strict=True)):
         at, window_at, out_at = lhs_spec[2 + i], rhs_spec[2 + i], out_spec[2 + i]
         n, w, m = lhs[at], rhs[window_at], out[out_at]
-        loops = ((m, stride), (w, p["rhs_dilation"][i]))
-        gradient = w > m
-        if gradient:
-            loops = loops[::-1]
-        if (s := span(n, *loops[0], *loops[1], low, p["lhs_dilation"][i])) is None:
+        loops = [(m, stride), (w, p["rhs_dilation"][i])]
+        options = [
+            (gradient, span(n, *loops[gradient], *loops[not gradient], low, p["lhs_dilation"][i]))
+            for gradient in (w > m, w <= m)
+        ]
+        gradient, s = next((found for found in options if found[1]), (False, None))
+        if s is None:
             continue
         h, spans[at] = f"h{i}", s
         sizes |= {h: s.size, h + "in": s.input_minor, h + "other": s.other_minor}

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from unity_jax.ops.rule import InnerCollective, Shard
 
@@ -57,8 +56,11 @@ def split_axes(shard: Shard, operand: int, dim: int) -> tuple[str, ...]:
     return shard.operand_layouts[operand].dims[dim]
 
 
-def borrow(shard: Shard, operand: int, x: Any, spans: Sequence[Span | None], fill: Any = 0) -> Any:
-    """Extend the local operand `x`, along every dimension that is split and has a span, by its neighbours' borders."""
+def borrow(shard: Shard, operand: int, x: Any, spans: Sequence[Span | None], fill: Any = None) -> Any:
+    """Extend the local operand `x`, along every dimension that is split and has a span, by its neighbours' borders.
+
+    The devices at the ends get `fill` (zeros if None).
+    """
     for dim, s in enumerate(spans):
         axes = split_axes(shard, operand, dim)
         if s is None or not axes:
@@ -77,8 +79,8 @@ def borrow(shard: Shard, operand: int, x: Any, spans: Sequence[Span | None], fil
 def _shift(x: Any, axes: tuple[str, ...], ways: int, by: int, fill: Any) -> Any:
     perm = [(i, i + by) for i in range(ways) if 0 <= i + by < ways]
     moved = jax.lax.ppermute(x, axes, perm)
-    if np.ndim(fill) == 0 and fill == 0:
-        return moved  # what a device without a source receives
+    if fill is None:
+        return moved  # a device without a source receives zeros
     end = 0 if by > 0 else ways - 1
     return jnp.where(jax.lax.axis_index(axes) == end, jnp.asarray(fill, x.dtype), moved)
 

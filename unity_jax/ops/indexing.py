@@ -10,11 +10,10 @@ others, without communication.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -91,7 +90,7 @@ def _labels(
 def _split_rows(shard: Shard, labels: Sequence[Label]) -> list[int]:
     """The operand dimensions that are split by rows."""
     dims = shard.operand_layouts[0].dims
-    return [d for d, label in enumerate(labels) if isinstance(label, str) and label[0] == "r" and dims[d]]
+    return [d for d, label in enumerate(labels) if str(label).startswith("r") and dims[d]]
 
 
 def _rows(
@@ -103,7 +102,7 @@ def _rows(
     top = np.array([min(n, jnp.iinfo(indices.dtype).max) for n in limits], indices.dtype)
     clipped = jnp.clip(indices, jnp.zeros_like(top), top)
     inside = clipped == indices
-    clipped = clipped.astype(jnp.promote_types(indices.dtype, jnp.int32))
+    clipped = clipped.astype(jnp.int64 if indices.dtype.itemsize == 8 else jnp.int32)
     local = []
     for d in rows:
         component = clipped[..., numbers.indexed.index(d)]
@@ -134,7 +133,7 @@ def gather(op: Op) -> Rule:
         op,
         [operand, indices],
         [block],
-        kinds={label: kind for label in operand if isinstance(label, str) and label[0] == "r"},
+        kinds={label: kind for label in operand if str(label).startswith("r")},
         linear=[{0}] if _compat.is_float(dtype) else [],
         local=lambda shard, table, ids: _gather_shard(shard, numbers, operand, table, ids),
         bytes=lambda shard: 2.0 * shard.result_bytes() + shard.operand_bytes(1),
@@ -145,8 +144,9 @@ def gather(op: Op) -> Rule:
 def _gather_shard(shard: Shard, numbers: Numbers, labels: Sequence[Label], table: Any, ids: Any) -> Any:
     params = dict(shard.op.params)
     window = params["slice_sizes"]
-    whole = [isinstance(label, str) and label[0] != "r" and d not in numbers.batching for d, label in enumerate(labels)]
-    params["slice_sizes"] = tuple(n if w else s for n, w, s in zip(table.shape, whole, window, strict=True))
+    params["slice_sizes"] = tuple(
+        n if str(label).startswith("w") else size for n, label, size in zip(table.shape, labels, window, strict=True)
+    )
     rows = _split_rows(shard, labels)
     if not rows:
         return _bind(shard, (table, ids), params, not _padded_indices(shard))
@@ -191,7 +191,7 @@ def scatter(op: Op) -> Rule:
         op,
         [shared, indices, block],
         [shared],
-        kinds={**kinds, **{label: "replicate" for label in shared if str(label)[0] == "p"}},
+        kinds={**kinds, **{label: "replicate" for label in shared if str(label).startswith("p")}},
         linear=[{0, 2}] if sums and _compat.is_float(op.outputs[0].dtype) else [],
         local=lambda shard, *xs: _scatter_shard(shard, numbers, operand, window, *xs),
         flops=math.prod(updates.shape),
@@ -204,7 +204,7 @@ def _scatter_shard(
 ) -> Any:
     axes = _summed_axes(shard)
     if axes:  # the operand is one of the terms: one device adds it
-        x = jnp.where(jax.lax.axis_index(axes) == 0, x, jnp.zeros_like(x))
+        x = jnp.where(lax.axis_index(axes) == 0, x, jnp.zeros_like(x))
     params, rows = {}, _split_rows(shard, labels)
     if rows:
         clipped, inside, local = _rows(shard, numbers, rows, window, ids)

@@ -45,7 +45,7 @@ class Factor:
     size: int
     kind: str = "pass"
     pad: bool = True
-    halo: int = 0  # elements needed from a neighbour, for kind "halo": a shard must be at least this large
+    halo: int = 0  # elements that a shard needs from its neighbours: it must be at least this large
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def strategies(rule: Rule, mesh: MeshAxes) -> list[Strategy]:
             even = factor.size % ways == 0
             if ways > factor.size or (not even and (not factor.pad or f in compound)):
                 break
-            if factor.kind == "halo" and (len(axes) > 1 or factor.size // ways < factor.halo):
+            if factor.halo and (len(axes) > 1 or factor.size // ways < factor.halo):
                 break
         else:
             if all(size > 1 or s == -1 for size, s in zip(mesh.sizes, strategy, strict=True)):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax import _compat
-from unity_jax.cost.reshard import Resharder, collective_kind
+from unity_jax.cost.reshard import Move, Resharder, collective_kind
 from unity_jax.ops.rule import Rule, Shard, Strategy, rule_of, strategies
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
@@ -94,11 +94,14 @@ class _Assembler:
         self.decisions, self.resharder, self.rules = decisions, resharder, rules
         self.copies: dict[Tensor, list[_Copy]] = {}
         self.free: dict[Tensor, Op] = {}
-        self.late: set[Tensor] = set()  # made by the backward pass
+        self.both: set[Tensor] = set()  # read by both passes
         self.ops: list[Op] = []
 
     def run(self, graph: Graph, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Graph:
         planned = tuple(self._define(t, lay) for t, lay in zip(graph.inputs, inputs, strict=True))
+        read = [{t for op in graph.ops if op.backward == late for t in op.inputs} for late in (False, True)]
+        self.both = read[0] & read[1]
+        backward = bool(read[1])
         for op in graph.ops:
             if is_free(op):
                 self.free.update((t, op) for t in op.outputs)
@@ -109,9 +112,6 @@ class _Assembler:
                 _CONTROL[op.name](self, op)
             else:
                 self._compute(op)
-            if op.backward:
-                self.late.update(op.outputs)
-        backward = bool(self.late)
         results = tuple(self._fetch(t, lay, backward) for t, lay in zip(graph.outputs, outputs, strict=True))
         return Graph(planned, results, self.ops)
 
@@ -149,10 +149,48 @@ class _Assembler:
 
     def operands(self, op: Op, layouts: Sequence[Layout]) -> list[Tensor]:
         """The op's operands in the layouts it needs."""
-        return [self._fetch(t, lay, op.backward, op.inputs) for t, lay in zip(op.inputs, layouts, strict=True)]
+        found: dict[int, Tensor] = {}
+        tied = [i for i, (t, lay) in enumerate(zip(op.inputs, layouts, strict=True)) if self._is_repeated(t, lay, op.backward)]
+        for i in tied:
+            beside = [j for j, t in enumerate(op.inputs) if j not in tied and t.rank > 0 and t.literal is None]
+            if beside:
+                j = max(beside, key=lambda j: op.inputs[j].nbytes)
+                value = found.get(j) or self._fetch(op.inputs[j], layouts[j], op.backward)
+                found[j] = self._hold_back(op.inputs[i], value, layouts[i], op.backward)
+        for i, (t, lay) in enumerate(zip(op.inputs, layouts, strict=True)):
+            if i not in found:
+                found[i] = self._fetch(t, lay, op.backward)
+        return [found[i] for i in range(len(op.inputs))]
 
-    def _fetch(self, tensor: Tensor, layout: Layout, backward: bool, beside: Sequence[Tensor] = ()) -> Tensor:
-        """`tensor` in `layout`: an existing copy, or the cheapest path from one, made for this pass."""
+    def _is_repeated(self, tensor: Tensor, layout: Layout, backward: bool) -> bool:
+        """Whether this pass gathers a tensor that the other pass gathers too."""
+        if self.decisions.keep or tensor not in self.both or tensor not in self.copies:
+            return False
+        source = self._nearest(tensor, layout, backward)
+        return source.original and any(collective_kind(m) for m in self._path(source.tensor, layout))
+
+    def _hold_back(self, tensor: Tensor, value: Tensor, layout: Layout, backward: bool) -> Tensor:
+        """Let a gather start only when `value`, what its consumer reads beside it, exists; returns `value` behind the barrier.
+
+        XLA merges equal gathers of the two passes, and starts all forward gathers at once; both would keep every gathered
+        weight alive together. A barrier over the shard and the consumer's other operand prevents it, provided that the
+        consumer reads both of the barrier's results.
+        """
+        source = self._nearest(tensor, layout, backward).tensor
+        assert source.layout is not None and value.layout is not None
+        held, passed = with_layout(tensor, source.layout), with_layout(value, value.layout)
+        self.ops.append(Op("optimization_barrier", (source, value), (held, passed), backward=backward))
+        self.copies[tensor].append(_Copy(held, backward, False))
+        self._fetch(tensor, layout, backward, held)
+        return passed
+
+    def _nearest(self, tensor: Tensor, layout: Layout, backward: bool) -> _Copy:
+        """The copy, among those that this pass may use, from which `layout` is cheapest to reach."""
+        usable = [c for c in self.copies[tensor] if c.original or self.decisions.keep or c.backward == backward]
+        return min(usable, key=lambda c: self._seconds(c.tensor, layout))
+
+    def _fetch(self, tensor: Tensor, layout: Layout, backward: bool, source: Tensor | None = None) -> Tensor:
+        """`tensor` in `layout`: an existing copy, or the cheapest path from one (from `source`, if given)."""
         if tensor in self.free and (made := self._make_free(self.free[tensor], layout)) is not None:
             return made
         if tensor not in self.copies:
@@ -160,42 +198,20 @@ class _Assembler:
             made = with_layout(tensor, replicated) if tensor.literal is not None else self._make_free(self.free[tensor], replicated)
             assert made is not None
             self.copies[tensor] = [_Copy(made, False, True)]
-        copies = self.copies[tensor]
-        usable = [c for c in copies if c.original or self.decisions.keep or c.backward == backward]
-        best = min(usable, key=lambda c: self._seconds(c.tensor, layout))
-        source = best.tensor
-        if source.layout == layout:
-            return source
-        moves = self.resharder.path(tensor.shape, tensor.dtype, source.layout, layout)
-        if best.original and backward and not self.decisions.keep and any(collective_kind(m) for m in moves):
-            source = self._repeat_behind_barrier(tensor, source, layout, beside)
-        for move in moves:
+        source = source or self._nearest(tensor, layout, backward).tensor
+        for move in self._path(source, layout):
             moved = with_layout(tensor, move.after)
             moved.literal = None
             self.ops.append(Op(move.kind, (source,), (moved,), {"move": move}, backward=backward))
-            copies.append(_Copy(moved, backward, False))
+            self.copies[tensor].append(_Copy(moved, backward, False))
             source = moved
         return source
 
-    def _repeat_behind_barrier(
-        self, tensor: Tensor, source: Tensor, layout: Layout, beside: Sequence[Tensor]
-    ) -> Tensor:
-        """Hold back a collective that repeats one of the forward pass until the backward pass has reached its consumer.
-
-        XLA merges equal collectives, which would keep the gathered value alive through the whole step; a barrier that also
-        takes a value of the backward pass (the cotangent) prevents it.
-        """
-        repeated = any(c.tensor.layout == layout and not c.backward for c in self.copies[tensor])
-        ties = [t for t in beside if t in self.late and t is not tensor]
-        if tensor in self.late or not repeated or not ties:
-            return source
-        tie = self.copies[ties[0]][0].tensor
-        held = with_layout(tensor, source.layout)  # type: ignore[arg-type]
-        self.ops.append(
-            Op("optimization_barrier", (source, tie), (held, with_layout(ties[0], tie.layout)), backward=True)  # type: ignore[arg-type]
-        )
-        self.copies[tensor].append(_Copy(held, True, False))
-        return held
+    def _path(self, source: Tensor, layout: Layout) -> tuple[Move, ...]:
+        if source.layout == layout:
+            return ()
+        assert source.layout is not None
+        return self.resharder.path(source.shape, source.dtype, source.layout, layout)
 
     def _seconds(self, source: Tensor, layout: Layout) -> float:
         if source.layout == layout:

@@ -17,12 +17,13 @@ from unity_jax import _compat
 from unity_jax.cost.program import shard_seconds, trips
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
-from unity_jax.ops.rule import REDUCTIONS, Shard, Strategy
+from unity_jax.ops.rule import Shard, Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import Decisions, RuleCache, is_free, lift, passes_layouts, unlift
 from unity_jax.search.clusters import Cluster, clusters, linear_set
-from unity_jax.search.problem import Edge, Problem, Shared, Usage
+from unity_jax.search.problem import Edge, Problem, Shared
 from unity_jax.search.sample import internal, storable
 
 Layouts = tuple[Layout, ...]
@@ -70,16 +71,15 @@ class Built:
     made: dict[Tensor, _Port]
     needed: dict[Tensor, list[_Port]]
     inputs: list[int]
-    outputs: list[int | None]
+    outputs: list[int]
+    mesh: MeshAxes
 
     def decisions(self, assignment: Sequence[int], keep: bool) -> Decisions:
         """What an assignment of choices to nodes means."""
         found = Decisions(keep=keep)
         for node, choice in zip(self.nodes, assignment, strict=True):
             node.apply(found, int(choice))
-        found.outputs = tuple(
-            Layout(()) if i is None else self.nodes[i].layouts[int(assignment[i])] for i in self.outputs
-        )
+        found.outputs = tuple(self.nodes[i].layouts[int(assignment[i])] for i in self.outputs)
         return found
 
 
@@ -119,8 +119,7 @@ class _Build:
         self.unary: list[np.ndarray] = []
         self.made: dict[Tensor, _Port] = {}
         self.needed: dict[Tensor, list[_Port]] = {}
-        self.order: dict[Tensor, tuple[int, int]] = {}
-        self.clock = 0
+        self.held: dict[Tensor, _Port] = {}
         self.readers = _count_readers(builder.graph)
 
     # Nodes
@@ -151,7 +150,7 @@ class _Build:
         g = self.b.graph
         inputs = [self._place(t, tuple(storable(t, self.mesh)), "input", 1, False) for t in g.inputs]
         self._graph(g, 1)
-        outputs: list[int | None] = []
+        outputs: list[int] = []
         backward = any(op.backward for op in g.ops)
         for i, t in enumerate(g.outputs):
             if i in self.b.ties:
@@ -165,7 +164,7 @@ class _Build:
             self._need_place(t, node, 1, backward)
         edges, shared = self._moves()
         problem = Problem(self.unary, edges, shared, [], None)
-        return Built(problem, self.nodes, self.made, self.needed, inputs, outputs)
+        return Built(problem, self.nodes, self.made, self.needed, inputs, outputs, self.mesh)
 
     def _need_place(self, t: Tensor, node: int, repeat: int, backward: bool, lifted: bool = False) -> None:
         choices = self.nodes[node].layouts
@@ -214,7 +213,6 @@ class _Build:
         port = self.made[t]
         self.made[t] = made
         self._need_place(t, node, repeat, backward)
-        self.held = getattr(self, "held", {})
         self.held[t] = port
 
     def _seconds(self, op: Op, strategies: Sequence[Strategy]) -> np.ndarray:
@@ -351,12 +349,11 @@ class _Build:
         """One edge per tensor and reader; readers of one pass share what they gather."""
         edges: list[Edge] = []
         shared: list[Shared] = []
-        held: dict[Tensor, _Port] = getattr(self, "held", {})
         for t, ports in self.needed.items():
             source = self.made[t]
-            if t in held:
+            if t in self.held:
                 edges += self._edges(t, source, ports[:1])
-                ports, source = ports[1:], held[t]
+                ports, source = ports[1:], self.held[t]
             ports = [p for p in ports if p.node != source.node or p.layouts != source.layouts]
             ports = [p for p in ports if not (self.nodes[p.node].size == 1 and self.nodes[source.node].size == 1)]
             groups: dict[tuple[bool, int], list[_Port]] = {}
@@ -421,6 +418,3 @@ def _count_readers(graph: Graph) -> dict[Tensor, int]:
     for t in graph.outputs:
         count[t] = count.get(t, 0) + 1
     return count
-
-
-_ = (REDUCTIONS, Usage)

@@ -88,8 +88,8 @@ def minimize(net: Network, plan: Order, table_limit: float) -> Minimum:
         buckets[min(scope, key=rank.__getitem__)].append((scope, table))
     value, exact = net.constant, True
     for v in plan.variables:
-        groups = _groups(buckets[v], v, net.sizes, table_limit)
-        exact = exact and len(groups) == 1
+        groups = _groups(buckets[v], v, net.sizes, table_limit) if buckets[v] else []
+        exact = exact and len(groups) <= 1
         for group in groups:
             scope, table, least = _eliminated(store, group, v, net.sizes, table_limit)
             value += least
@@ -97,16 +97,16 @@ def minimize(net: Network, plan: Order, table_limit: float) -> Minimum:
                 buckets[min(scope, key=rank.__getitem__)].append((scope, table))
     assignment = np.zeros(len(net.sizes), np.int64)
     for v in reversed(plan.variables):
-        assignment[v] = int(np.argmin(conditional(store, buckets[v], v, assignment)))
+        assignment[v] = int(np.argmin(conditional(net, buckets[v], v, assignment)))
     return Minimum(value, assignment, exact, buckets)
 
 
-def conditional(store: Store, factors: Sequence[Factor], v: int, assignment: np.ndarray) -> np.ndarray:
+def conditional(net: Network, factors: Sequence[Factor], v: int, assignment: np.ndarray) -> np.ndarray:
     """The sum of factors as a function of v, every other variable as assigned."""
-    total: np.ndarray | float = 0.0
+    total = np.zeros(net.sizes[v])
     for scope, table in factors:
-        total = total + store[table][tuple([slice(None) if n == v else assignment[n] for n in scope])]
-    return np.asarray(total)
+        total = total + net.store[table][tuple([slice(None) if n == v else assignment[n] for n in scope])]
+    return total
 
 
 def _groups(factors: list[Factor], v: int, sizes: Sequence[int], table_limit: float) -> list[list[Factor]]:

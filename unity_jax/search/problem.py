@@ -87,6 +87,17 @@ class Problem:
         """The most bytes alive at any time step."""
         return float(self.profile(assignment).max())
 
+    def fits(self, assignment: Assignment) -> bool:
+        """Whether the peak is within the limit (to a part in a billion)."""
+        return self.limit is None or self.peak(assignment) <= self.limit * (1 + 1e-9)
+
+    def rank(self, assignment: Assignment) -> tuple[float, float, float]:
+        """Less is better: allowed and fitting first, by cost; of the others the one with the least peak."""
+        cost = self.cost(assignment)
+        if self.fits(assignment):
+            return (0.0, cost, 0.0) if np.isfinite(cost) else (2.0, 0.0, 0.0)
+        return (1.0 if np.isfinite(cost) else 2.0, self.peak(assignment), cost)
+
 
 @dataclass(frozen=True)
 class Solution:

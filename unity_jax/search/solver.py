@@ -1,26 +1,63 @@
-"""first cut"""
+"""Choose one strategy per node at the least total cost, under a limit on the bytes alive at any time.
+
+    solution = solve(Problem([np.array([1.0, 3.0]), np.array([0.0, 0.0])], [Edge(0, 1, table)]))
+    solution.assignment, solution.cost, solution.gap
+
+Planning is contraction: costs on nodes and edges are a tensor network over (min, +). Strategies that cannot win are
+removed (`prune`), variables are eliminated exactly, each distinct contraction once (`eliminate`); when tables would grow
+past `table_limit`, lower bounds drop strategies and restricted domains are solved exactly (`optimum`). A memory limit
+becomes prices on time steps, then a repair against the true peak (`memory`). Nothing is random or timed.
+"""
+
 from __future__ import annotations
+
+from collections.abc import Sequence
+
 import numpy as np
-from .problem import Problem, Edge, Shared, Usage, Solution
-from .tables import Store
+
+from .memory import within
 from .model import Model
-from .prune import pruned
-from .network import network
-from .eliminate import order, minimize
-def solve(problem, *, seeds=(), table_limit=10**7):
-    store = Store(largest_cost(problem))
-    m = pruned(Model.of(problem, store))
-    net = network(m, table_limit)
-    o = order(net.sizes, [f[0] for f in net.factors])
-    r = minimize(net, o, table_limit)
-    x = np.array([store[d][r.assignment[i]] for i, d in enumerate(m.domains)])
-    return Solution(x, problem.cost(x), r.value/store.scale, problem.peak(x), True, store.largest), store, o, m
-def largest_cost(problem):
-    cache = {}
-    def top(a):
-        hit = cache.get(id(a))
-        if hit is None:
-            f = np.abs(a[np.isfinite(a)])
-            hit = cache[id(a)] = float(f.max(initial=0.0))
-        return hit
-    return sum(map(top, problem.unary)) + sum(top(e.table) for e in problem.edges) + sum(len(s.consumers)*top(s.cost) for s in problem.shared)
+from .optimum import optimum
+from .problem import Edge, Problem, Shared, Solution, Usage
+from .tables import Store
+
+__all__ = ["Edge", "Problem", "Shared", "Solution", "Usage", "solve"]
+
+
+def solve(problem: Problem, *, seeds: Sequence[np.ndarray] = (), table_limit: int = 10**7) -> Solution:
+    """The cheapest assignment of a problem, never worse than a seed that fits the limit.
+
+    **Arguments:**
+    - `problem`: costs, and the memory limit if there is one.
+    - `seeds`: full assignments, such as expert plans.
+    - `table_limit`: the most entries of any table; below it the result without a memory limit is exact.
+
+    **Returns:** a `Solution`; `feasible` is False if nothing was found that is allowed and fits.
+    """
+    store = Store(_largest_cost(problem))
+    model = Model.of(problem, store)
+    seeds = [np.asarray(s, np.int64) for s in seeds]
+    free = optimum(model, seeds, table_limit)
+    bound = free.lower_bound
+    candidates = [free.assignment, *seeds]
+    if problem.limit is not None and not problem.fits(free.assignment):
+        found, bound = within(problem, model, free, seeds, table_limit)
+        candidates += found
+    best = min(candidates, key=lambda x: problem.rank(x))
+    cost, peak = problem.cost(best), problem.peak(best)
+    feasible = bool(np.isfinite(cost)) and problem.fits(best)
+    return Solution(best, cost, min(bound / store.scale, cost) if feasible else bound / store.scale, peak, feasible,
+                    store.largest)
+
+
+def _largest_cost(problem: Problem) -> float:
+    """A bound on the size of any sum of costs; each distinct array is looked at once."""
+    seen: dict[int, float] = {}
+
+    def top(array: np.ndarray) -> float:
+        if id(array) not in seen:
+            seen[id(array)] = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+        return seen[id(array)]
+
+    total = sum(top(u) for u in problem.unary) + sum(top(e.table) for e in problem.edges)
+    return total + sum(len(s.consumers) * top(s.cost) for s in problem.shared)

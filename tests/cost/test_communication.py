@@ -1,0 +1,114 @@
+"""Collective times against hand-computed values, and the orders that a planner relies on."""
+
+import itertools
+
+import pytest
+
+from unity_jax.cost.communication import KINDS, collective_line, collective_seconds, group_spans
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.mesh import MeshAxes
+
+H100, H100X2, V5E, POD = (Machine.preset(s) for s in ("h100:8", "h100:2x8", "v5e:2x4", "v5e:16x16"))
+ONE = MeshAxes(("data",), (8,))
+TWO = MeshAxes(("data", "model"), (2, 8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        ("all_gather", 7 / 8 * 1e9 / 4.5e11 + 3 * 1.9e-6),
+        ("reduce_scatter", 7 / 8 * 1e9 / 4.5e11 + 3 * 1.9e-6),
+        ("all_reduce", 2 * 7 / 8 * 1e9 / 4.5e11 + 6 * 1.9e-6),
+        ("all_to_all", 7 / 8 * 1e9 / 4.5e11 + 3 * 1.9e-6),
+        ("permute", 1e9 / 4.5e11 + 1.9e-6),
+    ],
+)
+def test_switch(kind, seconds):
+    assert collective_seconds(H100, ONE, kind, 1e9, ("data",)) == pytest.approx(4e-6 + seconds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ring", "line"),  # bytes over one link of 4.5e10 B/s, for 1 byte on 16 and on 4 devices
+    [
+        ("all_gather", 15 / 16 / 2, 3 / 4),
+        ("all_reduce", 15 / 16, 3 / 2),
+        ("all_to_all", 64 / 16 / 2, 4 / 4),
+        ("permute", 1, 1),
+    ],
+)
+def test_torus(kind, ring, line):
+    for machine, size, moved in ((Machine.preset("v5e:1x16"), 16, ring), (Machine.preset("v5e:1x4"), 4, line)):
+        assert collective_line(machine, MeshAxes(("x",), (size,)), kind, ("x",))[1] == pytest.approx(moved / 4.5e10)
+
+
+def test_interleaved_groups_share_the_links_of_a_torus():
+    mesh = MeshAxes(("a", "b", "y"), (4, 4, 16))
+    assert [(members, stride) for _, members, stride in group_spans(POD, mesh, ("a",))] == [(4, 4)]
+    outer, inner = (collective_line(POD, mesh, "all_gather", (axis,))[1] for axis in "ab")
+    assert outer == pytest.approx(3 / 4 / 4.5e10 / 2 * 4)  # a wrapped ring, shared by four
+    assert inner == pytest.approx(3 / 4 / 4.5e10)  # a line of its own
+
+
+def test_hierarchical():
+    # An all-reduce over both levels: reduce-scatter inside nodes, all-reduce of an eighth across, all-gather inside.
+    got = collective_seconds(H100X2, TWO, "all_reduce", 1e9, ("data", "model"))
+    assert got == pytest.approx(4e-6 + 2 * 7 / 8 * 1e9 / 4.5e11 + 6 * 1.9e-6 + 2 / 2 * 1e9 / 8 / 5e10 + 2 * 4e-6)
+    shift = collective_seconds(H100X2, TWO, "permute", 1e9, ("data", "model"))
+    assert shift == pytest.approx(4e-6 + 4e-6 + 1e9 / 5e10)
+    single = MeshAxes(("all",), (16,))
+    for kind in KINDS:  # one axis over both levels is the same group
+        assert collective_seconds(H100X2, single, kind, 1e6, ("all",)) == collective_seconds(
+            H100X2, TWO, kind, 1e6, ("data", "model")
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_crossing_nodes_is_slower(kind):
+    across, inside = (collective_seconds(H100X2, TWO, kind, 1e8, (axis,)) for axis in TWO.names)
+    assert across > inside
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("machine", [H100, POD, Machine.preset("cpu:8")], ids=lambda m: m.name)
+def test_monotonic(kind, machine):
+    meshes = [MeshAxes(("x",), (n,)) for n in (1, 2, 4, 8)]
+    for small, large in itertools.pairwise(meshes):
+        for nbytes in (0, 1e3, 1e8):
+            small_time, large_time = (collective_seconds(machine, m, kind, nbytes, ("x",)) for m in (small, large))
+            assert small_time <= large_time
+            assert large_time < collective_seconds(machine, large, kind, nbytes + 1e6, ("x",))
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
+@pytest.mark.parametrize("machine", [H100, H100X2, V5E, POD], ids=lambda m: m.name)
+def test_one_collective_beats_two_smaller_ones(kind, machine):
+    """Over two axes at once, against each in turn in the better order, with the bytes that each would move."""
+    for sizes in ((2, 4), (4, 2)):
+        mesh = MeshAxes(("x", "y"), sizes)
+        shrinks = kind in ("all_gather", "reduce_scatter")
+        for nbytes in (1e2, 1e5, 1e9):
+            both = collective_seconds(machine, mesh, kind, nbytes, mesh.names)
+            for first, last in (("x", "y"), ("y", "x")):
+                small = collective_seconds(machine, mesh, kind, nbytes / mesh[last] if shrinks else nbytes, (first,))
+                assert both < small + collective_seconds(machine, mesh, kind, nbytes, (last,))
+
+
+def test_alone_is_free_and_sizes_need_not_align():
+    assert collective_seconds(H100, MeshAxes(("x", "y"), (1, 8)), "all_reduce", 1e9, ("x",)) == 0
+    assert collective_seconds(H100, ONE, "all_reduce", 1e9, ()) == 0
+    mesh = MeshAxes(("x", "y"), (5, 3))  # groups of three at 6, 7, 8 cross the two nodes of eight
+    assert [members for _, members, _ in group_spans(H100X2, mesh, ("y",))] == [2, 2]
+
+
+def test_part_of_a_torus():
+    mesh = MeshAxes(("x", "y"), (2, 4))
+    x, y = (collective_seconds(V5E, mesh, "all_gather", 1e8, (axis,)) for axis in mesh.names)
+    both = collective_seconds(V5E, mesh, "all_gather", 1e8, mesh.names)
+    assert x < y < both < x + y
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="unknown collective 'gather'"):
+        collective_seconds(H100, ONE, "gather", 1, ("data",))
+    with pytest.raises(ValueError, match="mesh data=16 has 16 devices, h100:8 has 8"):
+        collective_seconds(H100, MeshAxes(("data",), (16,)), "all_reduce", 1, ("data",))

@@ -1,0 +1,238 @@
+"""The zoo: published parameter counts, stable state, double precision throughout, and losses that fall."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import models
+from models import bert, gpt, moe
+from models._common import make_precision
+
+NAMES = models.names()
+
+# Counts found in the literature or in released checkpoints, else derived by the formula in the comment.
+PARAMETERS = {
+    # Encoder and pooler 335,141,888; masked-LM head 1024^2 + 1024 + 2 x 1024 + 30,522; next sentence 2 x 1024 + 2.
+    ("bert", "full"): 336_226_108,
+    ("bert", "base"): 110_106_428,
+    # V D + T D + L (12 D^2 + 13 D) + 2 D; GPT-2 as released, GPT-3 rounds to table D.1 of its paper.
+    ("gpt", "gpt2"): 124_439_808,
+    ("gpt", "gpt2-xl"): 1_557_611_200,
+    ("gpt", "gpt3-1.3b"): 1_315_723_264,
+    ("gpt", "gpt3-2.7b"): 2_651_553_280,
+    ("gpt", "gpt3-6.7b"): 6_658_404_352,
+    ("gpt", "gpt3-13b"): 12_853_386_240,
+    ("gpt", "gpt3-175b"): 174_604_259_328,
+    # 1024 x 8192 + 15 x 8192^2, and 2 (1024 x 8192 + 7 x 8192^2).
+    ("mlp", "full"): 1_015_021_568,
+    ("mlp", "towers"): 956_301_312,
+    # 204,184,588 rows x 128, bottom MLP 171,392, top MLP 2,197,505 (479 inputs: 128 + 27 x 26 / 2).
+    ("dlrm", "full"): 204_184_588 * 128 + 171_392 + 2_197_505,
+    ("resnext", "full"): 25_028_904,
+    # 2 x 10,000 x 1500 + 10,000 in the embedding and output, 2 x (2 x 1500 x 6000 + 6000) in the layers.
+    ("lstm_lm", "full"): 66_022_000,
+    ("lstm_lm", "medium"): 19_775_200,
+    # L (2 D^2 + 2 D x 1024 + 8 D + 24 D F + 2 D) + 2 V D + D.
+    ("moe", "full"): 46_702_792_704,
+    ("moe", "8x22b"): 140_620_634_112,
+}
+
+
+def avals(tree):
+    """Path -> (shape, dtype, weak type) of each leaf."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): (x.shape, x.dtype, getattr(x, "weak_type", False)) for path, x in leaves}
+
+
+def floats(jaxpr):
+    """The floating dtypes of all values computed in a jaxpr, sub-jaxprs included."""
+    found = set()
+    for eqn in jaxpr.eqns:
+        found |= {v.aval.dtype for v in eqn.outvars if jnp.issubdtype(v.aval.dtype, jnp.floating)}
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    found |= floats(inner)
+    return found
+
+
+@pytest.mark.parametrize(("name", "size"), PARAMETERS)
+def test_parameter_counts_are_the_published_ones(name, size):
+    model = models.get(name, size)
+    assert model.num_parameters == PARAMETERS[name, size]
+    assert model.published_parameters in (None, model.num_parameters)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_has_a_full_and_a_tiny_size(name):
+    assert {"full", "tiny"} <= set(models.sizes(name))
+
+
+def test_overrides():
+    deep = models.get("bert", "tiny", layers=5, batch_size=8, dropout=None)
+    assert len(deep.abstract_state().params["layers"]) == 5
+    assert deep.abstract_batch()["tokens"].shape == (8, 32)
+    assert deep.config.dropout == 0.1
+    assert models.get("bert", layers=12).published_parameters is None
+
+
+def test_errors_name_the_choices():
+    with pytest.raises(ValueError, match="no model 'vgg'; there are: bert"):
+        models.get("vgg")
+    with pytest.raises(ValueError, match="gpt has no size 'small'; it has: full, gpt2"):
+        models.get("gpt", "small")
+    with pytest.raises(ValueError, match="no such override: layers; this model has: bags"):
+        models.get("dlrm", layers=2)
+    with jax.enable_x64(False), pytest.raises(ValueError, match="jax_enable_x64"):
+        models.get("mlp", "tiny", dtype=jnp.float64)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_match_their_spec_and_their_seed(name):
+    model = models.get(name, "tiny")
+    batch = model.make_batch(3)
+    assert avals(batch) == avals(model.abstract_batch())
+    jax.tree.map(np.testing.assert_array_equal, batch, model.make_batch(3))
+    different = jax.tree.map(lambda a, b: (a != b).any(), batch, model.make_batch(4))
+    assert any(jax.tree.leaves(different))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_keeps_shapes_dtypes_and_weak_types(name, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        model = models.get(name, "tiny", dtype=dtype)
+        state, batch = model.abstract_state(), model.abstract_batch()
+        after, metrics = jax.eval_shape(model.train_step, state, batch)
+        assert avals(after) == avals(state)
+        assert not any(weak for _, _, weak in avals(state).values())
+        assert all(shape == () for shape, _, _ in avals(metrics).values())
+        assert "loss" in metrics and "loss" in jax.eval_shape(model.eval_step, state, batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float64_is_float64_throughout(name):
+    with jax.enable_x64(True):
+        model = models.get(name, "tiny", dtype=jnp.float64)
+        state = model.abstract_state()
+        dtypes = {leaf.dtype for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+        traced = jax.jit(model.train_step).trace(state, model.abstract_batch())
+        assert dtypes == floats(traced.jaxpr) == {jnp.dtype(jnp.float64)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_fall_and_states_are_donated(name):
+    with jax.enable_x64(True):
+        model = models.get(name, "tiny", dtype=jnp.float64)
+        state, batch = model.make_state(0), model.make_batch(0)
+        start, variables = jax.tree.leaves(state), jax.tree.map(np.array, state.variables)
+        step = jax.jit(model.train_step, donate_argnums=0)
+        losses = []
+        for _ in range(5):
+            state, metrics = step(state, batch)
+            losses.append(float(metrics["loss"]))
+    assert all(leaf.is_deleted() for leaf in start)
+    assert int(state.step) == 5
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: (a != b).any(), variables, state.variables)))
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[-1] < losses[0] * 0.95
+
+
+def test_abstract_state_of_gpt3_175b():
+    model = models.get("gpt", "gpt3-175b")
+    state = model.abstract_state()
+    assert state.params["blocks"]["qkv"]["kernel"].shape == (96, 12288, 3, 96, 128)
+    after, _ = jax.eval_shape(model.train_step, state, model.abstract_batch())
+    assert avals(after) == avals(state)
+    size = sum(math.prod(leaf.shape) * 4 for leaf in jax.tree.leaves((state.params, state.opt_state)))
+    assert size > 2e12  # 12 bytes of parameters and moments for each of 174.6 G
+
+
+def test_bert_large_traces_in_seconds():
+    model = models.get("bert")
+    traced = jax.jit(model.train_step, donate_argnums=0).trace(model.abstract_state(), model.abstract_batch())
+    assert len(traced.jaxpr.eqns) < 20_000
+
+
+def test_dropout_masks_change_with_the_step_and_vanish_in_evaluation():
+    model = models.get("lstm_lm", "tiny", learning_rate=0.0)
+    state, batch = model.make_state(0), model.make_batch(0)
+    state = state._replace(variables=jax.tree.map(jnp.zeros_like, state.variables))
+    step, evaluate = jax.jit(model.train_step), jax.jit(model.eval_step)
+    later = state._replace(step=state.step + 1)
+    first, second = (step(s, batch)[1]["loss"] for s in (state, later))
+    assert first != second
+    assert first == step(state, batch)[1]["loss"]
+    assert evaluate(state, batch)["loss"] == evaluate(later, batch)["loss"]
+
+
+def test_bert_batches_look_like_text():
+    model = models.get("bert", "tiny", batch_size=64)
+    batch = model.make_batch(0)
+    lengths = batch["attention_mask"].sum(1)
+    assert (batch["tokens"][:, 0] == bert.CLS).all()
+    assert (np.take_along_axis(batch["tokens"], lengths[:, None] - 1, 1) == bert.SEP).all()
+    assert (batch["tokens"][batch["attention_mask"] == 0] == bert.PAD).all()
+    assert lengths.min() < lengths.max() == 32
+    weights = batch["masked_weights"]
+    expected = np.minimum(5, np.maximum(1, np.round(0.15 * lengths)))
+    np.testing.assert_array_equal(weights.sum(1), expected)
+    assert (batch["masked_tokens"][weights == 1] > bert.MASK).all()
+    assert (batch["masked_positions"] < lengths[:, None]).all()
+    shown = np.take_along_axis(batch["tokens"], batch["masked_positions"], 1)[weights == 1]
+    assert 0.6 < (shown == bert.MASK).mean() < 0.95
+    assert batch["tokens"].max() < model.config.vocabulary
+
+
+def test_bert_ignores_padding():
+    model = models.get("bert", "tiny")
+    state, batch = model.make_state(0), model.make_batch(0)
+    noisy = dict(batch, tokens=np.where(batch["attention_mask"] == 0, 7, batch["tokens"]))
+    assert (noisy["tokens"] != batch["tokens"]).any()
+    evaluate = jax.jit(model.eval_step)
+    first, second = evaluate(state, batch), evaluate(state, noisy)
+    assert 0 <= first["masked_accuracy"] <= 1
+    np.testing.assert_allclose(first["loss"], second["loss"], rtol=1e-6)
+
+
+def test_gpt_does_not_look_ahead():
+    config = gpt.SIZES["tiny"]
+    module = gpt.Gpt(config, make_precision(jnp.float32), nnx.Rngs(0))
+    tokens = models.get("gpt", "tiny").make_batch(0)["tokens"]
+    changed = tokens.copy()
+    changed[:, 20:] = (changed[:, 20:] + 1) % config.vocabulary
+    encode = jax.jit(lambda tokens: module.encode(tokens, None))
+    before, after = encode(tokens), encode(changed)
+    np.testing.assert_allclose(before[:, :20], after[:, :20], atol=1e-5)
+    assert (abs(before - after)[:, 20:].max(axis=-1) > 1e-3).all()
+
+
+def test_moe_routes_each_token_to_its_first_free_experts():
+    config = moe.SIZES["tiny"]
+    layer = moe.Experts(config, make_precision(jnp.float32), nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (3, config.length, config.hidden)) * 30
+    dispatch, combine, balance = layer.route(x)
+    probabilities = np.asarray(jax.nn.softmax(layer.router(x)))
+
+    expected = np.zeros(dispatch.shape)
+    gates = np.zeros(dispatch.shape)
+    for row in range(3):
+        used = np.zeros(config.experts, int)
+        order = np.argsort(-probabilities[row], axis=-1)[:, : config.top_k]
+        for choice in range(config.top_k):
+            for token in range(config.length):
+                expert = order[token, choice]
+                if used[expert] < config.capacity:
+                    expected[row, token, expert, used[expert]] = 1
+                    total = probabilities[row, token, order[token]].sum()
+                    gates[row, token, expert, used[expert]] = probabilities[row, token, expert] / total
+                used[expert] += 1
+    assert expected.sum() < 3 * config.length * config.top_k  # some tokens are dropped
+    np.testing.assert_array_equal(dispatch, expected)
+    np.testing.assert_allclose(combine, gates, rtol=1e-5)
+    assert balance >= 1 - 1e-3

@@ -1,0 +1,135 @@
+"""Random numbers: the same bits for every sharding.
+
+Threefry hashes a 64-bit counter per element, its position in the flattened array, so each device hashes the counters of its
+own shard. Other generators draw the whole array on every device and keep a part.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+
+from unity_jax import _compat
+from unity_jax.ops.rule import Rule, Shard, make_rule, pointwise_labels, register
+from unity_jax.pcg.graph import Op, Tensor
+
+HASH_FLOPS = 100  # integer operations of one threefry hash
+
+
+def _is_threefry(key: Tensor) -> bool:
+    """Whether each key of a batch acts on its own; the rbg generators mix the keys of a batch."""
+    return str(key.dtype) == "key<fry>"
+
+
+@register("random_bits", "random_split")
+def random_bits(op: Op) -> Rule:
+    # Each key draws an array of its own, in which every element depends on its position only.
+    keys, result = op.inputs[0], op.outputs[0]
+    counters = _is_threefry(keys) and _compat.threefry_partitionable(op.eqn)
+    free = counters or op.name == "random_bits"
+    return make_rule(
+        op,
+        [[d if _is_threefry(keys) else None for d in range(keys.rank)]],
+        [[d if d < keys.rank or free else None for d in range(result.rank)]],
+        local=_hash_counters if counters else _part_of_all,
+        flops=HASH_FLOPS * math.prod(result.shape),
+    )
+
+
+def _hash_counters(shard: Shard, keys: Any) -> Any:
+    lead = keys.ndim
+    high, low = _positions(shard, lead)
+    words = jax.random.key_data(keys)
+    k1, k2 = (jnp.expand_dims(words[..., i], range(lead, lead + low.ndim)) for i in (0, 1))
+    shape = shard.result_shape()
+    operands = [jnp.broadcast_to(x, shape) for x in (k1, k2, high, low)]
+    high, low = primitives.threefry2x32_p.bind(*operands)
+    if shard.op.name == "random_split":
+        return jax.random.wrap_key_data(jnp.stack([high, low], -1), impl="threefry2x32")
+    width = shard.op.params["bit_width"]
+    dtype = np.dtype(f"uint{width}")
+    if width == 64:
+        return lax.shift_left(high.astype(dtype), np.array(32, dtype)) | low.astype(dtype)
+    return (high ^ low).astype(dtype)
+
+
+def _positions(shard: Shard, lead: int) -> tuple[Any, Any]:
+    """High and low 32 bits of the flat position of every element of the shard, in the array that one key draws."""
+    whole, local = shard.op.outputs[0].shape[lead:], shard.result_shape()[lead:]
+    high = low = jnp.zeros(local, jnp.uint32)
+    for d, dims in enumerate(shard.rule.results[0][lead:]):
+        start = sum(shard.offset(f) for f in dims)
+        index = lax.broadcasted_iota(jnp.uint32, local, d) + jnp.asarray(start, jnp.uint32)
+        more_high, more_low = _times(index, math.prod(whole[d + 1 :]))
+        low = low + more_low
+        high = high + more_high + (low < more_low).astype(jnp.uint32)
+    return high, low
+
+
+def _times(x: Any, n: int) -> tuple[Any, Any]:
+    """High and low 32 bits of the product of 32-bit numbers and a constant below 2^64."""
+    word = 2**16
+    if n < word:
+        digits = [(n, 0)]
+    else:
+        digits = [((n >> s) % word, s) for s in (0, 16, 32, 48)]
+    high = low = jnp.zeros_like(x)
+    for part, shift in ((x % word, 0), (x // word, 16)):
+        for digit, s in digits:
+            term, s = part * np.uint32(digit), shift + s
+            if digit == 0 or s >= 64:
+                continue
+            more_low = term << s if s < 32 else jnp.zeros_like(x)
+            more_high = term >> (32 - s) if 0 < s < 32 else jnp.zeros_like(x) if s == 0 else term << (s - 32)
+            low = low + more_low
+            high = high + more_high + (low < more_low).astype(jnp.uint32)
+    return high, low
+
+
+def _part_of_all(shard: Shard, keys: Any) -> Any:
+    (x,) = _compat.bind(shard.op.eqn, (keys,), shard.op.params)
+    for d, factors in enumerate(shard.rule.results[0]):
+        for f in factors:
+            n, ways = shard.local_size(f), shard.ways(f)
+            if ways > 1 and x.shape[d] == shard.op.outputs[0].shape[d]:  # the dimensions of the keys are local already
+                x = lax.pad(x, np.zeros((), x.dtype), [(0, (n * ways - m) * (i == d), 0) for i, m in enumerate(x.shape)])
+                x = lax.dynamic_slice_in_dim(x, shard.offset(f), n, d)
+    return x
+
+
+# Keys
+
+
+@register("random_fold_in", "threefry2x32", "random_seed", "random_clone")
+def elementwise(op: Op) -> Rule | None:
+    shape = op.outputs[0].shape
+    mixed = op.name == "random_fold_in" and not _is_threefry(op.inputs[0])
+    if mixed or any(t.rank not in (0, len(shape)) for t in op.inputs):
+        return None
+    return make_rule(
+        op,
+        [pointwise_labels(t.shape, shape) for t in op.inputs],
+        [pointwise_labels(shape, shape) for _ in op.outputs],
+        flops=HASH_FLOPS * math.prod(shape),
+    )
+
+
+@register("random_wrap", "random_unwrap")
+def words(op: Op) -> Rule:
+    # The words of a key are a minor dimension.
+    labels = [*range(min(op.inputs[0].rank, op.outputs[0].rank)), None]
+    return make_rule(op, [labels[: op.inputs[0].rank]], [labels[: op.outputs[0].rank]], flops=0)
+
+
+@register("random_gamma")
+def random_gamma(op: Op) -> Rule:
+    # Each key is split over the trailing dimensions of its parameters, in a way that depends on their number.
+    keys, alpha = op.inputs[0], op.inputs[1]
+    labels = [d if d < keys.rank and _is_threefry(keys) else None for d in range(alpha.rank)]
+    return make_rule(op, [labels[: keys.rank], labels], [labels], flops=20 * HASH_FLOPS * math.prod(alpha.shape))

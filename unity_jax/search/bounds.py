@@ -1,0 +1,114 @@
+"""Lower bounds by moving cost between factors, and what each value of each variable would cost at least.
+
+Sequential reweighted message passing (TRW-S, Kolmogorov, PAMI 28, 2006; for larger factors SRMP, PAMI 37, 2015): visit
+the variables in order, collect the least that each earlier factor needs for each value, hand an equal share on to each
+later factor; then the same backwards. Costs only move, so after every pass
+
+    the sum over variables of min over values of what is held  <=  the minimum
+
+Everything is in whole units, shares rounded down, so the bound holds exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .network import Network
+
+FORBIDDEN = 2.0**50  # stands for inf: more than any sum of costs, and sums of a few stay exact
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`least[v][a]` bounds from below the cost of every assignment with x_v = a; `value` all assignments."""
+
+    value: float
+    least: dict[int, np.ndarray]
+
+
+class Messages:
+    """Costs held at variables, and what each factor has given to its variables."""
+
+    def __init__(self, net: Network, sequence: tuple[int, ...]) -> None:
+        """`sequence` orders all variables of the network's factors."""
+        rank = {v: r for r, v in enumerate(sequence)}
+        self.sequence = sequence
+        self.constant = net.constant
+        self.held = {v: np.zeros(net.sizes[v]) for v in sequence}
+        self.tables: list[np.ndarray] = []
+        self.given: list[list[np.ndarray]] = []
+        self.around: dict[int, list[tuple[int, int, bool, bool]]] = {v: [] for v in sequence}
+        finite: dict[int, np.ndarray] = {}
+        for scope, name in net.factors:
+            if name not in finite:
+                finite[name] = np.minimum(net.store[name], FORBIDDEN)
+            table = finite[name]
+            if len(scope) == 1:
+                self.held[scope[0]] = np.minimum(self.held[scope[0]] + table, FORBIDDEN)
+                continue
+            ranks = [rank[v] for v in scope]
+            for axis, v in enumerate(scope):
+                first, last = ranks[axis] == min(ranks), ranks[axis] == max(ranks)
+                self.around[v].append((len(self.tables), axis, first, last))
+            self.tables.append(table)
+            self.given.append([np.zeros(k) for k in table.shape])
+
+    def marginal(self, factor: int, axis: int) -> np.ndarray:
+        """The least that a factor still holds for each value along one axis."""
+        table, given = self.tables[factor], self.given[factor]
+        rank = table.ndim
+        for other in range(rank):
+            if other != axis:
+                g = given[other]
+                table = table - (g if other == rank - 1 else g.reshape((-1,) + (1,) * (rank - 1 - other)))
+        other_axes = tuple(a for a in range(rank) if a != axis)
+        return table.min(axis=other_axes) - given[axis]
+
+    def sweep(self, backward: bool) -> float:
+        """One pass over all variables; the lower bound after it."""
+        total = self.constant
+        for v in reversed(self.sequence) if backward else self.sequence:
+            around = self.around[v]
+            held = self.held[v]
+            incoming = outgoing = 0
+            for factor, axis, first, last in around:
+                if backward:
+                    first, last = last, first
+                outgoing += not last
+                if not first:
+                    incoming += 1
+                    least = self.marginal(factor, axis)
+                    held = held + least
+                    self.given[factor][axis] = self.given[factor][axis] + least
+            held = np.minimum(held, FORBIDDEN)
+            if outgoing:
+                share = np.floor(held / max(incoming, outgoing))
+                for factor, axis, first, last in around:
+                    if not (first if backward else last):
+                        self.given[factor][axis] = self.given[factor][axis] - share
+                held = held - outgoing * share
+            self.held[v] = held
+            total += float(held.min())
+        return total
+
+    def bound(self, value: float) -> Bound:
+        """What every value needs at least; call it directly after the sweep that returned `value`."""
+        least = {}
+        for v in self.sequence:
+            excess = self.held[v] - self.held[v].min()
+            for factor, axis, _, _ in self.around[v]:
+                excess = excess + np.maximum(self.marginal(factor, axis), 0.0)
+            least[v] = value + excess
+        return Bound(value, least)
+
+
+def lower_bound(net: Network, sequence: tuple[int, ...], sweeps: int) -> Bound:
+    """The best bound of `sweeps` passes there and back."""
+    messages = Messages(net, sequence)
+    value = -np.inf
+    for _ in range(sweeps):
+        messages.sweep(backward=False)
+        value = messages.sweep(backward=True)
+    return messages.bound(value)

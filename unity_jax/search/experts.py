@@ -1,0 +1,215 @@
+"""Expert plans: what a practitioner would write down, completed to full plans. They seed the search and are its yardstick.
+
+Data parallelism, ZeRO-1 (arXiv:1910.02054), FSDP (ZeRO-3), Megatron tensor parallelism (arXiv:1909.08053) with and without
+sequence sharding (arXiv:2205.05198), and their two-dimensional combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program
+from unity_jax.search.assemble import RuleCache
+from unity_jax.search.batch import Dims, batch_dims, batch_factors
+from unity_jax.search.build import Built, Node
+
+
+@dataclass(frozen=True)
+class Expert:
+    """A style of parallelism: which axes split the batch and which the weights, and what the batch axes shard besides."""
+
+    data: tuple[str, ...]
+    model: tuple[str, ...] = ()
+    shard_params: bool = False  # over the data axes (FSDP)
+    shard_state: bool = False  # optimizer state over the data axes (ZeRO-1)
+    sequence: bool = False  # activations between tensor-parallel blocks are split too
+
+    @property
+    def name(self) -> str:
+        data = "fsdp" if self.shard_params else "zero1" if self.shard_state else "dp"
+        model = "tp+sp" if self.sequence else "tp"
+        parts = [f"{data}({','.join(self.data)})"] * bool(self.data) + [f"{model}({','.join(self.model)})"] * bool(self.model)
+        return " x ".join(parts)
+
+
+def experts(mesh: MeshAxes) -> Iterator[Expert]:
+    """The experts of a mesh: every split of its axes into data (outer) and model (inner) axes, in every style."""
+    names = mesh.names
+    for cut in range(len(names), -1, -1):
+        data, model = names[:cut], names[cut:]
+        styles = [(False, False), (False, True), (True, True)] if data else [(False, False)]
+        for params, state in styles:
+            for sequence in (False, True) if model else (False,):
+                yield Expert(data, model, params, state, sequence)
+
+
+def expert_seeds(program: Program, built: Built, mesh: MeshAxes, rules: RuleCache | None = None) -> dict[str, np.ndarray]:
+    """A full assignment of the problem for every expert, by name; those that come out equal are kept once."""
+    completion = _Completion(program, built, mesh, rules or RuleCache())
+    found: dict[bytes, str] = {}
+    seeds: dict[str, np.ndarray] = {}
+    for expert in experts(mesh):
+        assignment = completion.complete(expert)
+        if np.isfinite(built.problem.cost(assignment)) and assignment.tobytes() not in found:
+            found[assignment.tobytes()] = expert.name
+            seeds[expert.name] = assignment
+    return seeds
+
+
+@dataclass(frozen=True)
+class _Neighbour:
+    node: int
+    table: np.ndarray  # (choices of this node, choices of the neighbour)
+
+
+class _Completion:
+    """Completes an expert's rules of thumb to a plan, op by op in program order, each as cheaply as what is decided allows.
+
+    Weights and what is computed from weights alone wait until the first op that mixes them with activations has decided.
+    """
+
+    def __init__(self, program: Program, built: Built, mesh: MeshAxes, rules: RuleCache) -> None:
+        self.built, self.mesh, self.rules = built, mesh, rules
+        self.batch: Dims = batch_dims(program, rules)
+        self.neighbours: list[list[_Neighbour]] = [[] for _ in built.nodes]
+        for e in built.problem.edges:
+            self._join(e.i, e.j, e.table)
+        for s in built.problem.shared:
+            for c, targets in zip(s.consumers, s.targets, strict=True):
+                self._join(s.producer, c, s.cost[np.ix_(s.source, targets)])
+        state = {program.graph.inputs[i] for i in program.ties.values()}
+        forward = {t for op in program.graph.walk() if not op.backward for t in op.inputs}
+        self.params = state & forward
+        self.state = state - forward
+        self.lazy = [self._waits(n) for n in built.nodes]
+        self.wants = [self._batch_of(n) for n in built.nodes]
+        self.held = {p.node for p in built.made.values()}
+        self.finish = self._cost_to_finish()
+
+    def _join(self, i: int, j: int, table: np.ndarray) -> None:
+        if i != j:
+            self.neighbours[i].append(_Neighbour(j, table))
+            self.neighbours[j].append(_Neighbour(i, table.T))
+
+    def _batch_of(self, node: Node) -> list[set[int]]:
+        """Per op of a node its batch factors; for a place or input, its batch dimensions."""
+        if node.ops:
+            return [batch_factors(op, self.rules, self.batch) for op in node.ops]
+        t = node.tensor
+        shift = 1 if node.lifted else 0
+        return [{d - shift for d in range(t.rank) if (t, d) in self.batch}] if t is not None else [set()]
+
+    def _waits(self, node: Node) -> bool:
+        if node.kind == "input":
+            return not any((node.tensor, d) in self.batch for d in range(node.tensor.rank if node.tensor else 0))
+        if node.kind == "output":
+            return True
+        if node.ops:
+            return not any(batch_factors(op, self.rules, self.batch) for op in node.ops) and not node.ops[0].backward
+        return not any(self._batch_of(node))
+
+    def _cost_to_finish(self) -> dict[int, np.ndarray]:
+        """What finishing the partial sums that a choice leaves behind will cost at least: else every first matmul looks free."""
+        found: dict[int, np.ndarray] = {}
+        for port in self.built.made.values():
+            if any(lay.partial for lay in port.layouts):
+                found[port.node] = np.array([len(lay.partial) * 1.0 for lay in port.layouts])
+        return found
+
+    def complete(self, expert: Expert) -> np.ndarray:
+        """The assignment of one expert."""
+        allowed = [self._allowed(n, expert) for n in self.built.nodes]
+        chosen = np.full(len(allowed), -1)
+        for node in self.built.nodes:
+            if not self.lazy[node.index]:
+                self._settle(node.index, chosen, allowed)
+        for node in self.built.nodes:
+            self._settle(node.index, chosen, allowed)
+        for _ in range(2):
+            for node in self.built.nodes:
+                chosen[node.index] = self._best(node.index, chosen, allowed[node.index], final=True)
+        return chosen
+
+    def _settle(self, i: int, chosen: np.ndarray, allowed: list[np.ndarray]) -> None:
+        stack = [i]
+        while stack:
+            j = stack.pop()
+            if chosen[j] >= 0:
+                continue
+            chosen[j] = self._best(j, chosen, allowed[j], final=False, others=allowed)
+            stack += [n.node for n in reversed(self.neighbours[j]) if chosen[n.node] < 0 and self.lazy[n.node]]
+
+    def _best(
+        self, i: int, chosen: np.ndarray, allowed: np.ndarray, *, final: bool, others: list[np.ndarray] | None = None
+    ) -> int:
+        cost = self.built.problem.unary[i].astype(float).copy()
+        for n in self.neighbours[i]:
+            if chosen[n.node] >= 0:
+                cost += n.table[:, chosen[n.node]]
+            elif others is not None and self.lazy[n.node]:
+                cost += np.where(others[n.node], n.table, np.inf).min(axis=1)
+        if not final and i in self.finish:
+            cost += self.finish[i] * 1e-6 + self._partial_seconds(i)
+        return int(np.argmin(np.where(allowed & np.isfinite(cost), cost, np.inf)))
+
+    def _partial_seconds(self, i: int) -> np.ndarray:
+        return np.zeros(len(self.built.problem.unary[i]))
+
+    def _allowed(self, node: Node, expert: Expert) -> np.ndarray:
+        """Which choices of a node the expert would consider; all, if none of them is possible."""
+        everything = np.ones(node.size, bool)
+        if node.ops:
+            allowed = self._allowed_op(node, expert)
+        elif node.kind == "input" or node.tensor is not None:
+            allowed = np.array([self._allowed_place(node, lay, expert) for lay in node.layouts])
+        else:
+            return everything
+        return allowed if allowed.any() else everything
+
+    def _allowed_place(self, node: Node, layout: Layout, expert: Expert) -> bool:
+        where = layout.axis_dim
+        dims = self.wants[node.index][0]
+        if dims:
+            return all(where.get(a) in dims for a in expert.data if self._fits(node, dims, expert.data))
+        if node.kind != "input":
+            return not any(a in where for a in expert.data) or expert.shard_params
+        sharded = expert.shard_params if node.tensor in self.params else expert.shard_state
+        used = [where.get(a) for a in expert.data]
+        if not sharded:
+            return all(u is None for u in used)
+        one = len(set(used)) == 1 and used[0] is not None
+        return one or not any(len({lay.axis_dim.get(a) for a in expert.data}) == 1 and lay.axis_dim.get(expert.data[0]) is not None for lay in node.layouts)
+
+    def _fits(self, node: Node, dims: set[int], axes: tuple[str, ...]) -> bool:
+        return any(all(lay.axis_dim.get(a) in dims for a in axes) for lay in node.layouts)
+
+    def _allowed_op(self, node: Node, expert: Expert) -> np.ndarray:
+        """Data axes split the batch wherever an op has one; model axes split the other operands of what uses weights."""
+        first, strategies, batch = node.ops[0], node.strategies[0], self.wants[node.index][0]
+        at = [self.mesh.names.index(a) for a in expert.data]
+        model = [self.mesh.names.index(a) for a in expert.model]
+        allowed = np.ones(node.size, bool)
+        if batch:
+            on_batch = np.array([all(s[i] in batch for i in at) for s in strategies])
+            if on_batch.any():
+                allowed &= on_batch
+            off_model = np.array([not any(s[i] in batch for i in model) for s in strategies])
+            allowed &= off_model
+            if model and first.name in _WEIGHTED and self._has_weights(node):
+                used = np.array([all(s[i] >= 0 for i in model) for s in strategies]) & allowed
+                allowed = used if used.any() else allowed
+            if model and not expert.sequence and node.kind == "cluster":
+                whole = np.array([all(s[i] != 1 for i in model) for s in strategies])
+                allowed &= whole if first.outputs[0].rank >= 3 else True
+        return allowed
+
+    def _has_weights(self, node: Node) -> bool:
+        return any(self.lazy[n.node] for n in self.neighbours[node.index])
+
+
+_WEIGHTED = ("dot_general", "conv_general_dilated", "gather", "scatter-add")

@@ -1,0 +1,50 @@
+"""Memory inside the planning problem: which bytes each choice keeps alive, and from when to when."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.program import Program
+from unity_jax.search.build import Built
+from unity_jax.search.problem import Usage
+
+
+def usage(program: Program, built: Built, written: set[Tensor]) -> list[Usage]:
+    """One record per written tensor: the bytes of each choice of the node that makes it, from its op to its last reader.
+
+    Time is the position of an op in program order, loop bodies unrolled once. Inputs that are not donated live throughout.
+    """
+    born: dict[Tensor, int] = {}
+    dies: dict[Tensor, int] = {}
+    end = _times(program.graph, 0, born, dies)
+    donated = {program.graph.inputs[i] for i in program.donated}
+    for t in program.graph.inputs:
+        born[t] = 0
+        dies[t] = dies.get(t, 0) + 1 if t in donated else end + 1
+    for t in program.graph.outputs:
+        dies[t] = end + 1
+    mesh = built.mesh
+    found = []
+    for t, port in built.made.items():
+        if t in written and t in born:
+            sizes = np.array([t.itemsize * np.prod(lay.local_shape(t.shape, mesh), dtype=float) for lay in port.layouts])
+            found.append(Usage(port.node, sizes, born[t], max(dies.get(t, 0), born[t] + 1)))
+    return found
+
+
+def _times(graph: Graph, clock: int, born: dict[Tensor, int], dies: dict[Tensor, int]) -> int:
+    for op in graph.ops:
+        start = clock
+        for body in op.bodies:
+            clock = _times(body, clock, born, dies)
+        clock += 1
+        _visit(op, start, clock, born, dies)
+    dies.update((t, clock) for t in graph.outputs)
+    return clock
+
+
+def _visit(op: Op, start: int, clock: int, born: dict[Tensor, int], dies: dict[Tensor, int]) -> None:
+    born.update((t, start) for t in op.outputs)
+    for t in op.inputs:
+        dies[t] = max(dies.get(t, 0), clock)
