@@ -72,6 +72,16 @@ def is_float(dtype: Any) -> bool:
     return not is_key(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
+def abstract_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> Any:
+    """A mesh without devices, its axes under the compiler's control (the default type of its axes changed in 0.11)."""
+    return jax.sharding.AbstractMesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))
+
+
+def auto_mesh(mesh: Any) -> Any:
+    """The same mesh with axes of type Auto, which is what `shard_map` over all axes and placed arrays agree on."""
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+
+
 def shard_map(body: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """`jax.shard_map` over every axis of `mesh`, without the replication checks that our own layouts replace."""
     return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

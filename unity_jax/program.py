@@ -24,8 +24,8 @@ class Program:
     """A traced function.
 
     **Fields:** `graph`; its inputs are `constants` (captured arrays) followed by the leaves of the arguments; `in_tree` of
-    `(args, kwargs)` without static arguments; `out_tree`; `in_paths` and `out_paths`: readable names of the leaves;
-    `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces.
+    `(args, kwargs)` without static arguments; `out_tree`; `in_paths` and `out_paths`: readable names of the leaves; `in_suffixes`: the
+    same below the argument (what functions that share a state have in common); `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Program:
     out_tree: Any
     in_paths: tuple[str, ...]
     out_paths: tuple[str, ...]
+    in_suffixes: tuple[str, ...]
     donated: tuple[int, ...]
     ties: dict[int, int]
 
@@ -97,6 +98,7 @@ def trace(
         out_tree,
         tuple(jax.tree_util.keystr(_without_kind(p)) for p in in_keys),
         tuple(jax.tree_util.keystr(p) for p, _ in out_leaves),
+        tuple(jax.tree_util.keystr(p[2:]) for p in in_keys),
         donated,
         found,
     )

@@ -131,3 +131,78 @@ CASES += [
 ]
 
 # Shapes, indexing, sorting, random numbers
+
+
+def gather(window, offset=(), collapsed=(), indexed=(), mode="clip", **batching):
+    numbers = lax.GatherDimensionNumbers(offset, collapsed, indexed, **batching)
+    return lambda x, i: lax.gather(x, i, numbers, window, mode=mode)
+
+
+def scatter(fn, window=(), inserted=(), indexed=(), mode="drop", **batching):
+    numbers = lax.ScatterDimensionNumbers(window, inserted, indexed, **batching)
+    return lambda x, i, u: fn(x, i, u, numbers, mode=mode)
+
+
+def ids(*shape):
+    return s(*shape, dtype=np.int32)
+
+
+TABLE, TABLE_IDS, TABLE_ROWS = s(10, 6), ids(4, 5, 1), s(4, 5, 6)
+LOOKUP = {"offset": (2,), "collapsed": (0,), "indexed": (0,)}
+UPDATE = {"window": (2,), "inserted": (0,), "indexed": (0,)}
+ALONG = {"operand_batching_dims": (0,), "start_indices_batching_dims": (0,)}
+INTO = {"operand_batching_dims": (0,), "scatter_indices_batching_dims": (0,)}
+
+CASES += [
+    ("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (5, 4, 3, 6), (1, 3)), (s(4, 6),)),
+    ("broadcast_in_dim:size 1", lambda x: lax.broadcast_in_dim(x, (4, 7, 6), (0, 1, 2)), (s(4, 1, 6),)),
+    ("squeeze", lambda x: lax.squeeze(x, (1,)), (s(4, 1, 5),)),
+    ("transpose", lambda x: lax.transpose(x, (2, 0, 1)), (s(4, 5, 6),)),
+    ("reshape:split", lambda x: x.reshape(5, 4, 6), (s(5, 24),)),
+    ("reshape:merge", lambda x: x.reshape(20, 6), (s(5, 4, 6),)),
+    ("reshape:merge and split", lambda x: x.reshape(20, 2, 3), (s(5, 4, 6),)),
+    ("reshape:size 1", lambda x: x.reshape(1, 4, 1, 5), (s(4, 1, 5),)),
+    ("reshape:regroup", lambda x: x.reshape(4, 4), (s(8, 2),)),
+    ("reshape:not nested", lambda x: x.reshape(6, 4), (s(4, 6),)),
+    ("rev", lambda x: lax.rev(x, (0,)), (s(4, 6),)),
+    ("slice", lambda x: lax.slice(x, (1, 0), (3, 6)), (s(4, 6),)),
+    ("slice:strided", lambda x: lax.slice(x, (0, 0), (4, 6), (1, 2)), (s(4, 6),)),
+    ("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 0), (2, 6)), (s(4, 6), ids())),
+    ("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), (s(4, 6), s(2, 6), ids())),
+    ("pad", lambda x: lax.pad(x, F32(0), ((1, 2, 1), (0, 0, 0))), (s(4, 6),)),
+    ("concatenate", lambda x, y: lax.concatenate([x, y], 1), (s(4, 6), s(4, 3))),
+    ("split", lambda x: lax.split(x, (2, 4), 1), (s(4, 6),)),
+    ("stack", lambda x, y: jnp.stack([x, y], 1), (s(4, 6), s(4, 6))),
+    ("unstack", lambda x: jnp.unstack(x), (s(4, 6),)),
+    ("tile", lambda x: jnp.tile(x, (2, 1, 5)), (s(4, 6, 1),)),
+    ("bitcast_convert_type:narrower", lambda x: lax.bitcast_convert_type(x, np.uint16), (s(4, 6),)),
+    ("bitcast_convert_type:wider", lambda x: lax.bitcast_convert_type(x, np.float32), (s(4, 2, dtype=np.uint16),)),
+    ("iota", lambda: lax.broadcasted_iota(np.int32, (4, 6), 1), ()),
+    ("gather", gather((1, 6), **LOOKUP), (TABLE, TABLE_IDS)),
+    ("gather:fill", gather((1, 6), **LOOKUP, mode="fill"), (TABLE, TABLE_IDS)),
+    ("gather:along axis", gather((1, 1), (), (1,), (1,), **ALONG), (s(4, 10), ids(4, 5, 1))),
+    ("gather:two dimensions", gather((1, 3, 1), (1,), (0, 2), (0, 2)), (s(4, 3, 6), ids(5, 2))),
+    ("gather:slices", gather((2, 6), (0, 2), (), (0,)), (TABLE, ids(5, 1))),
+    ("scatter", scatter(lax.scatter, **UPDATE), (TABLE, TABLE_IDS, TABLE_ROWS)),
+    ("scatter-add", scatter(lax.scatter_add, **UPDATE), (TABLE, TABLE_IDS, TABLE_ROWS)),
+    (
+        "scatter-add:along axis",
+        scatter(lax.scatter_add, (), (1,), (1,), **INTO),
+        (s(4, 10), ids(4, 5, 1), s(4, 5)),
+    ),
+    (
+        "scatter-add:two dimensions",
+        scatter(lax.scatter_add, (1,), (0, 2), (0, 2)),
+        (s(4, 3, 6), ids(5, 2), s(5, 3)),
+    ),
+    ("scatter-add:slices", scatter(lax.scatter_add, (0, 2), (), (0,)), (TABLE, ids(5, 1), s(2, 5, 6))),
+    ("scatter-sub", scatter(lax.scatter_sub, **UPDATE), (TABLE, TABLE_IDS, TABLE_ROWS)),
+    ("scatter-mul", scatter(lax.scatter_mul, **UPDATE), (TABLE, TABLE_IDS, TABLE_ROWS)),
+    ("scatter-max", scatter(lax.scatter_max, **UPDATE), (TABLE, TABLE_IDS, TABLE_ROWS)),
+    ("scatter-min", scatter(lax.scatter_min, **UPDATE), (TABLE, TABLE_IDS, TABLE_ROWS)),
+    ("sort", lambda x, y: lax.sort((x, y), dimension=1, num_keys=1), (s(4, 6), s(4, 6))),
+    ("top_k", lambda x: lax.top_k(x, 2), (s(4, 6),)),
+    ("approx_top_k", lambda x: lax.approx_max_k(x, 2), (s(4, 6),)),
+    ("random_bits", lambda w: jax.random.bits(jax.random.wrap_key_data(w), (4, 6)), (s(2, dtype=np.uint32),)),
+    ("random_split", lambda w: jax.random.split(jax.random.wrap_key_data(w), 6), (s(2, dtype=np.uint32),)),
+]

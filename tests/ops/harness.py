@@ -92,10 +92,16 @@ def check_rule(
 
 
 def _shards(op: Op, rule: Rule, sizes: tuple[int, ...]) -> Iterator[Shard]:
-    """Every strategy that uses the whole mesh (a smaller mesh covers the others), and the replicated one."""
+    """Every strategy that uses the whole mesh (a smaller mesh covers the others), and the replicated one.
+
+    Strategies that differ only by a permutation of axes of equal size are one.
+    """
     mesh = MeshAxes(tuple("xyz"[: len(sizes)]), sizes)
+    seen = set()
     for strategy in strategies(rule, mesh):
-        if -1 not in strategy or len(sizes) == 1:
+        key = tuple(sorted(zip(sizes, strategy, strict=True)))
+        if key not in seen and (-1 not in strategy or len(sizes) == 1):
+            seen.add(key)
             yield Shard(op, rule, mesh, strategy)
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend.lowering import JaxIrContext, upstream_dialects
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import chlo, sdy, stablehlo
@@ -119,14 +118,9 @@ def _lines(op: Op, sizes: Sequence[int], kinds: Sequence[str], operands: Dims, r
         alone = len(where) == 1
         if kinds[f] == "replicate" or (kinds[f] == "permutation" and alone):
             replicated |= {f"replicate {dim}" for dim, _ in where}
-        elif where and not (kinds[f] == "pass" and alone and where[0][1]):  # what is left of a dimension: never split
+        elif where and not (kinds[f] == "pass" and all(position for _, position in where)):  # minor: never split by us
             lines.add(f"{sizes[f]} {kinds[f]}: {' '.join(f'{dim}.{position}' for dim, position in where)}")
     return lines | replicated
-
-
-def struct(x: Any) -> Any:
-    """The abstract value of an example array."""
-    return jax.ShapeDtypeStruct(np.shape(x), x.dtype) if isinstance(x, np.ndarray) else x
 
 
 def difference(ours: Iterable[str], theirs: Iterable[str] | None) -> str:

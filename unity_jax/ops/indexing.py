@@ -2,9 +2,9 @@
 
     table [vocab, embed], ids [batch, seq, 1] -> [batch, seq, embed]:  ([i,j], [k,l,m]) -> ([k,l,j]) sum={i}
 
-A table split by rows answers only for the rows it holds: each device looks up its own and contributes zero elsewhere, and
-the partial results are summed. The gradient is the mirror image: each device adds the updates of its own rows and drops the
-others, without communication.
+A table split by rows answers only for the rows it holds: each device looks up its own and contributes zero elsewhere,
+and the partial results are summed. The gradient is the mirror image: each device adds the updates of its own rows and
+drops the others, without communication.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from unity_jax.pcg.graph import Op
 class Numbers:
     """What gathers and scatters have in common. A *window* is the block of the operand that one index vector selects.
 
-    `window_dims`: where the operand's dimensions appear in the result of a gather (the updates of a scatter), in order,
-    without the `dropped` (collapsed, inserted) and the `batching` ones; `indexed`: the operand dimension that each component of
-    an index vector addresses; `indices_batching`: the batch dimensions of the indices, one for each of `batching`.
+    `window_dims`: where the operand's dimensions appear in the result of a gather (the updates of a scatter), in
+    order, without the `dropped` (collapsed, inserted) and the `batching` ones; `indexed`: the operand dimension that
+    each component of an index vector addresses; `indices_batching`: the batch dimensions of the indices, one for each
+    of `batching`.
     """
 
     window_dims: tuple[int, ...]
@@ -96,7 +97,7 @@ def _split_rows(shard: Shard, labels: Sequence[Label]) -> list[int]:
 def _rows(
     shard: Shard, numbers: Numbers, rows: Sequence[int], window: Sequence[int], indices: Any
 ) -> tuple[Any, list[Any], list[Any]]:
-    """Index vectors clipped into the whole operand; per component, whether it was inside; per split row, its local index."""
+    """Index vectors clipped into the whole operand; per component, whether it was inside; per split row, local ones."""
     shape = shard.op.inputs[0].shape
     limits = [shape[d] - window[d] for d in numbers.indexed]
     top = np.array([min(n, jnp.iinfo(indices.dtype).max) for n in limits], indices.dtype)
@@ -111,7 +112,7 @@ def _rows(
 
 
 def _bind(shard: Shard, operands: Sequence[Any], params: Mapping[str, Any], ordered: bool) -> Any:
-    """The primitive with changed parameters; promises about the order of indices hold for whole, untouched indices only."""
+    """The primitive with changed parameters; promises about the order of indices hold for untouched indices only."""
     promises = {} if ordered else {"indices_are_sorted": False, "unique_indices": False}
     return _compat.bind(shard.op.eqn, operands, {**shard.op.params, **params, **promises})
 
@@ -182,7 +183,7 @@ def scatter(op: Op) -> Rule:
     for i, d in zip(numbers.window_dims, numbers.windowed(op.inputs[0].rank), strict=True):
         window[d] = updates.shape[i]
     operand, indices, block = _labels(op, numbers, updates.shape, window)
-    # Updates that several devices share out over one row are reduced afterwards; the last of several `set`s is not known.
+    # Updates of one row by several devices are reduced afterwards; which of several `set`s comes last is not known.
     reduction = _REDUCTION.get(op.name, "replicate")
     kinds = {b: reduction for b in indices[:-1] if b not in operand}
     sums = op.name in ("scatter-add", "scatter-sub") or (op.name == "scatter" and op.params["unique_indices"])

@@ -1,11 +1,12 @@
 """Random numbers: the same bits for every sharding.
 
-Threefry hashes a 64-bit counter per element, its position in the flattened array, so each device hashes the counters of its
-own shard. Other generators draw the whole array on every device and keep a part.
+Threefry hashes a 64-bit counter per element, its position in the flattened array, so each device hashes the counters
+of its own shard. Other generators draw the whole array on every device and keep a part.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -32,11 +33,12 @@ def random_bits(op: Op) -> Rule:
     # Each key draws an array of its own, in which every element depends on its position only.
     keys, result = op.inputs[0], op.outputs[0]
     counters = _is_threefry(keys) and _compat.threefry_partitionable(op.eqn)
+    batch = [d if _is_threefry(keys) else None for d in range(keys.rank)]
     free = counters or op.name == "random_bits"
     return make_rule(
         op,
-        [[d if _is_threefry(keys) else None for d in range(keys.rank)]],
-        [[d if d < keys.rank or free else None for d in range(result.rank)]],
+        [batch],
+        [list(range(result.rank)) if free else [*batch, *[None] * (result.rank - keys.rank)]],
         local=_hash_counters if counters else _part_of_all,
         flops=HASH_FLOPS * math.prod(result.shape),
     )
@@ -75,16 +77,11 @@ def _positions(shard: Shard, lead: int) -> tuple[Any, Any]:
 def _times(x: Any, n: int) -> tuple[Any, Any]:
     """High and low 32 bits of the product of 32-bit numbers and a constant below 2^64."""
     word = 2**16
-    if n < word:
-        digits = [(n, 0)]
-    else:
-        digits = [((n >> s) % word, s) for s in (0, 16, 32, 48)]
     high = low = jnp.zeros_like(x)
-    for part, shift in ((x % word, 0), (x // word, 16)):
-        for digit, s in digits:
-            term, s = part * np.uint32(digit), shift + s
-            if digit == 0 or s >= 64:
-                continue
+    for part, at in itertools.product((0, 16), (0, 16, 32, 48)):
+        digit, s = (n >> at) % word, part + at
+        if digit and s < 64:
+            term = ((x >> part) % word) * np.uint32(digit)
             more_low = term << s if s < 32 else jnp.zeros_like(x)
             more_high = term >> (32 - s) if 0 < s < 32 else jnp.zeros_like(x) if s == 0 else term << (s - 32)
             low = low + more_low
@@ -97,8 +94,9 @@ def _part_of_all(shard: Shard, keys: Any) -> Any:
     for d, factors in enumerate(shard.rule.results[0]):
         for f in factors:
             n, ways = shard.local_size(f), shard.ways(f)
-            if ways > 1 and x.shape[d] == shard.op.outputs[0].shape[d]:  # the dimensions of the keys are local already
-                x = lax.pad(x, np.zeros((), x.dtype), [(0, (n * ways - m) * (i == d), 0) for i, m in enumerate(x.shape)])
+            if ways > 1 and x.shape[d] == shard.op.outputs[0].shape[d]:  # dimensions of the keys are local already
+                ends = [(0, (n * ways - m) * (i == d), 0) for i, m in enumerate(x.shape)]
+                x = lax.pad(x, np.zeros((), x.dtype), ends)
                 x = lax.dynamic_slice_in_dim(x, shard.offset(f), n, d)
     return x
 

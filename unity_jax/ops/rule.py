@@ -14,6 +14,7 @@ OpShardingRule (https://openxla.org/shardy/sharding_representation) and GSPMD (a
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -77,6 +78,7 @@ class Rule:
     inner: Callable[[Shard], list[InnerCollective]] | None = None
     bytes: Callable[[Shard], float] | None = None
     mask: bool = True
+    fallback: bool = False  # made by `replicated` for a primitive without a rule
 
     def __str__(self) -> str:
         """The grammar of `jax.experimental.custom_partitioning`: `([i,j], [j,k]) -> ([i,k]) sum={j}`."""
@@ -421,7 +423,8 @@ def pointwise(op: Op) -> Rule | None:
 
 def replicated(op: Op) -> Rule:
     """The fallback: every device computes everything. Plans name each op that uses it."""
-    return make_rule(op, [[None] * t.rank for t in op.inputs], [[None] * t.rank for t in op.outputs])
+    rule = make_rule(op, [[None] * t.rank for t in op.inputs], [[None] * t.rank for t in op.outputs])
+    return dataclasses.replace(rule, fallback=bool(rule.factors))
 
 
 TRANSCENDENTAL = frozenset(

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from unity_jax import _compat
@@ -93,8 +94,8 @@ def reshape_factors(
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], dict[int, int]]:
     """The factors of the dimensions of a reshape, major to minor, and the sizes of all factors.
 
-    `(6, 4) -> (2, 3, 4)` gives `[(0, 1), (2,)], [(0,), (1,), (2,)], {0: 2, 1: 3, 2: 4}`. Where the sizes do not nest, as in
-    `(4, 6) -> (6, 4)`, the common divisor of the major dimensions is shared and the rest is not.
+    `(6, 4) -> (2, 3, 4)` gives `[(0, 1), (2,)], [(0,), (1,), (2,)], {0: 2, 1: 3, 2: 4}`. Where the sizes do not nest,
+    as in `(4, 6) -> (6, 4)`, the common divisor of the major dimensions is shared and the rest is not.
     """
     sizes: dict[int, int] = {}
     sides: tuple[list[list[int]], list[list[int]]] = ([[] for _ in source], [[] for _ in target])
@@ -143,7 +144,7 @@ def slice_(op: Op) -> Rule:
     labels = _same(op, [d for d in range(x.rank) if x.shape[d] != y.shape[d]])
 
     def local(shard: Shard, x: Any) -> Any:
-        ends = [n if f is not None else end for n, f, end in zip(x.shape, labels, op.params["limit_indices"], strict=True)]
+        ends = [x.shape[d] if labels[d] is not None else end for d, end in enumerate(op.params["limit_indices"])]
         return _with(shard, x, limit_indices=tuple(ends))
 
     return make_rule(op, [labels], [labels], linear=_linear(op, 0), local=local, flops=0, bytes=_result_bytes)
@@ -262,7 +263,7 @@ def bitcast_convert_type(op: Op) -> Rule | None:
 def iota(op: Op) -> Rule:
     def local(shard: Shard) -> Any:
         shape, dtype, d = shard.result_shape(), op.params["dtype"], op.params["dimension"]
-        wide = dtype if jnp.issubdtype(dtype, jnp.unsignedinteger) else jnp.int64 if jax.config.jax_enable_x64 else jnp.int32
+        wide = dtype if jnp.issubdtype(dtype, jnp.unsignedinteger) else jax.dtypes.canonicalize_dtype(np.int64)
         start = sum(shard.offset(f) for f in shard.rule.results[0][d])  # a dimension of size 1 has no factor
         return (lax.broadcasted_iota(wide, shape, d) + jnp.asarray(start, wide)).astype(dtype)
 
@@ -271,6 +272,7 @@ def iota(op: Op) -> Rule:
 
 @register("empty", "empty2")
 def empty(op: Op) -> Rule:
-    return make_rule(
-        op, [], [list(range(op.outputs[0].rank))], local=lambda s: jnp.zeros(s.result_shape(), op.outputs[0].dtype), flops=0
-    )
+    def local(shard: Shard) -> Any:
+        return jnp.zeros(shard.result_shape(), op.outputs[0].dtype)
+
+    return make_rule(op, [], [list(range(op.outputs[0].rank))], local=local, flops=0)

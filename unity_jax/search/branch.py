@@ -34,7 +34,7 @@ def best_within(problem: Problem, model: Model, net: Network, plan: Order, found
         steps -= 1
         if len(stack) < len(variables):
             v = variables[len(stack)]
-            costs = conditional(net, found.buckets[v], v, x)
+            costs = conditional(store, found.buckets[v], v, x)
             stack.append((np.argsort(costs, kind="stable")[::-1].tolist(), value + (costs - costs.min())))
         else:
             full = np.array([store[d][a] for d, a in zip(model.domains, x, strict=False)], np.int64)

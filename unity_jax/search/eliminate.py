@@ -91,22 +91,22 @@ def minimize(net: Network, plan: Order, table_limit: float) -> Minimum:
         groups = _groups(buckets[v], v, net.sizes, table_limit) if buckets[v] else []
         exact = exact and len(groups) <= 1
         for group in groups:
-            scope, table, least = _eliminated(store, group, v, net.sizes, table_limit)
+            scope, table, least = eliminated(store, group, v, net.sizes, table_limit)
             value += least
             if table is not None:
                 buckets[min(scope, key=rank.__getitem__)].append((scope, table))
     assignment = np.zeros(len(net.sizes), np.int64)
     for v in reversed(plan.variables):
-        assignment[v] = int(np.argmin(conditional(net, buckets[v], v, assignment)))
+        assignment[v] = int(np.argmin(conditional(store, buckets[v], v, assignment)))
     return Minimum(value, assignment, exact, buckets)
 
 
-def conditional(net: Network, factors: Sequence[Factor], v: int, assignment: np.ndarray) -> np.ndarray:
+def conditional(store: Store, factors: Sequence[Factor], v: int, assignment: np.ndarray) -> np.ndarray:
     """The sum of factors as a function of v, every other variable as assigned."""
-    total = np.zeros(net.sizes[v])
+    total: np.ndarray | float = 0.0
     for scope, table in factors:
-        total = total + net.store[table][tuple([slice(None) if n == v else assignment[n] for n in scope])]
-    return total
+        total = total + store[table][tuple([slice(None) if n == v else assignment[n] for n in scope])]
+    return np.atleast_1d(total)
 
 
 def _groups(factors: list[Factor], v: int, sizes: Sequence[int], table_limit: float) -> list[list[Factor]]:
@@ -133,7 +133,7 @@ def _groups(factors: list[Factor], v: int, sizes: Sequence[int], table_limit: fl
     return [members for _, members in groups]
 
 
-def _eliminated(store: Store, factors: list[Factor], v: int, sizes: Sequence[int],
+def eliminated(store: Store, factors: list[Factor], v: int, sizes: Sequence[int],
                 table_limit: float) -> tuple[tuple[int, ...], int | None, float]:
     """The scope, the table (its least entry taken out, None if nothing is left) and that least entry."""
     joint = sorted({n for scope, _ in factors for n in scope})

@@ -27,8 +27,10 @@ from .repair import Ledger, fitted, improved, joined
 from .tables import Store
 
 CUTS = 12  # solves for prices
-GRADED = 8  # solves with prices that differ a little along the step
+GRADES = 8  # distinct tilts: repeated layers within one stay alike
+GRADED = 5  # solves with prices that differ a little along the step
 TOLERANCE = 1e-6
+CLOSE = 0.005  # a gap that is not worth more solves
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,10 @@ def within(problem: Problem, model: Model, free: Optimum, seeds: Sequence[np.nda
         pool.offer(s)
     prices, bound = _dual(problem, base, pool, free, table_limit)
     if prices:
-        _graded(problem, base, pool, prices, table_limit)
         pool.polish()
+        if pool.cost * model.store.scale > bound * (1 + CLOSE):
+            _graded(problem, base, pool, prices, table_limit)
+            pool.polish()
         bound = max(bound, _branched(problem, base, pool, prices, bound, table_limit))
     return pool.kept(), bound
 
@@ -100,7 +104,7 @@ def priced(problem: Problem, model: Model, prices: dict[int, float], grade: floa
     for u in problem.usage:
         price = float(sums[np.searchsorted(times, u.end)] - sums[np.searchsorted(times, u.start)])
         if price > 0:
-            price *= 1 + grade * (2 * u.start / horizon - 1)
+            price *= 1 + grade * (round(GRADES * u.start / horizon) / GRADES - 0.5)
             charges[u.node].append(_charge(store, store.plain(u.bytes), model.domains[u.node], price))
     unary = [store.sum([n, *charges[i]]) if i in charges else n for i, n in enumerate(model.unary)]
     return Model(model.domains, unary, model.pairs, model.rests, [()] * len(unary), store)

@@ -17,7 +17,7 @@ from .tables import Store
 
 Factor = tuple[tuple[int, ...], int]  # ascending variables, and the name of the table over them
 
-SMALL_TABLE = 2**16  # a shared term is tabulated up to this many entries
+SMALL_TABLE = 2**19  # a shared term is tabulated up to this many entries
 
 
 @dataclass
@@ -30,8 +30,12 @@ class Network:
     constant: float
 
 
-def network(model: Model, table_limit: int) -> Network:
-    """The model as a network without variables of size one."""
+def network(model: Model, table_limit: int, relaxed: bool = False) -> Network:
+    """The model as a network without variables of size one.
+
+    `relaxed`: shared terms that are too large for a table become edges that never add up to more than the term, which
+    bounds the model from below and spares the indicators.
+    """
     store = model.store
     sizes = [model.size(i) for i in range(len(model.domains))]
     constant = float(sum(store[u][0] for u, k in zip(model.unary, sizes, strict=True) if k == 1))
@@ -40,9 +44,10 @@ def network(model: Model, table_limit: int) -> Network:
     for rest in model.rests:
         free = [n for n in rest.nodes if sizes[n] > 1]
         entries = float(np.prod([float(sizes[n]) for n in free]))
-        targets = store[rest.cost].shape[1]
-        if entries <= min(SMALL_TABLE, table_limit) and 2.0**targets > min(sizes[n] for n in free):
+        if entries <= min(SMALL_TABLE, table_limit):
             factors.append(_single(store, rest, free))
+        elif relaxed:
+            factors += _parts(store, rest, sizes)
         else:
             factors += _indicators(store, rest, sizes)
     return Network(store, sizes, factors, constant)
@@ -56,6 +61,29 @@ def _single(store: Store, rest: Rest, free: list[int]) -> Factor:
         return store.add(table.reshape([k for k in table.shape if k > 1]).transpose(order))
 
     return tuple(sorted(free)), store.once(("single", rest.cost, rest.wants, order), make)
+
+
+def _parts(store: Store, rest: Rest, sizes: list[int]) -> list[Factor]:
+    """An edge per consumer with an equal part of what its layout alone costs: the whole is at least every one of them."""
+    parts = len(rest.nodes) - 1
+    factors: list[Factor] = []
+    for node, wants in zip(rest.nodes[1:], rest.wants[1:], strict=True):
+        scope, table = (rest.nodes[0], node), store.once(
+            ("part", rest.cost, wants, parts), lambda w=wants: store.add(_part(store[rest.cost], store[w], parts)))
+        if scope[0] > scope[1]:
+            scope, table = scope[::-1], store.transposed(table)
+        free = tuple(n for n in scope if sizes[n] > 1)
+        if free:
+            shape = tuple(sizes[n] for n in free)
+            factors.append((free, store.once(("reshaped", table, shape), lambda t=table, k=shape: store.add(store[t].reshape(k)))))
+    return factors
+
+
+def _part(cost: np.ndarray, wants: np.ndarray, parts: int) -> np.ndarray:
+    pays = np.zeros((len(cost), len(wants)))
+    for t in range(cost.shape[1]):
+        pays += np.where(wants[None, :, t], cost[:, t, None], 0.0)
+    return np.floor(pays / parts)
 
 
 def _indicators(store: Store, rest: Rest, sizes: list[int]) -> list[Factor]:

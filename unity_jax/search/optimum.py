@@ -1,9 +1,10 @@
 """The least cost of a model: exact where elimination fits, otherwise the best over restricted domains and a bound.
 
 What to do when tables would grow too large, in this order:
-1. bound every strategy from below (messages) and drop those above the best known cost: the optimum stays;
-2. keep, at each node, the best known strategies and those whose bound is within a slack of the least, the slack as
-   large as elimination allows; solve that exactly; repeat from the better assignment.
+1. eliminate what is cheap; what is left is the core;
+2. bound every strategy in the core from below (messages) and drop those above the best known cost: the optimum stays;
+3. keep, at each variable, the known strategies and those with the least bounds, as many as elimination allows; solve
+   that exactly; repeat from the better assignment.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from .bounds import Bound, lower_bound
 from .eliminate import Order, minimize, order
+from .core import Core
 from .local import Local
 from .model import Model
 from .network import Network, network
@@ -22,7 +24,8 @@ from .prune import pruned
 
 MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**33  # what one step of a search may cost; exact elimination may use the limit
 GUESS_TABLE = 10**5  # mini-buckets that make a first guess
-SWEEPS, ROUNDS, HALVINGS = 10, 4, 10
+CORE_TABLE = 10**4  # a variable whose elimination leaves no more is eliminated before bounds are computed
+SWEEPS, ROUNDS = 5, 4
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,27 @@ def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int) -> Opti
     small = pruned(model)
     net, plan = planned(small, table_limit)
     if plan.largest <= table_limit and plan.work <= MODEST_WORK:
-        return _exact(model, small, net, plan, table_limit)
+        return _exact(small, net, plan, table_limit)
     guess = minimize(net, plan, min(table_limit, GUESS_TABLE))
-    candidates = [_settled(model, s) for s in (_original(small, guess.assignment), *seeds)]
-    best = min(candidates, key=lambda c: c.cost)
-    floor = guess.value
+    known = [_settled(model, s) for s in (_original(small, guess.assignment), *seeds)]
+    best, floor = min(known, key=lambda k: k.cost), guess.value
+    core = Core(net)
     for _ in range(ROUNDS):
-        bound = lower_bound(net, tuple(sorted(plan.variables)), SWEEPS)
+        core.condense(min(table_limit, CORE_TABLE))
+        bound = lower_bound(core.net, core.variables, SWEEPS)
         floor = max(floor, bound.value)
-        small, changed = _fixed(small, bound, best)
-        if changed:
-            net, plan = planned(small, table_limit)
-        if plan.largest <= table_limit:
-            exact = _exact(model, small, net, plan, table_limit)
-            return exact if exact.cost < best.cost else Optimum(best.assignment, best.cost, min(exact.cost, best.cost))
-        better = _restricted(model, small, bound, [best.assignment, *seeds], table_limit)
-        if better.cost >= best.cost:
+        changed, least = _fix(core, bound, best.cost)
+        plan = core.order()
+        if plan.largest <= table_limit and plan.work <= MODEST_WORK * 8:
+            found = minimize(core.net, plan, table_limit)
+            exact = _settled(model, _original(small, core.expand(found.assignment)))
+            best, floor = min(best, exact, key=lambda k: k.cost), found.value
             break
-        best = better
+        better = _restricted(model, small, core, least, [best.assignment, *seeds], table_limit)
+        if better.cost < best.cost:
+            best = better
+        elif not changed:
+            break
     return Optimum(best.assignment, best.cost, min(floor, best.cost))
 
 
@@ -66,7 +72,7 @@ def planned(model: Model, table_limit: int) -> tuple[Network, Order]:
     return net, order(net.sizes, [scope for scope, _ in net.factors])
 
 
-def _exact(model: Model, small: Model, net: Network, plan: Order, table_limit: int) -> Optimum:
+def _exact(small: Model, net: Network, plan: Order, table_limit: int) -> Optimum:
     found = minimize(net, plan, table_limit)
     return Optimum(_original(small, found.assignment), found.value, found.value)
 
@@ -84,41 +90,47 @@ def _settled(model: Model, assignment: np.ndarray) -> Optimum:
     return Optimum(_original(model, here.x), here.total(), -np.inf)
 
 
-def _fixed(model: Model, bound: Bound, best: Optimum) -> tuple[Model, bool]:
-    """The model without strategies that cost at least as much as the best known."""
-    size = sum(model.size(i) for i in range(len(model.domains)))
-
-    def keep(i: int) -> np.ndarray:
-        domain = model.store[model.domains[i]]
-        return domain[bound.least[i] < best.cost] if i in bound.least else domain
-
-    smaller = pruned(model.choose(keep))
-    return smaller, sum(smaller.size(i) for i in range(len(smaller.domains))) < size
+def _fix(core: Core, bound: Bound, cost: float) -> tuple[bool, dict[int, np.ndarray]]:
+    """Drop what costs at least as much as the best known; whether there was any, and the bounds of the rest."""
+    kept = {v: np.flatnonzero(b < cost) for v, b in bound.least.items()}
+    kept = {v: k for v, k in kept.items() if 0 < len(k) < len(bound.least[v])}  # with none left, the best is optimal
+    core.restrict(kept)
+    return bool(kept), {v: b[kept[v]] if v in kept else b for v, b in bound.least.items()}
 
 
-def _restricted(model: Model, small: Model, bound: Bound, known: Sequence[np.ndarray], table_limit: int) -> Optimum:
-    """The best over domains of known strategies and those whose bound is within a slack, as large as fits."""
-    low, high, chosen = 0.0, max(float(b.max()) for b in bound.least.values()) - bound.value, None
-    store = model.store
+def _restricted(model: Model, small: Model, core: Core, least: dict[int, np.ndarray], known: Sequence[np.ndarray],
+                table_limit: int) -> Optimum:
+    """The best over known strategies and as many others as fit, those with the least bounds first."""
     limit = min(table_limit, MODEST_TABLE)
-    for step in range(HALVINGS):
-        slack = (low + high) / 2 if step else 0.0
-
-        def keep(i: int, slack: float = slack) -> np.ndarray:
-            domain = store[small.domains[i]]
-            near = domain[bound.least[i] <= bound.value + slack] if i in bound.least else domain[:0]
-            return np.concatenate([near, [k[i] for k in known]])
-
-        trial = pruned(small.choose(keep))
-        net, plan = planned(trial, table_limit)
+    scopes = [scope for scope, _ in core.net.factors]
+    always = {v: _known(small, core, v, known) for v in core.variables}
+    excess = np.concatenate([least[v] - least[v].min() for v in core.variables])
+    rank = np.empty(len(excess), np.int64)
+    rank[np.argsort(excess, kind="stable")] = np.arange(len(excess))
+    ranks = dict(zip(core.variables, np.split(rank, np.cumsum([len(least[v]) for v in core.variables])[:-1]), strict=True))
+    low, high, chosen = 0, len(rank), None
+    while low < high:
+        count = (low + high + 1) // 2
+        kept = {v: np.flatnonzero(always[v] | (ranks[v] < count)) for v in core.variables}
+        sizes = list(core.net.sizes)
+        for v, k in kept.items():
+            sizes[v] = len(k)
+        plan = order(sizes, scopes)
         if plan.largest <= limit and plan.work <= MODEST_WORK:
-            low, chosen = slack, (trial, net, plan)
+            low, chosen = count, (kept, plan)
         else:
-            high = slack
-        if chosen is None:
-            break
+            high = count - 1
     if chosen is None:
         return Optimum(known[0], np.inf, -np.inf)
-    trial, net, plan = chosen
-    found = minimize(net, plan, table_limit)
-    return _settled(model, _original(trial, found.assignment))
+    trial = core.copy()
+    trial.restrict(chosen[0])
+    found = minimize(trial.net, chosen[1], table_limit)
+    return _settled(model, _original(small, trial.expand(found.assignment)))
+
+
+def _known(small: Model, core: Core, v: int, known: Sequence[np.ndarray]) -> np.ndarray:
+    """Which values of a core variable the known assignments use (layout indicators: both)."""
+    if v >= len(small.domains):
+        return np.ones(len(core.values[v]), bool)
+    used = np.isin(small.store[small.domains[v]][core.values[v]], [k[v] for k in known])
+    return used if used.any() else np.arange(len(used)) == 0

@@ -1,0 +1,85 @@
+"""Random numbers and keys: equal bits for every strategy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.random import threefry2x32_p
+
+from tests.ops.harness import arg, check_rule, ops_of
+from unity_jax.ops import random
+from unity_jax.ops.rule import rule_of
+
+MESHES = ((2,), (3,), (2, 2))
+IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+@pytest.fixture(params=[*((i, True) for i in IMPLEMENTATIONS), ("threefry2x32", False)], ids=str)
+def key(request):
+    """A key of every implementation."""
+    with jax.threefry_partitionable(request.param[1]):
+        yield jax.random.key(3, impl=request.param[0])
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint16, jnp.uint32, jnp.uint64])
+def test_bits(key, dtype):
+    def fn(k):
+        return jax.random.bits(k, (5, 6), dtype), jax.random.bits(k, (), dtype), jax.random.bits(k, (1, 4), dtype)
+
+    assert check_rule(fn, key, mesh_sizes=MESHES)["random_bits"] == {"pass", "uneven", "replicated"}
+
+
+def test_bits_of_many_keys(key):
+    def fn(k):
+        return jax.vmap(lambda k: jax.random.bits(k, (5, 3)))(k)
+
+    kinds = check_rule(fn, jax.random.split(key, 4), mesh_sizes=MESHES)
+    assert kinds["random_bits"] == {"pass", "uneven", "replicated"}
+
+
+def test_keys(key):
+    def fn(k):
+        many = jax.random.split(k, (3, 4))
+        folded = jax.vmap(jax.vmap(jax.random.fold_in), (0, None))(many, jnp.arange(4))
+        again = jax.vmap(jax.vmap(lambda k: jax.random.split(k, 5)))(many)
+        words = jax.random.key_data(jax.random.clone(again))
+        return folded, jax.random.wrap_key_data(words, impl=str(jax.random.key_impl(k)))
+
+    kinds = check_rule(fn, key, mesh_sizes=MESHES)
+    assert "pass" in kinds["random_wrap"] & kinds["random_unwrap"] & kinds["random_clone"]
+    threefry = str(key.dtype) == "key<fry>"
+    assert ("pass" in kinds["random_fold_in"]) == threefry
+    assert ("pass" in kinds["random_split"]) == threefry
+
+
+def test_seeds(key):
+    impl = str(jax.random.key_impl(key))
+    fn = jax.vmap(lambda s: jax.random.key(s, impl=impl))
+    assert "pass" in check_rule(fn, np.arange(5), mesh_sizes=MESHES)["random_seed"]
+
+
+def test_gamma(key):
+    kinds = check_rule(lambda k: jax.random.gamma(k, jnp.full((4,), 2.0)), key, only="random_gamma")
+    assert kinds["random_gamma"] == {"replicated"}  # how a key is split depends on the shape
+    fn = jax.vmap(lambda k, a: jax.random.gamma(k, a))
+    kinds = check_rule(fn, jax.random.split(key, 4), np.full((4, 3), 2.0), only="random_gamma", mesh_sizes=MESHES)
+    assert ("pass" in kinds["random_gamma"]) == (str(key.dtype) == "key<fry>")
+
+
+def test_threefry():
+    count = arg(4, 5, dtype=np.uint32)
+    for k in (np.uint32(7), count[:1]):
+        kinds = check_rule(lambda k, x: threefry2x32_p.bind(k, k, x, x), k, count, mesh_sizes=MESHES)
+        assert kinds["threefry2x32"] == {"pass", "uneven", "replicated"}
+
+
+def test_draws_from_a_key_with_partitionable_threefry_need_no_whole_array():
+    (op,) = ops_of(lambda k: jax.random.bits(k, (64, 48)), jax.random.key(0))
+    assert rule_of(op).local is random._hash_counters
+
+
+@pytest.mark.parametrize("n", [1, 65535, 65536, 2**32 - 1, 2**32, 2**33 + 12345, 2**63 + 2**40 + 17])
+def test_counters_have_64_bits(n):
+    x = np.array([0, 1, 5, 65535, 65536, 2**31 + 3, 2**32 - 1], np.uint32)
+    high, low = random._times(jnp.asarray(x), n)
+    assert [(int(h) << 32) + int(w) for h, w in zip(high, low, strict=True)] == [int(v) * n % 2**64 for v in x]

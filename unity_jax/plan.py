@@ -1,0 +1,386 @@
+"""The plan: what was decided, what it will cost, and why, as an immutable value that can be read, compared, saved and run."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from unity_jax import _compat
+from unity_jax.cost.program import Collective, Memory, ProgramCost, collectives
+from unity_jax.errors import PlanError
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.layout import Layout, short_dtype
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program
+from unity_jax.search.assemble import Decisions
+
+FORMAT = "unity_jax plan"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the machine model expects of one step, per device.
+
+    **Fields:** `step_seconds`, `compute_seconds`, `exposed_communication_seconds`; `peak_bytes` of memory; `flops`;
+    `collectives`, in order of total time; `lower_bound_seconds`: no plan over the same choices takes less, under the model (0 if
+    unknown).
+    """
+
+    step_seconds: float
+    compute_seconds: float
+    exposed_communication_seconds: float
+    peak_bytes: int
+    flops: float
+    collectives: tuple[Collective, ...]
+    lower_bound_seconds: float
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One argument or result: path, shape, dtype name, layout, and the bytes that one device holds."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    bytes: int
+
+    def __str__(self) -> str:
+        return self.layout.typeof(self.shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The decisions in a form that does not need the program: strategies in program order, layouts by position."""
+
+    keep: bool
+    strategies: tuple[tuple[int, ...] | None, ...]
+    layouts: tuple[Layout | None, ...]
+    outputs: tuple[Layout, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How one function runs on one mesh. Made by `unity_jax.plan` or `auto_shard(f).plan(...)`; deterministic.
+
+    **Fields:** `mesh`: a `Mesh`, or an `AbstractMesh` for a plan made without devices; `machine`: the machine's name;
+    `memory_limit` in bytes per device; `predicted`; `inputs` and `outputs`: every leaf with its layout; `label`: `"search"`, or
+    the expert whose plan won; `replicated`: ops that no rule could split, with their lines; `rewrites`: algebraic rewrites (none
+    yet); `program_hash`.
+    """
+
+    mesh: Any
+    machine: str
+    memory_limit: float
+    predicted: Predicted
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    largest: tuple[tuple[str, int], ...]
+    label: str
+    replicated: tuple[str, ...]
+    program_hash: str
+    function: str
+    record: Record
+    rewrites: tuple[str, ...] = ()
+    program: Program | None = field(default=None, repr=False)
+    graph: Graph | None = field(default=None, repr=False)
+
+    # Views
+
+    @property
+    def fits(self) -> bool:
+        """Whether the predicted peak is within the memory limit."""
+        return self.predicted.peak_bytes <= self.memory_limit
+
+    @property
+    def pcg(self) -> Graph:
+        """The planned Parallel Computation Graph: `print(plan.pcg)` shows every op and every collective with layouts."""
+        if self.graph is None:
+            raise PlanError(
+                "a loaded plan has no graph until it meets its function: run auto_shard(step, plan=plan), or call "
+                "auto_shard(step, plan=plan).plan(*args)"
+            )
+        return self.graph
+
+    @property
+    def in_shardings(self) -> Any:
+        """A `NamedSharding` per argument leaf: a tuple over positional arguments, as `jax.jit` takes it.
+
+        For a loaded plan that has not met its function: a dict from path to sharding.
+        """
+        shardings = [self._sharding(leaf) for leaf in self.inputs]
+        if self.program is None:
+            return {leaf.path: s for leaf, s in zip(self.inputs, shardings, strict=True)}
+        args, kwargs = jax.tree_util.tree_unflatten(self.program.in_tree, shardings[len(self.program.constants) :])
+        return (args, kwargs) if kwargs else args
+
+    @property
+    def out_shardings(self) -> Any:
+        """A `NamedSharding` per result leaf, in the structure of the result (a dict by path for a plan without its function)."""
+        shardings = [self._sharding(leaf) for leaf in self.outputs]
+        if self.program is None:
+            return {leaf.path: s for leaf, s in zip(self.outputs, shardings, strict=True)}
+        return jax.tree_util.tree_unflatten(self.program.out_tree, shardings)
+
+    def _sharding(self, leaf: Leaf) -> NamedSharding:
+        return NamedSharding(self.mesh, leaf.layout.spec())
+
+    def abstract_state(self, argument: int = 0) -> Any:
+        """The positional argument as `ShapeDtypeStruct`s with shardings: what `orbax` restores a checkpoint into."""
+        program = self._bound()
+        inputs = program.graph.inputs
+        leaves = [
+            jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=self._sharding(leaf))
+            for t, leaf in zip(inputs, self.inputs, strict=True)
+        ]
+        args, _ = jax.tree_util.tree_unflatten(program.in_tree, leaves[len(program.constants) :])
+        return args[argument]
+
+    def _bound(self) -> Program:
+        if self.program is None:
+            raise PlanError("a loaded plan does not know its function: call auto_shard(step, plan=plan).plan(*args) first")
+        return self.program
+
+    # Comparison and text
+
+    def compare(self, other: Plan) -> str:
+        """What differs between two plans of one function: predictions, then every leaf whose layout differs."""
+        from unity_jax.report.text import compare
+
+        return compare(self, other)
+
+    def explain(self, pattern: str = "*") -> str:
+        """Why matching leaves and ops are laid out as they are.
+
+        **Arguments:** `pattern`: part of an argument path, of an op's scope or of its `file:line`; `*` and `?` match as in a shell.
+        **Returns:** for each matching leaf the layouts that were rejected and what each would cost, and for each matching op its rule,
+        its strategy and the collectives around it, with lines.
+        """
+        from unity_jax.report.explain import explain
+
+        return explain(self, pattern)
+
+    def __str__(self) -> str:
+        from unity_jax.report.text import table
+
+        return table(self)
+
+    # Files
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as versioned JSON."""
+        Path(path).write_text(json.dumps(self._to_json(), indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan. It runs with `auto_shard(step, plan=plan)`.
+
+        Raises `PlanError` for a file that is missing, damaged, or of another version.
+        """
+        try:
+            data = json.loads(Path(path).read_text())
+        except FileNotFoundError:
+            raise PlanError(f"there is no plan file {str(path)!r}") from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise PlanError(f"{str(path)!r} is not a plan file: {error}. Save the plan again.") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise PlanError(f"{str(path)!r} is not a plan file (no format {FORMAT!r})")
+        if data.get("version") != VERSION:
+            raise PlanError(
+                f"{str(path)!r} has plan version {data.get('version')}, this unity_jax reads version {VERSION}: plan again"
+            )
+        try:
+            return _from_json(data)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise PlanError(f"{str(path)!r} is damaged: {type(error).__name__}: {error}. Save the plan again.") from None
+
+    def _to_json(self) -> dict[str, Any]:
+        axes = mesh_axes(self.mesh)
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "function": self.function,
+            "program": self.program_hash,
+            "machine": self.machine,
+            "memory_limit": self.memory_limit,
+            "mesh": {"names": axes.names, "sizes": axes.sizes},
+            "label": self.label,
+            "replicated": self.replicated,
+            "largest": self.largest,
+            "predicted": asdict(self.predicted),
+            "inputs": [_leaf_json(leaf) for leaf in self.inputs],
+            "outputs": [_leaf_json(leaf) for leaf in self.outputs],
+            "decisions": {
+                "keep": self.record.keep,
+                "strategies": self.record.strategies,
+                "layouts": [_layout_json(x) for x in self.record.layouts],
+                "outputs": [_layout_json(x) for x in self.record.outputs],
+            },
+        }
+
+
+def _layout_json(layout: Layout | None) -> Any:
+    return None if layout is None else [layout.dims, layout.partial]
+
+
+def _layout(data: Any) -> Layout:
+    dims, partial = data
+    return Layout(tuple(tuple(map(str, d)) for d in dims), tuple((str(a), str(r)) for a, r in partial))
+
+
+def _leaf_json(leaf: Leaf) -> dict[str, Any]:
+    return {"path": leaf.path, "shape": leaf.shape, "dtype": leaf.dtype, "layout": _layout_json(leaf.layout), "bytes": leaf.bytes}
+
+
+def _leaf(data: dict[str, Any]) -> Leaf:
+    return Leaf(data["path"], tuple(map(int, data["shape"])), data["dtype"], _layout(data["layout"]), int(data["bytes"]))
+
+
+def _from_json(data: dict[str, Any]) -> Plan:
+    d, p = data["decisions"], data["predicted"]
+    record = Record(
+        bool(d["keep"]),
+        tuple(None if s is None else tuple(map(int, s)) for s in d["strategies"]),
+        tuple(None if x is None else _layout(x) for x in d["layouts"]),
+        tuple(map(_layout, d["outputs"])),
+    )
+    found = tuple(Collective(**{**c, "axes": tuple(c["axes"])}) for c in p["collectives"])
+    axes = MeshAxes(tuple(map(str, data["mesh"]["names"])), tuple(map(int, data["mesh"]["sizes"])))
+    return Plan(
+        _compat.abstract_mesh(axes.names, axes.sizes),
+        str(data["machine"]),
+        float(data["memory_limit"]),
+        Predicted(**{**p, "collectives": found}),
+        tuple(map(_leaf, data["inputs"])),
+        tuple(map(_leaf, data["outputs"])),
+        tuple((str(n), int(b)) for n, b in data["largest"]),
+        str(data["label"]),
+        tuple(map(str, data["replicated"])),
+        str(data["program"]),
+        str(data["function"]),
+        record,
+    )
+
+
+def mesh_axes(mesh: Any) -> MeshAxes:
+    """The axes of a `Mesh` or `AbstractMesh`."""
+    return MeshAxes(tuple(mesh.axis_names), tuple(mesh.shape[a] for a in mesh.axis_names))
+
+
+# Making plans
+
+
+def make_plan(
+    program: Program,
+    mesh: Any,
+    machine: Machine,
+    limit: float,
+    decisions: Decisions,
+    graph: Graph,
+    cost: ProgramCost,
+    memory: Memory,
+    label: str,
+    lower_bound: float,
+) -> Plan:
+    """The plan of a planned graph."""
+    axes = mesh_axes(mesh)
+    seconds = cost.compute_seconds + cost.communication_seconds
+    predicted = Predicted(
+        seconds,
+        cost.compute_seconds,
+        cost.communication_seconds,
+        memory.peak_bytes,
+        cost.flops,
+        collectives(graph, axes, machine),
+        min(lower_bound, seconds),
+    )
+    makers = {t: op for op in graph.walk() for t in op.outputs}
+    return Plan(
+        mesh,
+        machine.name,
+        float(limit),
+        predicted,
+        tuple(map(functools.partial(_leaf_of, axes), program.input_names, graph.inputs)),
+        tuple(map(functools.partial(_leaf_of, axes), program.out_paths, graph.outputs)),
+        tuple((_describe(t, makers), size) for t, size in memory.alive[:10]),
+        label,
+        _replicated(graph),
+        program.hash,
+        program.name,
+        to_record(program.graph, decisions),
+        program=program,
+        graph=graph,
+    )
+
+
+def _leaf_of(axes: MeshAxes, path: str, tensor: Tensor) -> Leaf:
+    assert tensor.layout is not None
+    local = tensor.layout.local_shape(tensor.shape, axes)
+    return Leaf(path, tensor.shape, str(tensor.dtype), tensor.layout, int(np.prod(local, dtype=np.int64)) * tensor.itemsize)
+
+
+def _describe(t: Tensor, makers: dict[Tensor, Op]) -> str:
+    if t.name:
+        return f"{t.name}: {t}"
+    op = makers.get(t)
+    return f"{op.label} {t} ({op.source})" if op is not None else str(t)
+
+
+def _replicated(graph: Graph) -> tuple[str, ...]:
+    """Ops of some size that every device computes in full because no rule can split them."""
+    found = {}
+    for op in graph.walk():
+        if op.shard is not None and op.shard.rule.fallback:
+            shapes = ", ".join(f"{short_dtype(t.dtype)}{list(t.shape)}" for t in op.outputs)
+            found[f"{op.name} {shapes} at {op.source}"] = None
+    return tuple(found)
+
+
+def to_record(graph: Graph, decisions: Decisions) -> Record:
+    """Decisions by position in the program."""
+    return Record(
+        decisions.keep,
+        tuple(decisions.strategies.get(op) for op in graph.walk()),
+        tuple(decisions.layouts.get(t) for t in _places(graph)),
+        decisions.outputs,
+    )
+
+
+def from_record(graph: Graph, record: Record) -> Decisions:
+    """The decisions of a record about this program. Raises `PlanError` if it is about another one."""
+    ops, places = list(graph.walk()), _places(graph)
+    if len(ops) != len(record.strategies) or len(places) != len(record.layouts):
+        raise PlanError(f"the plan has {len(record.strategies)} ops, this program has {len(ops)}: plan again")
+    return Decisions(
+        {op: s for op, s in zip(ops, record.strategies, strict=True) if s is not None},
+        {t: lay for t, lay in zip(places, record.layouts, strict=True) if lay is not None},
+        record.outputs,
+        record.keep,
+    )
+
+
+def _places(graph: Graph) -> list[Tensor]:
+    """Every tensor that may have a layout of its own, in program order."""
+    found = dict.fromkeys(graph.inputs)
+    for op in graph.walk():
+        for body in op.bodies:
+            found.update(dict.fromkeys(body.inputs))
+        found.update(dict.fromkeys(op.outputs))
+    return list(found)
+
+
+def matches(text: str, pattern: str) -> bool:
+    """Whether a pattern is part of a text; `*` and `?` as in a shell."""
+    if any(c in pattern for c in "*?"):
+        return fnmatch.fnmatchcase(text, pattern) or fnmatch.fnmatchcase(text, f"*{pattern}*")
+    return pattern in text
