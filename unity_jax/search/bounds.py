@@ -104,9 +104,9 @@ class Messages:
         return Bound(value, least)
 
 
-def lower_bound(net: Network, sequence: tuple[int, ...], sweeps: int) -> Bound:
-    """The best bound of `sweeps` passes there and back."""
-    messages = Messages(net, sequence)
+def lower_bound(net: Network, sweeps: int) -> Bound:
+    """The bound after `sweeps` passes there and back, in the order of the variables' numbers."""
+    messages = Messages(net, tuple(sorted({v for scope, _ in net.factors for v in scope})))
     value = -np.inf
     for _ in range(sweeps):
         messages.sweep(backward=False)

@@ -37,7 +37,7 @@ def best_within(problem: Problem, model: Model, net: Network, plan: Order, found
             costs = conditional(store, found.buckets[v], v, x)
             stack.append((np.argsort(costs, kind="stable")[::-1].tolist(), value + (costs - costs.min())))
         else:
-            full = np.array([store[d][a] for d, a in zip(model.domains, x, strict=False)], np.int64)
+            full = model.original(x)
             if problem.fits(full) and problem.cost(full) < known:
                 best, known = full, problem.cost(full)
                 ceiling = known * scale + allowance

@@ -32,6 +32,14 @@ class Model:
         """How many strategies a node has left."""
         return len(self.store[self.domains[node]])
 
+    def values(self, node: int) -> np.ndarray:
+        """The original strategies that a node has left."""
+        return self.store[self.domains[node]]
+
+    def original(self, assignment: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Positions in the domains (anything after the last node is ignored) as original strategies."""
+        return np.array([self.values(i)[assignment[i]] for i in range(len(self.domains))], np.int64)
+
     @staticmethod
     def of(problem: Problem, store: Store) -> Model:
         """The model of a problem, all strategies present."""

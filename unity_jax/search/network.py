@@ -17,7 +17,7 @@ from .tables import Store
 
 Factor = tuple[tuple[int, ...], int]  # ascending variables, and the name of the table over them
 
-SMALL_TABLE = 2**19  # a shared term is tabulated up to this many entries
+SMALL_TABLE = 2**17  # a shared term is tabulated up to this many entries
 
 
 @dataclass

@@ -1,10 +1,9 @@
 """The least cost of a model: exact where elimination fits, otherwise the best over restricted domains and a bound.
 
 What to do when tables would grow too large, in this order:
-1. eliminate what is cheap; what is left is the core;
-2. bound every strategy in the core from below (messages) and drop those above the best known cost: the optimum stays;
-3. keep, at each variable, the known strategies and those with the least bounds, as many as elimination allows; solve
-   that exactly; repeat from the better assignment.
+1. bound every strategy from below (messages) and drop those above the best known cost: the optimum stays;
+2. keep, at each node, the known strategies and those that look best (by their bound, then by what they cost around the
+   best assignment), as many as elimination allows; solve that exactly; repeat from the better assignment.
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bounds import Bound, lower_bound
+from .bounds import lower_bound
 from .eliminate import Order, minimize, order
-from .core import Core
 from .local import Local
 from .model import Model
 from .network import Network, network
 from .prune import pruned
 
 MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**33  # what one step of a search may cost; exact elimination may use the limit
-GUESS_TABLE = 10**5  # mini-buckets that make a first guess
-CORE_TABLE = 10**4  # a variable whose elimination leaves no more is eliminated before bounds are computed
-SWEEPS, ROUNDS = 5, 4
+SWEEPS = (5, 10, 20)  # passes of messages in each round of bounding and fixing
+TRIES = 4  # exact solves over restricted domains in each round
 
 
 @dataclass(frozen=True)
@@ -38,31 +35,31 @@ class Optimum:
 
 
 def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int) -> Optimum:
-    """The best assignment of the model, no worse than any seed."""
+    """The best assignment of the model, no worse than any seed that the model still holds."""
     small = pruned(model)
     net, plan = planned(small, table_limit)
     if plan.largest <= table_limit and plan.work <= MODEST_WORK:
         return _exact(small, net, plan, table_limit)
-    guess = minimize(net, plan, min(table_limit, GUESS_TABLE))
-    known = [_settled(model, s) for s in (_original(small, guess.assignment), *seeds)]
-    best, floor = min(known, key=lambda k: k.cost), guess.value
-    core = Core(net)
-    for _ in range(ROUNDS):
-        core.condense(min(table_limit, CORE_TABLE))
-        bound = lower_bound(core.net, core.variables, SWEEPS)
+    known = [_settled(model, s) for s in (*seeds, _first(small))]
+    best, floor = min(known, key=lambda k: k.cost), -np.inf
+    for sweeps in SWEEPS:
+        bound = lower_bound(network(small, table_limit, relaxed=True), sweeps)
         floor = max(floor, bound.value)
-        changed, least = _fix(core, bound, best.cost)
-        plan = core.order()
-        if plan.largest <= table_limit and plan.work <= MODEST_WORK * 8:
-            found = minimize(core.net, plan, table_limit)
-            exact = _settled(model, _original(small, core.expand(found.assignment)))
-            best, floor = min(best, exact, key=lambda k: k.cost), found.value
+        ranks = bound.least
+        for _ in range(TRIES):
+            better = _restricted(model, small, ranks, [best.assignment, *seeds], table_limit)
+            if better is None or better.cost >= best.cost:
+                break
+            best, ranks = better, _around(small, better.assignment)
+        smaller = pruned(small.choose(lambda i: small.values(i)[bound.least[i] < best.cost]))
+        net, plan = planned(smaller, table_limit)
+        if plan.largest <= table_limit:
+            exact = _exact(smaller, net, plan, table_limit)
+            best, floor = min(best, exact, key=lambda k: k.cost), exact.cost
             break
-        better = _restricted(model, small, core, least, [best.assignment, *seeds], table_limit)
-        if better.cost < best.cost:
-            best = better
-        elif not changed:
+        if floor >= best.cost:
             break
+        small = smaller
     return Optimum(best.assignment, best.cost, min(floor, best.cost))
 
 
@@ -74,63 +71,63 @@ def planned(model: Model, table_limit: int) -> tuple[Network, Order]:
 
 def _exact(small: Model, net: Network, plan: Order, table_limit: int) -> Optimum:
     found = minimize(net, plan, table_limit)
-    return Optimum(_original(small, found.assignment), found.value, found.value)
+    return Optimum(small.original(found.assignment), found.value, found.value)
 
 
-def _original(model: Model, assignment: np.ndarray) -> np.ndarray:
-    """Positions in the model's domains as the problem's strategy numbers."""
-    return np.array([model.store[d][a] for d, a in zip(model.domains, assignment, strict=False)], np.int64)
+def _first(model: Model) -> np.ndarray:
+    """The strategies that are cheapest by themselves."""
+    return model.original([int(np.argmin(model.store[u])) for u in model.unary])
 
 
 def _settled(model: Model, assignment: np.ndarray) -> Optimum:
     """An assignment improved by single changes."""
-    start = [int(np.argmax(model.store[d] == a)) for d, a in zip(model.domains, assignment, strict=True)]
+    start = [int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]
     here = Local(model, np.array(start))
     here.descend()
-    return Optimum(_original(model, here.x), here.total(), -np.inf)
+    return Optimum(model.original(here.x), here.total(), -np.inf)
 
 
-def _fix(core: Core, bound: Bound, cost: float) -> tuple[bool, dict[int, np.ndarray]]:
-    """Drop what costs at least as much as the best known; whether there was any, and the bounds of the rest."""
-    kept = {v: np.flatnonzero(b < cost) for v, b in bound.least.items()}
-    kept = {v: k for v, k in kept.items() if 0 < len(k) < len(bound.least[v])}  # with none left, the best is optimal
-    core.restrict(kept)
-    return bool(kept), {v: b[kept[v]] if v in kept else b for v, b in bound.least.items()}
+def _around(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:
+    """What each strategy costs when its neighbours choose their best answer to it, and all others stay."""
+    start = [int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]
+    here = Local(model, np.array(start))
+    costs = {i: here.costs(i) for i in range(len(start)) if model.size(i) > 1}
+    extra = {i: c - c[here.x[i]] if np.isfinite(c[here.x[i]]) else c - c.min() for i, c in costs.items()}
+    answered = {i: e.copy() for i, e in extra.items()}
+    for i, e in answered.items():
+        for j, table in here.pairs[i]:  # table: (k_j, k_i)
+            with np.errstate(invalid="ignore"):
+                answer = (table + (extra[j] - table[:, here.x[i]])[:, None]).min(axis=0) - table[here.x[j]]
+            e += np.where(np.isnan(answer), 0.0, np.minimum(answer, 0.0))
+    return answered
 
 
-def _restricted(model: Model, small: Model, core: Core, least: dict[int, np.ndarray], known: Sequence[np.ndarray],
-                table_limit: int) -> Optimum:
-    """The best over known strategies and as many others as fit, those with the least bounds first."""
+def _restricted(model: Model, small: Model, ranks: dict[int, np.ndarray], known: Sequence[np.ndarray],
+                table_limit: int) -> Optimum | None:
+    """The best over known strategies and as many others as fit, those with the least rank first; None if none fit."""
     limit = min(table_limit, MODEST_TABLE)
-    scopes = [scope for scope, _ in core.net.factors]
-    always = {v: _known(small, core, v, known) for v in core.variables}
-    excess = np.concatenate([least[v] - least[v].min() for v in core.variables])
-    rank = np.empty(len(excess), np.int64)
-    rank[np.argsort(excess, kind="stable")] = np.arange(len(excess))
-    ranks = dict(zip(core.variables, np.split(rank, np.cumsum([len(least[v]) for v in core.variables])[:-1]), strict=True))
-    low, high, chosen = 0, len(rank), None
-    while low < high:
+    nodes = sorted(ranks)
+    always = {i: np.isin(small.values(i), [k[i] for k in known]) for i in nodes}
+    always = {i: a if a.any() else ranks[i] == ranks[i].min() for i, a in always.items()}
+    scores = np.concatenate([ranks[i] - ranks[i].min() for i in nodes])
+    places = np.empty(len(scores), np.int64)
+    places[np.argsort(scores, kind="stable")] = np.arange(len(scores))
+    place = dict(zip(nodes, np.split(places, np.cumsum([len(ranks[i]) for i in nodes])[:-1]), strict=True))
+    free = set(nodes)
+    scopes = [*small.pairs, *(tuple(n for n in r.nodes if n in free) for r in small.rests)]
+    low, high = 0, len(scores)
+    while low < high:  # the most that fits by the sizes alone
         count = (low + high + 1) // 2
-        kept = {v: np.flatnonzero(always[v] | (ranks[v] < count)) for v in core.variables}
-        sizes = list(core.net.sizes)
-        for v, k in kept.items():
-            sizes[v] = len(k)
+        sizes = [1] * len(small.domains)
+        for i in nodes:
+            sizes[i] = int((always[i] | (place[i] < count)).sum())
         plan = order(sizes, scopes)
+        low, high = (count, high) if plan.largest <= limit and plan.work <= MODEST_WORK else (low, count - 1)
+    while True:
+        trial = pruned(small.choose(lambda i: small.values(i)[always[i] | (place[i] < low)]))
+        net, plan = planned(trial, table_limit)
         if plan.largest <= limit and plan.work <= MODEST_WORK:
-            low, chosen = count, (kept, plan)
-        else:
-            high = count - 1
-    if chosen is None:
-        return Optimum(known[0], np.inf, -np.inf)
-    trial = core.copy()
-    trial.restrict(chosen[0])
-    found = minimize(trial.net, chosen[1], table_limit)
-    return _settled(model, _original(small, trial.expand(found.assignment)))
-
-
-def _known(small: Model, core: Core, v: int, known: Sequence[np.ndarray]) -> np.ndarray:
-    """Which values of a core variable the known assignments use (layout indicators: both)."""
-    if v >= len(small.domains):
-        return np.ones(len(core.values[v]), bool)
-    used = np.isin(small.store[small.domains[v]][core.values[v]], [k[v] for k in known])
-    return used if used.any() else np.arange(len(used)) == 0
+            return _settled(model, trial.original(minimize(net, plan, table_limit).assignment))
+        if low == 0:
+            return None
+        low //= 2
