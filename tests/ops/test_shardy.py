@@ -12,14 +12,16 @@ from unity_jax.ops.rule import rule_of
 _NO_OVERLAP = "Shards line up and no window crosses them: nothing is exchanged, so we call the dimension `pass`."
 _UNALIGNED = "Shards of the image and of the result do not line up, so each device would need another shift: gathered."
 _WINDOW = (
-    "Shardy also offers to split the window itself, as the minor factor of the image dimension. We split only the major "
-    "factor of a dimension, whose shards are contiguous, and keep windows, which are small, whole."
+    "Shardy also offers to split the window itself, as the minor factor of the image dimension. We split only the "
+    "major factor of a dimension, whose shards are contiguous, and keep windows, which are small, whole."
 )
 _NO_COLLECTIVE = "Shardy promises a reduction that no collective computes (XLA gathers); only sum, max and min reduce."
 _SCAN = (
     "Shardy sees the window reduction that JAX lowers this to on CPU and calls the dimension a permutation; the window "
     "covers the whole dimension, so its halo is everything before a shard: gathered."
 )
+_MOVED = "Elements change their device. Shardy leaves the moves to XLA; we gather the dimension first."
+_SEVERAL = "It is lowered to several ops, none of which has its shapes."
 
 DIFFERENCES: dict[str, str] = {
     "ragged_dot_general": "On CPU it is lowered to a masked `dot_general`; ours is the rule of the op itself.",
@@ -44,6 +46,20 @@ DIFFERENCES: dict[str, str] = {
     "select_and_scatter_add:no overlap": (
         "Shardy keeps the gradient of the windows whole; every window lies in one shard, so we split it along."
     ),
+    "rev": _MOVED,
+    "slice": _MOVED,
+    "slice:strided": _MOVED,
+    "pad": _MOVED,
+    "reshape:not nested": "What does not nest moves between devices: Shardy leaves it to XLA, we gather it.",
+    "dynamic_update_slice": "Each device writes what falls on its own rows, so nothing moves: `pass`.",
+    "split": _SEVERAL,
+    "stack": _SEVERAL,
+    "tile": _SEVERAL,
+    "iota": "Shardy has no rules for ops without operands; each device counts from its own offset.",
+    "scatter-sub": "Shardy knows no reduction for subtraction; partial results of zero minus updates just add up.",
+    "scatter-mul": _NO_COLLECTIVE,
+    "top_k": "Shardy has no rule for `chlo.top_k`.",
+    "approx_top_k": "Shardy splits the searched dimension and lets XLA find out; the greatest of a part are not the result.",
 }
 
 

@@ -5,6 +5,7 @@ Costs of ops add up; memory is peak liveness. The same per-op functions price st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -51,50 +52,60 @@ def trips(op: Op) -> int:
 
 def local_bytes(tensor: Tensor, mesh: MeshAxes) -> int:
     """Bytes of one device's part of a planned tensor."""
-    size = tensor.itemsize
     assert tensor.layout is not None
-    for n in tensor.layout.local_shape(tensor.shape, mesh):
-        size *= n
-    return size
+    return tensor.itemsize * math.prod(tensor.layout.local_shape(tensor.shape, mesh))
 
 
-def shard_seconds(shard: Shard, machine: Machine, written: set[Tensor]) -> float:
-    """Seconds of one op's local program, its own collectives included; only tensors in `written` cost memory traffic."""
+Mask = tuple[bool, ...]
+"""Per operand and result of an op: whether it reaches memory."""
+
+
+def written_mask(op: Op, written: set[Tensor]) -> Mask:
+    """Which operands and results of a traced op are in `written`."""
+    return tuple(t in written for t in (*op.inputs, *op.outputs))
+
+
+def shard_seconds(shard: Shard, machine: Machine, mask: Mask) -> float:
+    """Seconds of one op's local program, its own collectives included; only tensors in the mask cost memory traffic."""
     op, mesh = shard.op, shard.mesh
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return 0.0  # scalar arithmetic: far below a kernel's launch, and fused
-    nbytes = 0.0
-    for tensors, layouts in ((op.inputs, shard.operand_layouts), (op.outputs, shard.result_layouts)):
-        for t, layout in zip(tensors, layouts, strict=True):
-            if t in written:
-                size = t.itemsize
-                for n in layout.local_shape(t.shape, mesh):
-                    size *= n
-                nbytes += size
     if shard.rule.bytes is not None:
         nbytes = shard.rule.bytes(shard)
+    else:
+        tensors, layouts = (*op.inputs, *op.outputs), (*shard.operand_layouts, *shard.result_layouts)
+        nbytes = 0.0
+        for t, layout, counted in zip(tensors, layouts, mask, strict=True):
+            if counted:
+                nbytes += t.itemsize * math.prod(layout.local_shape(t.shape, mesh))
     seconds = op_seconds(machine, shard.flops, nbytes, op.outputs[0].dtype if op.outputs else "float32") if nbytes else 0.0
     if shard.rule.inner is not None:
         seconds += sum(collective_seconds(machine, mesh, c.kind, c.bytes, c.axes) for c in shard.rule.inner(shard))
     return seconds
 
 
-def program_cost(graph: Graph, mesh: MeshAxes, machine: Machine, written: set[Tensor], repeat: int = 1) -> ProgramCost:
+def program_cost(graph: Graph, mesh: MeshAxes, machine: Machine, written: set[Tensor]) -> ProgramCost:
     """The summed cost of a planned graph."""
+    known: dict[tuple[Shard, Mask], float] = {}
     compute = communication = flops = 0.0
-    for op in graph.ops:
-        if op.bodies:
-            for body in op.bodies:
-                inner = program_cost(body, mesh, machine, written, repeat * trips(op))
-                compute += inner.compute_seconds
-                communication += inner.communication_seconds
-                flops += inner.flops
-        elif op.shard is not None:
-            compute += repeat * shard_seconds(op.shard, machine, written)
+    for op, repeat in walk_repeated(graph):
+        if op.shard is not None and op.traced is not None:
+            key = (op.shard, written_mask(op.traced, written))
+            if key not in known:
+                known[key] = shard_seconds(op.shard, machine, key[1])
+            compute += repeat * known[key]
             flops += repeat * op.shard.flops
-        for c in op_collectives(op, mesh, machine):
-            communication += repeat * c.seconds
+        elif not op.bodies:
+            communication += repeat * sum(c.seconds for c in op_collectives(op, mesh, machine))
     return ProgramCost(compute, communication, flops)
+
+
+def walk_repeated(graph: Graph, repeat: int = 1) -> Iterator[tuple[Op, int]]:
+    """Every op, those of bodies included, with how often it runs in a step."""
+    for op in graph.ops:
+        for body in op.bodies:
+            yield from walk_repeated(body, repeat * trips(op))
+        yield op, repeat
 
 
 def op_collectives(op: Op, mesh: MeshAxes, machine: Machine, repeat: int = 1) -> Iterator[Collective]:
@@ -187,7 +198,7 @@ def memory(
 
 def _twins(op: Op) -> Sequence[Tensor]:
     """The traced tensors that a planned op's results stand for."""
-    return op.shard.op.outputs if op.shard is not None else op.outputs
+    return op.traced.outputs if op.traced is not None else op.outputs
 
 
 def _inside(body: Graph, mesh: MeshAxes, written: set[Tensor]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from unity_jax import _compat
@@ -36,9 +35,9 @@ def dot_general(op: Op) -> Rule:
 
 @register("ragged_dot_general")
 def ragged_dot_general(op: Op) -> Rule | None:
-    """Rows of `lhs` times the matrix of their group, `([m,k], [g,k,n], [g]) -> ([m,n]) sum={k} replicate={g}`, or, where
-    the ragged dimension is contracted (its gradient), `([k,m], [k,n], [g]) -> ([g,m,n]) sum={k} replicate={g}`.
+    """Rows times the matrix of their group: `([m,k], [g,k,n], [g]) -> ([m,n]) sum={k} replicate={g}`.
 
+    Where the ragged dimension is contracted (the gradient), `([k,m], [k,n], [g]) -> ([g,m,n]) sum={k} replicate={g}`.
     A shard of the ragged dimension holds a part of every group; the local program counts the rows of each part.
     """
     numbers = op.params["ragged_dot_dimension_numbers"]

@@ -17,8 +17,8 @@ def conv_general_dilated(op: Op) -> Rule:
     """`([b,c,h], [o,c,w]) -> ([b,o,h]) sum={c} halo={h}`; with groups, `([b,gc,h], [go,c,w]) -> ([b,go,h])`.
 
     In a kernel gradient the window is as large as the image, and both are split: `([b,c,h], [o,c,h]) -> ([b,o,w])
-    sum={c,h}`. Either way `ops.halo` moves the borders. Groups of the batch (`batch_group_count`, in the kernel gradients
-    of grouped convolutions) divide the batch of the left operand and the output features of the right one.
+    sum={c,h}`. Either way `ops.halo` moves the borders. Groups of the batch (`batch_group_count`, in the kernel
+    gradients of grouped convolutions) divide the batch of the left operand and the output features of the right one.
     """
     p = op.params
     lhs_spec, rhs_spec, out_spec = p["dimension_numbers"]
@@ -37,13 +37,12 @@ def conv_general_dilated(op: Op) -> Rule:
     for i, (stride, (low, _)) in enumerate(zip(p["window_strides"], p["padding"], strict=True)):
         at, window_at, out_at = lhs_spec[2 + i], rhs_spec[2 + i], out_spec[2 + i]
         n, w, m = lhs[at], rhs[window_at], out[out_at]
-        loops = [(m, stride), (w, p["rhs_dilation"][i])]
-        options = [
-            (gradient, span(n, *loops[gradient], *loops[not gradient], low, p["lhs_dilation"][i]))
-            for gradient in (w > m, w <= m)
-        ]
-        gradient, s = next((found for found in options if found[1]), (False, None))
-        if s is None:
+        forward, backward = (m, stride), (w, p["rhs_dilation"][i])
+        for gradient in (w > m, w <= m):  # the likelier first
+            split, whole = (backward, forward) if gradient else (forward, backward)
+            if s := span(n, *split, *whole, low, p["lhs_dilation"][i]):
+                break
+        else:
             continue
         h, spans[at] = f"h{i}", s
         sizes |= {h: s.size, h + "in": s.input_minor, h + "other": s.other_minor}

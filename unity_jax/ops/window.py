@@ -103,7 +103,11 @@ def select_and_scatter_add(op: Op) -> Rule:
 def _windowed(
     op: Op, sides: list[int | None], spans: list[Span | None], local: Any, *, linear: Any, inner: Any, results: int = 1
 ) -> Rule:
-    """Dimensions split where they have a span. `sides`: 0 for tensors like the image, 1 like the windows, None scalar."""
+    """Dimensions split where they have a span.
+
+    **Arguments:** `sides`: per operand, 0 if it is like the image, 1 if like the windows, None for a scalar; `results`:
+    the same for the results.
+    """
     labels: list[list[Any]] = [[None] * len(spans) for _ in range(2)]
     sizes, kinds, halos, even = {}, {}, {}, set()
     for d, s in enumerate(spans):

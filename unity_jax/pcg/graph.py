@@ -54,8 +54,8 @@ class Op:
     """One operation. `eqn` is the jaxpr equation it came from (None for parallel ops and barriers added by tracing).
 
     `callers` are the inlined calls around it, outermost first. `bodies` are the sub-graphs of `scan`, `while` (cond, body)
-    and `cond` (one per branch). In a planned graph `shard` says how a compute op is split (an `ops.rule.Shard`) and parallel
-    ops carry their `cost.reshard.Move` in `params["move"]`.
+    and `cond` (one per branch). In a planned graph `shard` says how a compute op is split (an `ops.rule.Shard`), `traced` is the
+    op of the traced graph, and parallel ops carry their `cost.reshard.Move` in `params["move"]`.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Op:
     callers: tuple[Any, ...] = ()
     backward: bool = False
     shard: Any = None
+    traced: Op | None = None
 
     @functools.cached_property
     def source(self) -> str:
@@ -83,17 +84,10 @@ class Op:
     @functools.cached_property
     def signature(self) -> tuple[Any, ...]:
         """Equal for ops that have equal rules, costs and local programs: the key of every cache over ops."""
-        # Jaxpr-valued parameters print long and are covered by `bodies`; callables print by identity.
+        own = bool(self.bodies) or any(k in self.params for k in _JAXPRS)  # programs in parameters are not compared
         params = str(sorted((k, v) for k, v in self.params.items() if k not in _UNSIGNED)) if self.params else ""
-        ins = tuple((t.shape, str(t.dtype), _literal_key(t.literal)) for t in self.inputs)
-        outs = tuple((t.shape, str(t.dtype)) for t in self.outputs)
-        return self.name, ins, outs, params, id(self) if self.bodies else 0
-
-    def copy_caches(self, other: Op) -> None:
-        """Take over what `other`, the same op elsewhere, has already derived from its equation."""
-        for name in ("source", "scope", "signature"):
-            if name in other.__dict__:
-                self.__dict__[name] = other.__dict__[name]
+        ins = tuple((t.shape, t.dtype, None if t.literal is None else str(t.literal)) for t in self.inputs)
+        return self.name, ins, tuple((t.shape, t.dtype) for t in self.outputs), params, id(self) if own else 0
 
     @property
     def label(self) -> str:
@@ -102,11 +96,8 @@ class Op:
         return f"{scope}/{self.name}" if scope else self.name
 
 
-_UNSIGNED = ("jaxpr", "branches", "body_jaxpr", "cond_jaxpr", "sharding", "out_sharding", "weak_type", "accuracy", "mesh")
-
-
-def _literal_key(literal: Any) -> Any:
-    return None if literal is None else str(literal)
+_JAXPRS = ("jaxpr", "call_jaxpr", "branches", "body_jaxpr", "cond_jaxpr", "callback", "kernel", "computation")
+_UNSIGNED = (*_JAXPRS, "sharding", "out_sharding", "weak_type", "accuracy", "mesh")
 
 
 @dataclass(eq=False)

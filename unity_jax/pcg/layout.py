@@ -30,6 +30,13 @@ class Layout:
     partial: tuple[tuple[str, str], ...] = ()
 
     @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.dims, self.partial))
+
+    def __hash__(self) -> int:
+        return self._hash  # layouts are keys everywhere
+
+    @functools.cached_property
     def axis_dim(self) -> dict[str, int]:
         """The dimension that each sharding axis splits."""
         return {a: d for d, axes in enumerate(self.dims) for a in axes}
@@ -85,6 +92,7 @@ class Layout:
         return "[" + ",".join("+".join(a) or "." for a in self.dims) + "]" + self._partial_text()
 
 
+@functools.lru_cache(maxsize=4096)
 def layouts(shape: tuple[int, ...], mesh: MeshAxes, *, even: bool = False, partial: bool = False) -> tuple[Layout, ...]:
     """Every layout of a tensor, the replicated one first.
 

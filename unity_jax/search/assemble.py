@@ -36,11 +36,12 @@ class Decisions:
 
 
 class RuleCache:
-    """The rules and strategies of a program's ops, shared between ops of equal signature."""
+    """The rules, strategies and shards of a program's ops, shared between ops of equal signature."""
 
     def __init__(self) -> None:
         self._rules: dict[object, Rule] = {}
         self._strategies: dict[object, list[Strategy]] = {}
+        self._shards: dict[object, Shard] = {}
 
     def __call__(self, op: Op) -> Rule:
         if op.signature not in self._rules:
@@ -52,6 +53,12 @@ class RuleCache:
         if key not in self._strategies:
             self._strategies[key] = strategies(self(op), mesh)
         return self._strategies[key]
+
+    def shard(self, op: Op, mesh: MeshAxes, strategy: Strategy) -> Shard:
+        key = (op.signature, mesh, strategy)
+        if key not in self._shards:
+            self._shards[key] = Shard(op, self(op), mesh, strategy)
+        return self._shards[key]
 
 
 def is_free(op: Op) -> bool:
@@ -128,12 +135,12 @@ class _Assembler:
     def _append(
         self, op: Op, operands: Sequence[Tensor], outs: Sequence[Tensor], bodies: tuple[Graph, ...] = (), shard: Shard | None = None
     ) -> None:
-        planned = Op(op.name, tuple(operands), tuple(outs), op.params, bodies, op.eqn, op.callers, op.backward, shard)
-        planned.copy_caches(op)
-        self.ops.append(planned)
+        self.ops.append(
+            Op(op.name, tuple(operands), tuple(outs), op.params, bodies, op.eqn, op.callers, op.backward, shard, op)
+        )
 
     def _compute(self, op: Op) -> None:
-        shard = Shard(op, self.rules(op), self.resharder.mesh, self.decisions.strategies[op])
+        shard = self.rules.shard(op, self.resharder.mesh, self.decisions.strategies[op])
         operands = self.operands(op, shard.operand_layouts)
         outs = [self._define(t, lay) for t, lay in zip(op.outputs, shard.result_layouts, strict=True)]
         self._append(op, operands, outs, shard=shard)
@@ -227,7 +234,7 @@ class _Assembler:
         strategy = tuple(factor.get(where.get(a, -1), -1) for a in self.resharder.mesh.names)
         if layout.partial or strategy not in self.rules.strategies(op, self.resharder.mesh):
             return None
-        shard = Shard(op, rule, self.resharder.mesh, strategy)
+        shard = self.rules.shard(op, self.resharder.mesh, strategy)
         if shard.result_layouts[0] != layout:
             return None
         made = with_layout(op.outputs[0], layout)

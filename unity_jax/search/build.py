@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.program import shard_seconds, trips
+from unity_jax.cost.program import Mask, shard_seconds, trips, written_mask
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
-from unity_jax.ops.rule import Shard, Strategy
+from unity_jax.ops.rule import Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -49,6 +49,14 @@ class Node:
         if self.tensor is not None:
             layout = self.layouts[choice]
             decisions.layouts[self.tensor] = lift(layout) if self.lifted else layout
+
+
+@dataclass(frozen=True)
+class Space:
+    """Layouts to choose from, with a short key that stands for them."""
+
+    key: Hashable
+    layouts: Layouts
 
 
 @dataclass(frozen=True)
@@ -120,22 +128,44 @@ class _Build:
         self.made: dict[Tensor, _Port] = {}
         self.needed: dict[Tensor, list[_Port]] = {}
         self.held: dict[Tensor, _Port] = {}
+        self.spaces: dict[int, Space] = {}
+        self.member_keys: dict[Op, Hashable] = {}
         self.readers = _count_readers(builder.graph)
 
     # Nodes
 
-    def _place(self, t: Tensor, choices: Layouts, kind: str, repeat: int, backward: bool, lifted: bool = False) -> int:
+    def _place(self, t: Tensor, space: Space, kind: str, repeat: int, backward: bool, lifted: bool = False) -> int:
         """A node for a layout; `lifted`: `t` is the stack of the values that the layout is for."""
         if t in self.b.pins:
-            pin = self.b.pins[t]
-            choices = (unlift(pin) if lifted else pin,)
-        node = Node(len(self.nodes), kind, len(choices), (), t, choices, (), lifted, repeat)
+            pin = unlift(self.b.pins[t]) if lifted else self.b.pins[t]
+            space = Space(("pin", pin), (pin,))
+        size = len(space.layouts)
+        node = Node(len(self.nodes), kind, size, (), t, space.layouts, (), lifted, repeat)
         self.nodes.append(node)
-        self.unary.append(self.b.intern(("zeros", len(choices)), lambda: np.zeros(len(choices))))
-        key = ("place", choices)
+        self.spaces[node.index] = space
+        self.unary.append(self.b.intern(("zeros", size), lambda: np.zeros(size)))
         if kind != "output":
-            self._make(t, node.index, tuple(map(lift, choices)) if lifted else choices, (key, lifted), repeat, backward)
+            self._make_place(t, node.index, repeat, backward, lifted)
         return node.index
+
+    def _make_place(self, t: Tensor, node: int, repeat: int, backward: bool, lifted: bool = False) -> None:
+        space = self._lifted(self.spaces[node], lifted)
+        self._make(t, node, space.layouts, space.key, repeat, backward)
+
+    def _lifted(self, space: Space, lifted: bool) -> Space:
+        if not lifted:
+            return space
+        return self.b.intern(("lifted", space.key), lambda: Space(("lifted", space.key), tuple(map(lift, space.layouts))))
+
+    def _space(self, t: Tensor, *, partial: bool = False, stored: bool = False) -> Space:
+        """The layouts that a place for `t` may choose from."""
+        key = ("space", t.shape, t.dtype, partial, stored)
+
+        def make() -> Space:
+            found = storable(t, self.mesh) if stored else internal(t, self.mesh)
+            return Space(key, tuple(c for c in found if partial or not c.partial))
+
+        return self.b.intern(key, make)
 
     def _make(self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool) -> None:
         self.made[t] = _Port(node, layouts, key, repeat, backward)
@@ -148,7 +178,7 @@ class _Build:
 
     def result(self) -> Built:
         g = self.b.graph
-        inputs = [self._place(t, tuple(storable(t, self.mesh)), "input", 1, False) for t in g.inputs]
+        inputs = [self._place(t, self._space(t, stored=True), "input", 1, False) for t in g.inputs]
         self._graph(g, 1)
         outputs: list[int] = []
         backward = any(op.backward for op in g.ops)
@@ -157,8 +187,8 @@ class _Build:
                 node = inputs[self.b.ties[i]]
             else:
                 pin = self.b.output_pins.get(i)
-                choices = (pin,) if pin is not None else tuple(storable(t, self.mesh))
-                node = self._place(Tensor(t.shape, t.dtype), choices, "output", 1, backward)
+                space = Space(("pin", pin), (pin,)) if pin is not None else self._space(t, stored=True)
+                node = self._place(Tensor(t.shape, t.dtype), space, "output", 1, backward)
                 self.nodes[node].tensor = None
             outputs.append(node)
             self._need_place(t, node, 1, backward)
@@ -167,9 +197,8 @@ class _Build:
         return Built(problem, self.nodes, self.made, self.needed, inputs, outputs, self.mesh)
 
     def _need_place(self, t: Tensor, node: int, repeat: int, backward: bool, lifted: bool = False) -> None:
-        choices = self.nodes[node].layouts
-        layouts = tuple(map(lift, choices)) if lifted else choices
-        self._need(t, node, layouts, (("place", choices), lifted), repeat, backward)
+        space = self._lifted(self.spaces[node], lifted)
+        self._need(t, node, space.layouts, space.key, repeat, backward)
 
     def _graph(self, graph: Graph, repeat: int) -> None:
         uniform = {t for op in graph.ops if is_free(op) for t in op.outputs}
@@ -194,8 +223,8 @@ class _Build:
 
     def _op(self, op: Op, repeat: int) -> None:
         strategies = self.b.rules.strategies(op, self.mesh)
-        mask = tuple(t in self.b.written for t in (*op.inputs, *op.outputs))
-        seconds = self.b.intern(("seconds", op.signature, mask), lambda: self._seconds(op, strategies))
+        mask = written_mask(op, self.b.written)
+        seconds = self.b.intern(("seconds", op.signature, mask), lambda: self._seconds(op, strategies, mask))
         node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, mask), repeat)
         ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
         for i, t in enumerate(op.inputs):
@@ -207,20 +236,19 @@ class _Build:
 
     def _hold(self, t: Tensor, repeat: int, backward: bool) -> None:
         """A place for a possibly partial result with several readers: they share one reduction."""
-        choices = tuple(internal(t, self.mesh))
         made = self.made.pop(t)
-        node = self._place(t, choices, "place", repeat, backward)
+        node = self._place(t, self._space(t, partial=True), "place", repeat, backward)
         port = self.made[t]
         self.made[t] = made
         self._need_place(t, node, repeat, backward)
         self.held[t] = port
 
-    def _seconds(self, op: Op, strategies: Sequence[Strategy]) -> np.ndarray:
-        rule = self.b.rules(op)
-        return np.array([shard_seconds(Shard(op, rule, self.mesh, s), self.b.machine, self.b.written) for s in strategies])
+    def _seconds(self, op: Op, strategies: Sequence[Strategy], mask: Mask) -> np.ndarray:
+        shards = (self.b.rules.shard(op, self.mesh, s) for s in strategies)
+        return np.array([shard_seconds(s, self.b.machine, mask) for s in shards])
 
     def _layouts(self, op: Op, strategies: Sequence[Strategy]) -> tuple[list[Layouts], list[Layouts]]:
-        shards = [Shard(op, self.b.rules(op), self.mesh, s) for s in strategies]
+        shards = [self.b.rules.shard(op, self.mesh, s) for s in strategies]
         return (
             [tuple(s.operand_layouts[i] for s in shards) for i in range(len(op.inputs))],
             [tuple(s.result_layouts[i] for s in shards) for i in range(len(op.outputs))],
@@ -238,25 +266,27 @@ class _Build:
 
     def _cluster(self, cluster: Cluster, uniform: set[Tensor], repeat: int) -> int:
         first = cluster.ops[0].outputs[0]
-        float_ = cluster.linear and all(_compat.is_float(op.outputs[0].dtype) for op in cluster.ops)
-        choices = tuple(internal(Tensor(cluster.shape, first.dtype), self.mesh))
-        if not float_:
-            choices = self.b.intern(("whole", choices), lambda: tuple(c for c in choices if not c.partial))
-        parts, keys, strategies = [], [], []
+        partial = cluster.linear and all(_compat.is_float(op.outputs[0].dtype) for op in cluster.ops)
+        space = self._space(Tensor(cluster.shape, first.dtype), partial=partial)
+        keys, parts = [], []
         for op in cluster.ops:
-            which = linear_set(op, uniform)
-            mask = tuple(t in self.b.written for t in (*op.inputs, *op.outputs))
-            key = (op.signature, mask, which, choices)
-            found = self.b.intern(("strategies", op.signature, which, choices), lambda: self._follow(op, which, choices))  # noqa: B023
-            strategies.append(found)
-            parts.append(self.b.intern(("seconds", key), lambda: self._seconds(op, found)))  # noqa: B023
-            keys.append((op.signature, mask))
-        seconds = self.b.intern(("cluster", tuple(keys), choices), lambda: np.sum(parts, axis=0))
-        node = self._node("cluster", tuple(cluster.ops), tuple(strategies), seconds, ("cluster", tuple(keys), choices), repeat)
-        self.nodes[node].layouts = choices
+            which = linear_set(op, uniform) or 0 if partial else 0
+            key = (op.signature, which, space.key)
+            mask = written_mask(op, self.b.written)
+            strategies = self.b.intern(("follow", key), lambda: self._follow(op, which, space.layouts))  # noqa: B023
+            parts.append(strategies)
+            self.b.intern(("seconds", key, mask), lambda: self._seconds(op, strategies, mask))  # noqa: B023
+            keys.append((key, mask))
+        key = ("cluster", tuple(keys))
+        seconds = self.b.intern(key, lambda: np.sum([self.b.intern(("seconds", *k), None) for k in keys], axis=0))
+        node = self._node("cluster", tuple(cluster.ops), tuple(parts), seconds, key, repeat)
+        self.nodes[node].layouts = space.layouts
+        self.spaces[node] = space
+        for op, (key, _) in zip(cluster.ops, keys, strict=True):
+            self.member_keys[op] = key
         return node
 
-    def _follow(self, op: Op, linear: int | None, choices: Layouts) -> list[Strategy]:
+    def _follow(self, op: Op, linear: int, choices: Layouts) -> list[Strategy]:
         """The op's strategy under each layout of its cluster."""
         rule = self.b.rules(op)
         factor = {d: dims[0] for d, dims in enumerate(rule.results[0]) if dims}
@@ -265,17 +295,14 @@ class _Build:
             partial, where = dict(layout.partial), layout.axis_dim
             found.append(
                 tuple(
-                    len(rule.factors) + (linear or 0) if a in partial else factor.get(where.get(a, -1), -1)
-                    for a in self.mesh.names
+                    len(rule.factors) + linear if a in partial else factor.get(where.get(a, -1), -1) for a in self.mesh.names
                 )
             )
         return found
 
     def _cluster_ports(self, op: Op, cluster: Cluster, node: int, repeat: int) -> None:
-        index = self.nodes[node].ops.index(op)
-        strategies = self.nodes[node].strategies[index]
-        key = (op.signature, strategies and tuple(strategies))
-        ins, outs = self.b.intern(("layouts", key), lambda: self._layouts(op, strategies))
+        key = self.member_keys[op]
+        ins, outs = self.b.intern(("layouts", key), lambda: self._layouts(op, self.b.intern(("follow", key), None)))
         for i, t in enumerate(op.inputs):
             if t not in cluster.made:
                 self._need(t, node, ins[i], (key, "in", i), repeat, op.backward)
@@ -287,8 +314,7 @@ class _Build:
     def _body_inputs(self, tensors: Sequence[Tensor], outer: Sequence[Tensor], op: Op, repeat: int, inner: int, partial: bool, lifted: bool) -> list[int]:
         nodes = []
         for t, source in zip(tensors, outer, strict=True):
-            choices = tuple(c for c in internal(t, self.mesh) if partial or not c.partial)
-            node = self._place(t, choices, "place", inner, op.backward)
+            node = self._place(t, self._space(t, partial=partial), "place", inner, op.backward)
             self._need_place(source, node, repeat, op.backward, lifted)
             nodes.append(node)
         return nodes
@@ -304,9 +330,9 @@ class _Build:
         self._graph(body, inner)
         for node, t, out in zip(carry, body.outputs, op.outputs, strict=False):
             self._need_place(t, node, inner, op.backward)
-            self._make(out, node, self.nodes[node].layouts, (("place", self.nodes[node].layouts), False), repeat, op.backward)
+            self._make_place(out, node, repeat, op.backward)
         for t, out in zip(body.outputs[carries:], op.outputs[carries:], strict=True):
-            node = self._place(out, tuple(internal(t, self.mesh)), "place", repeat, op.backward, lifted=True)
+            node = self._place(out, self._space(t, partial=True), "place", repeat, op.backward, lifted=True)
             self._need_place(t, node, inner, op.backward)
 
     def _while(self, op: Op, repeat: int) -> None:
@@ -319,14 +345,12 @@ class _Build:
             self.made[t] = self.made[twin]
         self._graph(cond, repeat)
         self._graph(body, repeat)
-        for t in cond.outputs:
-            self._need(t, carry[0] if carry else 0, self._flat(carry[0] if carry else 0), ("flat",), repeat, op.backward)
+        whole = self._place(Tensor((), np.dtype(bool)), Space(("scalar",), (Layout(()),)), "place", repeat, op.backward)
+        self.nodes[whole].tensor = None
+        self._need_place(cond.outputs[0], whole, repeat, op.backward)
         for node, t, out in zip(carry, body.outputs, op.outputs, strict=True):
             self._need_place(t, node, repeat, op.backward)
-            self._make(out, node, self.nodes[node].layouts, (("place", self.nodes[node].layouts), False), repeat, op.backward)
-
-    def _flat(self, node: int) -> Layouts:
-        return (Layout(()),) * self.nodes[node].size
+            self._make_place(out, node, repeat, op.backward)
 
     def _cond(self, op: Op, repeat: int) -> None:
         first = op.bodies[0]
@@ -335,8 +359,7 @@ class _Build:
             for t, twin in zip(branch.inputs, first.inputs, strict=True):
                 self.made[t] = self.made[twin]
         outs = [
-            self._place(t, tuple(c for c in internal(t, self.mesh) if not c.partial), "place", repeat, op.backward)
-            for t in op.outputs
+            self._place(t, self._space(t), "place", repeat, op.backward) for t in op.outputs
         ]
         for branch in op.bodies:
             self._graph(branch, repeat)
@@ -369,7 +392,7 @@ class _Build:
     def _edges(self, t: Tensor, source: _Port, ports: Sequence[_Port]) -> list[Edge]:
         found = []
         for p in ports:
-            key = ("edge", t.shape, str(t.dtype), source.key, p.key, p.repeat)
+            key = ("edge", t.shape, t.dtype, source.key, p.key, p.repeat)
             table = self.b.intern(key, lambda: self._table(t, source, p))  # noqa: B023
             if source.node == p.node:
                 loop = self.b.intern(("diagonal", key), lambda: np.diagonal(table).copy())  # noqa: B023
@@ -392,7 +415,7 @@ class _Build:
         return {lay: i for i, lay in enumerate(distinct)}, table
 
     def _shared(self, t: Tensor, source: _Port, ports: Sequence[_Port]) -> Shared:
-        key = ("shared", t.shape, str(t.dtype), source.key, tuple(p.key for p in ports), ports[0].repeat)
+        key = ("shared", t.shape, t.dtype, source.key, tuple(p.key for p in ports), ports[0].repeat)
 
         def make() -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
             ids, table = self._costs(t, tuple(lay for p in (source, *ports) for lay in p.layouts))

@@ -42,10 +42,14 @@ class Local:
 
     def costs(self, node: int) -> np.ndarray:
         """The node's own terms and all shared ones around it, per strategy."""
-        total = self.unary[node]
+        total = self.alone(node)
         for other, table in self.pairs[node]:
             total = total + table[self.x[other]]
-        store = self.model.store
+        return total
+
+    def alone(self, node: int) -> np.ndarray:
+        """The same without the edges."""
+        store, total = self.model.store, self.unary[node]
         for rest, position in self.rests[node]:
             wants, cost = store[rest.wants[position]], store[rest.cost]
             others = self.wanted[id(rest)] - wants[self.x[node]] > 0

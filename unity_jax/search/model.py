@@ -32,6 +32,10 @@ class Model:
         """How many strategies a node has left."""
         return len(self.store[self.domains[node]])
 
+    def strategies(self) -> int:
+        """How many strategies all nodes have left together."""
+        return sum(len(self.store[d]) for d in self.domains)
+
     def values(self, node: int) -> np.ndarray:
         """The original strategies that a node has left."""
         return self.store[self.domains[node]]

@@ -21,8 +21,11 @@ from .network import Network, network
 from .prune import pruned
 
 MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**33  # what one step of a search may cost; exact elimination may use the limit
-SWEEPS = (5, 10, 20)  # passes of messages in each round of bounding and fixing
+SWEEPS = (5, 15)  # passes of messages in each round of bounding and fixing
 TRIES = 4  # exact solves over restricted domains in each round
+CLOSE = 0.005  # a gap that is not worth another round
+WORTHWHILE = 0.8  # dead-end elimination is repeated when fixing left less than this part of the strategies
+GRAIN = 64  # the number of strategies that fit is found to within this part of all
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,18 @@ class Optimum:
     lower_bound: float
 
 
-def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int) -> Optimum:
-    """The best assignment of the model, no worse than any seed that the model still holds."""
+def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int, rounds: int = len(SWEEPS)) -> Optimum:
+    """The best assignment of the model, no worse than any seed that the model still holds.
+
+    `rounds` of bounding and searching are made where elimination does not fit, fewer if the gap is small before.
+    """
     small = pruned(model)
     net, plan = planned(small, table_limit)
     if plan.largest <= table_limit and plan.work <= MODEST_WORK:
         return _exact(small, net, plan, table_limit)
     known = [_settled(model, s) for s in (*seeds, _first(small))]
     best, floor = min(known, key=lambda k: k.cost), -np.inf
-    for sweeps in SWEEPS:
+    for sweeps in SWEEPS[:rounds]:
         bound = lower_bound(network(small, table_limit, relaxed=True), sweeps)
         floor = max(floor, bound.value)
         ranks = bound.least
@@ -51,15 +57,16 @@ def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int) -> Opti
             if better is None or better.cost >= best.cost:
                 break
             best, ranks = better, _around(small, better.assignment)
-        smaller = pruned(small.choose(lambda i: small.values(i)[bound.least[i] < best.cost]))
-        net, plan = planned(smaller, table_limit)
+        if best.cost - floor <= CLOSE * abs(best.cost):
+            break
+        fixed = small.choose(lambda i, b=bound, c=best.cost: small.values(i)[b.least[i] < c])
+        small = pruned(fixed) if fixed.strategies() < WORTHWHILE * small.strategies() else fixed
+        net, plan = planned(small, table_limit)
         if plan.largest <= table_limit:
-            exact = _exact(smaller, net, plan, table_limit)
-            best, floor = min(best, exact, key=lambda k: k.cost), exact.cost
             break
-        if floor >= best.cost:
-            break
-        small = smaller
+    if plan.largest <= table_limit:  # heavy work, or what is left after fixing
+        exact = _exact(small, net, plan, table_limit)
+        best, floor = min(best, exact, key=lambda k: k.cost), exact.cost
     return Optimum(best.assignment, best.cost, min(floor, best.cost))
 
 
@@ -92,14 +99,14 @@ def _around(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:
     start = [int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]
     here = Local(model, np.array(start))
     costs = {i: here.costs(i) for i in range(len(start)) if model.size(i) > 1}
-    extra = {i: c - c[here.x[i]] if np.isfinite(c[here.x[i]]) else c - c.min() for i, c in costs.items()}
-    answered = {i: e.copy() for i, e in extra.items()}
-    for i, e in answered.items():
-        for j, table in here.pairs[i]:  # table: (k_j, k_i)
-            with np.errstate(invalid="ignore"):
-                answer = (table + (extra[j] - table[:, here.x[i]])[:, None]).min(axis=0) - table[here.x[j]]
-            e += np.where(np.isnan(answer), 0.0, np.minimum(answer, 0.0))
-    return answered
+    answered = {}
+    for i in costs:
+        answered[i] = here.alone(i)
+        for j, table in here.pairs[i]:  # (k_j, k_i)
+            own = table[:, here.x[i]]
+            others = np.where(np.isfinite(own), costs[j] - np.where(np.isfinite(own), own, 0.0), np.inf)
+            answered[i] = answered[i] + (table + others[:, None]).min(axis=0)
+    return {i: a if np.isfinite(a).any() else np.zeros_like(a) for i, a in answered.items()}
 
 
 def _restricted(model: Model, small: Model, ranks: dict[int, np.ndarray], known: Sequence[np.ndarray],
@@ -116,13 +123,13 @@ def _restricted(model: Model, small: Model, ranks: dict[int, np.ndarray], known:
     free = set(nodes)
     scopes = [*small.pairs, *(tuple(n for n in r.nodes if n in free) for r in small.rests)]
     low, high = 0, len(scores)
-    while low < high:  # the most that fits by the sizes alone
-        count = (low + high + 1) // 2
+    while high - low > len(scores) // GRAIN:  # the most that fits by the sizes alone
+        count = (low + high) // 2
         sizes = [1] * len(small.domains)
         for i in nodes:
             sizes[i] = int((always[i] | (place[i] < count)).sum())
         plan = order(sizes, scopes)
-        low, high = (count, high) if plan.largest <= limit and plan.work <= MODEST_WORK else (low, count - 1)
+        low, high = (count, high) if plan.largest <= limit and plan.work <= MODEST_WORK else (low, count)
     while True:
         trial = pruned(small.choose(lambda i: small.values(i)[always[i] | (place[i] < low)]))
         net, plan = planned(trial, table_limit)

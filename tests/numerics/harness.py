@@ -1,0 +1,137 @@
+"""Oracle for whole programs: run a function under any plan on CPU devices and compare with the unsharded run.
+
+    case = Case.of(fn, (x, y))
+    plan = case.sample((2, 4), seed=0)                 # or case.planned(axes, decisions)
+    assert case.differences(case.run(plan)) == []
+
+The numerics contract: in float64 every result agrees within 1e-9 of its largest magnitude; keys and integers bit by bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from unity_jax import _compat
+from unity_jax.cost.reshard import Resharder
+from unity_jax.lower.compile import spmd
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program, trace
+from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.sample import internal, sample
+
+TOLERANCE = 1e-9
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiler options for programs that run once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One result that differs: its path, and the largest error relative to its largest magnitude."""
+
+    path: str
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.error:.2e}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Planned:
+    """A planned graph on a mesh, with what it was made from."""
+
+    axes: MeshAxes
+    decisions: Decisions
+    graph: Graph
+
+    @property
+    def mesh(self) -> Mesh:
+        devices = np.array(jax.devices()[: self.axes.num_devices]).reshape(self.axes.sizes)
+        return Mesh(devices, self.axes.names)
+
+
+@dataclasses.dataclass(eq=False)
+class Case:
+    """A function with arguments, traced, and its unsharded results."""
+
+    program: Program
+    flat: list[Any]  # the program's inputs
+    want: list[Any]
+    rules: RuleCache = dataclasses.field(default_factory=RuleCache)
+
+    @staticmethod
+    def of(fn: Callable[..., Any], args: Sequence[Any], donate: Sequence[int] = (), options: Any = None) -> Case:
+        """Trace and run `fn`; donated arguments are tied to results, nothing is really donated."""
+        program = trace(fn, args, {}, donate_argnums=tuple(donate))
+        flat = [*program.constants, *jax.tree.leaves(tuple(args))]
+        want = jax.tree.leaves(jax.jit(fn).lower(*args).compile(compiler_options=options)(*args))
+        return Case(program, flat, want)
+
+    def sample(self, sizes: tuple[int, ...], seed: int, machine: str = "cpu", held: float = 0.1) -> Planned:
+        """A random plan; `held` of the floating-point results are moved to a random layout as soon as they are made."""
+        axes = MeshAxes(tuple("xyz"[: len(sizes)]), sizes)
+        rng = random.Random(seed)
+        decisions = sample(self.program.graph, self.program.ties, axes, self.rules, rng)
+        for op in list(decisions.strategies):
+            for t in op.outputs:
+                if _compat.is_float(t.dtype) and t.rank and rng.random() < held:
+                    decisions.layouts[t] = rng.choice(internal(t, axes))
+        return self.planned(axes, decisions, machine)
+
+    def planned(self, axes: MeshAxes, decisions: Decisions, machine: str = "cpu") -> Planned:
+        """The plan of these decisions; `machine` decides only which path each change of layout takes."""
+        resharder = Resharder(Machine.preset(f"{machine}:{axes.num_devices}"), axes)
+        return Planned(axes, decisions, assemble(self.program.graph, decisions, resharder, self.rules))
+
+    def run(self, plan: Planned, options: Any = None) -> list[Any]:
+        """The results of the program under a plan, on the first CPU devices."""
+        mesh = plan.mesh
+        inputs = [
+            jax.device_put(x, NamedSharding(mesh, t.layout.spec()))
+            for x, t in zip(self.flat, plan.graph.inputs, strict=True)
+        ]
+        return jax.jit(spmd(plan.graph, mesh)).lower(inputs).compile(compiler_options=options)(inputs)
+
+    def differences(self, got: Sequence[Any], floor: float = 0.0, tolerance: float = TOLERANCE) -> list[Difference]:
+        """The results that disagree."""
+        return differences(self.program.out_paths, self.want, got, floor, tolerance)
+
+
+def differences(
+    paths: Sequence[str], want: Sequence[Any], got: Sequence[Any], floor: float = 0.0, tolerance: float = TOLERANCE
+) -> list[Difference]:
+    """The leaves that differ by more than `tolerance`; `floor`: the least magnitude errors are measured against."""
+    found = [Difference(p, error(w, g, floor)) for p, w, g in zip(paths, want, got, strict=True)]
+    return [d for d in found if not d.error <= (tolerance if tolerance else 0)]
+
+
+def error(want: Any, got: Any, floor: float = 0.0) -> float:
+    """The largest error of a floating-point leaf relative to its largest magnitude; of any other, 0 if equal else inf.
+
+    Not-a-number and infinities must stand in the same places.
+    """
+    if want.shape != got.shape or want.dtype != got.dtype:
+        return np.inf
+    if _compat.is_key(want.dtype):
+        want, got = jax.random.key_data(want), jax.random.key_data(got)
+    want, got = np.asarray(want), np.asarray(got)
+    if want.dtype.kind not in "fc":
+        return 0.0 if np.array_equal(want, got) else np.inf
+    finite = np.isfinite(want)
+    if not np.array_equal(want[~finite], got[~finite], equal_nan=True):
+        return np.inf
+    wide = np.complex128 if want.dtype.kind == "c" else np.float64
+    want, got = want[finite].astype(wide), got[finite].astype(wide)
+    if not want.size:
+        return 0.0
+    scale = max(floor, float(np.abs(want).max()))
+    worst = float(np.abs(want - got).max())
+    return 0.0 if worst == 0 else worst / scale if scale else np.inf
