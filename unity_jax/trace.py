@@ -135,20 +135,24 @@ def has_effects(op: Op) -> bool:
     return op.eqn is not None and op.name != "optimization_barrier" and bool(op.eqn.effects)
 
 
-def _mark_backward(graph: Graph) -> Graph:
-    """Mark the ops of the backward pass: those made by transposition or rematerialization, and all that follows them."""
-    after: set[Tensor] = set()
-
-    def visit(g: Graph, inside: bool) -> None:
-        for op in g.ops:
-            stack = op.eqn is not None and _is_backward(op)
-            op.backward = inside or stack or any(t in after for t in op.inputs)
-            if op.backward:
-                after.update(op.outputs)
-            for body in op.bodies:
-                visit(body, op.backward)
-
-    visit(graph, False)
+def _mark_backward(graph: Graph, inside: bool = False) -> Graph:
+    """Mark the ops of the second half of a step: those made by transposition or rematerialization, what follows them, and
+    what only that needs (the optimizer's own arithmetic). A function without a backward pass has no second half.
+    """
+    late = {op for op in graph.ops if op.eqn is not None and _is_backward(op)}
+    needed = {t for op in late for t in op.inputs}
+    early: set[Op] = set()
+    for op in reversed(graph.ops):
+        if op not in late and any(t in needed for t in op.outputs):
+            early.add(op)
+            needed.update(op.inputs)
+    after = {t for op in late for t in op.outputs}
+    for op in graph.ops:
+        op.backward = inside or op in late or any(t in after for t in op.inputs) or (bool(late) and op not in early)
+        if op.backward:
+            after.update(op.outputs)
+        for body in op.bodies:
+            _mark_backward(body, op.backward)
     return graph
 
 

@@ -98,7 +98,8 @@ def test_reshape_factors_multiply_to_the_shapes(shapes):
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(factored_shapes())
 def test_any_reshape(shapes):
-    check_rule(lambda x: lax.reshape(x, shapes[1]), arg(*shapes[0]), mesh_sizes=((2,), (4,)), exact=True)
+    hypothesis.assume(shapes[0] != shapes[1])
+    check_rule(lambda x: lax.reshape(x, shapes[1]), arg(*shapes[0]), mesh_sizes=((2,), (4,)))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint8, np.uint32, np.int64, jnp.bfloat16])

@@ -54,13 +54,16 @@ DIFFERENCES: dict[str, str] = {
     "dynamic_update_slice": "Each device writes what falls on its own rows, so nothing moves: `pass`.",
     "split": _SEVERAL,
     "stack": _SEVERAL,
+    "unstack": _SEVERAL,
     "tile": _SEVERAL,
     "iota": "Shardy has no rules for ops without operands; each device counts from its own offset.",
     "scatter-sub": "Shardy knows no reduction for subtraction; partial results of zero minus updates just add up.",
     "scatter-mul": _NO_COLLECTIVE,
     "top_k": "Shardy has no rule for `chlo.top_k`.",
-    "approx_top_k": "Shardy splits the searched dimension and lets XLA find out; the greatest of a part are not the result.",
+    "approx_top_k": "Shardy lets the searched dimension be split; the greatest of a part are not the result: gathered.",
 }
+
+NEWER = {"dynamic_update_slice"}  # differs only in the Shardy of newer JAX versions
 
 
 @pytest.mark.parametrize(("name", "fn", "args"), CASES, ids=[name for name, _, _ in CASES])
@@ -71,7 +74,7 @@ def test_rule_agrees_with_shardy(name, fn, args):
     ours = shardy.our_rule(ops[-1], rule_of(ops[-1]))
     difference = shardy.difference(ours, shardy.shardy_rule(fn, ops[-1], *args))
     if name in DIFFERENCES:
-        assert difference, f"{name} is listed as different and is not"
+        assert difference or name in NEWER, f"{name} is listed as different and is not"
     else:
         assert not difference
 

@@ -2,8 +2,8 @@
 
 A sliding window reads, for output `j` and window position `t`, the (dilated) input position
 `j*stride + t*dilation - low`. Split the input and the output together, and every device needs the same few elements
-from the devices next to it, whatever the number of devices. Beyond the ends of the array there is padding, which is what
-the devices at the ends get. The same holds when the input and the window positions are split together, as in the
+from the devices next to it, whatever the number of devices. Beyond the ends of the array there is padding, which is
+what the devices at the ends get. The same holds when the input and the window positions are split together, as in the
 gradient of a kernel.
 """
 
