@@ -32,9 +32,12 @@ def batch_inputs(program: Program) -> list[Tensor]:
     return [t for t in candidates if t.shape[0] == common]
 
 
-def batch_dims(program: Program, rules: RuleCache) -> Dims:
-    """Every (tensor, dimension) of the traced graph, sub-graphs included, that indexes examples."""
-    found: Dims = {(t, 0) for t in batch_inputs(program)}
+def batch_dims(program: Program, rules: RuleCache, dim: int = 0) -> Dims:
+    """Every (tensor, dimension) of the traced graph, sub-graphs included, that comes from dimension `dim` of the batch.
+
+    Dimension 0 indexes examples; in batches of token sequences dimension 1 indexes positions.
+    """
+    found: Dims = {(t, dim) for t in batch_inputs(program) if t.rank > dim}
     _visit(program.graph, rules, found)
     return found
 
@@ -53,7 +56,7 @@ def _visit(graph: Graph, rules: RuleCache, found: Dims) -> None:
 
 
 def batch_factors(op: Op, rules: RuleCache, found: Dims) -> set[int]:
-    """The factors of an op that index examples."""
+    """The factors of an op that one of the dimensions in `found` indexes."""
     rule = rules(op)
     return {f[0] for t, dims in zip(op.inputs, rule.operands, strict=True) for d, f in enumerate(dims) if f and (t, d) in found}
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
@@ -48,9 +49,9 @@ def experts(mesh: MeshAxes) -> Iterator[Expert]:
                 yield Expert(data, model, params, state, sequence)
 
 
-def expert_seeds(program: Program, built: Built, mesh: MeshAxes, rules: RuleCache | None = None) -> dict[str, np.ndarray]:
+def expert_seeds(program: Program, built: Built, mesh: MeshAxes, rules: RuleCache) -> dict[str, np.ndarray]:
     """A full assignment of the problem for every expert, by name; those that come out equal are kept once."""
-    completion = _Completion(program, built, mesh, rules or RuleCache())
+    completion = _Completion(program, built, mesh, rules)
     found: dict[bytes, str] = {}
     seeds: dict[str, np.ndarray] = {}
     for expert in experts(mesh):
@@ -76,6 +77,7 @@ class _Completion:
     def __init__(self, program: Program, built: Built, mesh: MeshAxes, rules: RuleCache) -> None:
         self.built, self.mesh, self.rules = built, mesh, rules
         self.batch: Dims = batch_dims(program, rules)
+        self.positions: Dims = batch_dims(program, rules, dim=1)
         self.neighbours: list[list[_Neighbour]] = [[] for _ in built.nodes]
         for e in built.problem.edges:
             self._join(e.i, e.j, e.table)
@@ -88,8 +90,6 @@ class _Completion:
         self.state = state - forward
         self.lazy = [self._waits(n) for n in built.nodes]
         self.wants = [self._batch_of(n) for n in built.nodes]
-        self.held = {p.node for p in built.made.values()}
-        self.finish = self._cost_to_finish()
 
     def _join(self, i: int, j: int, table: np.ndarray) -> None:
         if i != j:
@@ -113,52 +113,88 @@ class _Completion:
             return not any(batch_factors(op, self.rules, self.batch) for op in node.ops) and not node.ops[0].backward
         return not any(self._batch_of(node))
 
-    def _cost_to_finish(self) -> dict[int, np.ndarray]:
-        """What finishing the partial sums that a choice leaves behind will cost at least: else every first matmul looks free."""
-        found: dict[int, np.ndarray] = {}
-        for port in self.built.made.values():
-            if any(lay.partial for lay in port.layouts):
-                found[port.node] = np.array([len(lay.partial) * 1.0 for lay in port.layouts])
-        return found
-
     def complete(self, expert: Expert) -> np.ndarray:
         """The assignment of one expert."""
         allowed = [self._allowed(n, expert) for n in self.built.nodes]
         chosen = np.full(len(allowed), -1)
         for node in self.built.nodes:
             if not self.lazy[node.index]:
-                self._settle(node.index, chosen, allowed)
+                self._settle(node.index, chosen, allowed, expert)
         for node in self.built.nodes:
-            self._settle(node.index, chosen, allowed)
+            self._settle(node.index, chosen, allowed, expert)
         for _ in range(2):
             for node in self.built.nodes:
-                chosen[node.index] = self._best(node.index, chosen, allowed[node.index], final=True)
+                chosen[node.index] = self._best(node.index, chosen, allowed[node.index])
         return chosen
 
-    def _settle(self, i: int, chosen: np.ndarray, allowed: list[np.ndarray]) -> None:
+    def _settle(self, i: int, chosen: np.ndarray, allowed: list[np.ndarray], expert: Expert) -> None:
         stack = [i]
         while stack:
             j = stack.pop()
             if chosen[j] >= 0:
                 continue
-            chosen[j] = self._best(j, chosen, allowed[j], final=False, others=allowed)
+            node = self.built.nodes[j]
+            if expert.model and node.ops:
+                narrow = self._tensor_parallel if node.kind == "op" else self._elementwise
+                narrowed = allowed[j] & narrow(node, expert, chosen)
+                allowed[j] = narrowed if narrowed.any() else allowed[j]
+            chosen[j] = self._best(j, chosen, allowed[j], others=allowed)
             stack += [n.node for n in reversed(self.neighbours[j]) if chosen[n.node] < 0 and self.lazy[n.node]]
 
-    def _best(
-        self, i: int, chosen: np.ndarray, allowed: np.ndarray, *, final: bool, others: list[np.ndarray] | None = None
-    ) -> int:
+    def _tensor_parallel(self, node: Node, expert: Expert, chosen: np.ndarray) -> np.ndarray:
+        """Megatron's rule for an op with a weight: where the activation arrives split over the contracted dimension, contract it
+        (row parallel), else split the weight's own dimension (column parallel); an embedding is split over its rows.
+        """
+        (op,), (strategies,) = node.ops, node.strategies
+        everything = np.ones(node.size, bool)
+        if op.name not in ("dot_general", "conv_general_dilated", "gather"):
+            return everything
+        rule = self.rules(op)
+        weights = [i for i, t in enumerate(op.inputs) if (p := self.built.made.get(t)) is not None and self.lazy[p.node]]
+        factors = [{f[0] for f in dims if f} for dims in rule.operands]
+        summed = {i for i, f in enumerate(rule.factors) if f.kind == "sum"}
+        own = set().union(*(factors[i] for i in weights)) if weights else set().union(*map(set, factors)) - summed
+        if weights and op.name != "gather":
+            contracted = any(
+                f and f[0] in summed and set(made.dims[d]) & set(expert.model)
+                for i, dims in enumerate(rule.operands)
+                if i not in weights and (made := self._layout_of(op.inputs[i], chosen)) is not None
+                for d, f in enumerate(dims)
+            )
+            own = own & summed if contracted else own - summed
+        elif op.name == "gather":
+            own &= summed
+        at = [self.mesh.names.index(a) for a in expert.model]
+        return np.array([all(s[i] in own for i in at) for s in strategies])
+
+    def _elementwise(self, node: Node, expert: Expert, chosen: np.ndarray) -> np.ndarray:
+        """Without sequence sharding, what lies between the matmuls is split over model axes only where it already arrives so."""
+        if expert.sequence or self.lazy[node.index] or not self.wants[node.index][0]:
+            return np.ones(node.size, bool)
+        shape = node.ops[0].outputs[0].shape
+        operands = {t for op in node.ops for t in op.inputs if t.shape == shape}
+        arrived = {
+            (a, d)
+            for t in operands
+            if (made := self._layout_of(t, chosen)) is not None
+            for a, d in made.axis_dim.items()
+        }
+        split = ([(a, lay.axis_dim[a]) for a in expert.model if a in lay.axis_dim] for lay in node.layouts)
+        return np.array([arrived.issuperset(s) for s in split])
+
+    def _layout_of(self, t: Tensor, chosen: np.ndarray) -> Layout | None:
+        port = self.built.made.get(t)
+        return None if port is None or chosen[port.node] < 0 else port.layouts[chosen[port.node]]
+
+    def _best(self, i: int, chosen: np.ndarray, allowed: np.ndarray, others: list[np.ndarray] | None = None) -> int:
+        """The cheapest choice given what is decided; of what waits (`others`) the best is hoped for."""
         cost = self.built.problem.unary[i].astype(float).copy()
         for n in self.neighbours[i]:
             if chosen[n.node] >= 0:
                 cost += n.table[:, chosen[n.node]]
             elif others is not None and self.lazy[n.node]:
                 cost += np.where(others[n.node], n.table, np.inf).min(axis=1)
-        if not final and i in self.finish:
-            cost += self.finish[i] * 1e-6 + self._partial_seconds(i)
         return int(np.argmin(np.where(allowed & np.isfinite(cost), cost, np.inf)))
-
-    def _partial_seconds(self, i: int) -> np.ndarray:
-        return np.zeros(len(self.built.problem.unary[i]))
 
     def _allowed(self, node: Node, expert: Expert) -> np.ndarray:
         """Which choices of a node the expert would consider; all, if none of them is possible."""
@@ -182,8 +218,8 @@ class _Completion:
         used = [where.get(a) for a in expert.data]
         if not sharded:
             return all(u is None for u in used)
-        one = len(set(used)) == 1 and used[0] is not None
-        return one or not any(len({lay.axis_dim.get(a) for a in expert.data}) == 1 and lay.axis_dim.get(expert.data[0]) is not None for lay in node.layouts)
+        together = [lay for lay in node.layouts if _dim_of(lay, expert.data) is not None]
+        return not together or _dim_of(layout, expert.data) is not None
 
     def _fits(self, node: Node, dims: set[int], axes: tuple[str, ...]) -> bool:
         return any(all(lay.axis_dim.get(a) in dims for a in axes) for lay in node.layouts)
@@ -198,18 +234,18 @@ class _Completion:
             on_batch = np.array([all(s[i] in batch for i in at) for s in strategies])
             if on_batch.any():
                 allowed &= on_batch
-            off_model = np.array([not any(s[i] in batch for i in model) for s in strategies])
-            allowed &= off_model
-            if model and first.name in _WEIGHTED and self._has_weights(node):
-                used = np.array([all(s[i] >= 0 for i in model) for s in strategies]) & allowed
-                allowed = used if used.any() else allowed
-            if model and not expert.sequence and node.kind == "cluster":
-                whole = np.array([all(s[i] != 1 for i in model) for s in strategies])
-                allowed &= whole if first.outputs[0].rank >= 3 else True
+        if model:
+            # Model axes never split the batch, and split positions only between the matmuls, if at all.
+            moves = expert.sequence and first.name not in _WEIGHTED
+            positions = set() if moves else batch_factors(first, self.rules, self.positions)
+            allowed &= np.array([not any(s[i] in batch | positions for i in model) for s in strategies])
         return allowed
 
-    def _has_weights(self, node: Node) -> bool:
-        return any(self.lazy[n.node] for n in self.neighbours[node.index])
+
+def _dim_of(layout: Layout, axes: tuple[str, ...]) -> int | None:
+    """The one dimension that all of these axes split."""
+    dims = {layout.axis_dim.get(a) for a in axes}
+    return dims.pop() if len(dims) == 1 else None
 
 
 _WEIGHTED = ("dot_general", "conv_general_dilated", "gather", "scatter-add")

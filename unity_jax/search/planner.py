@@ -80,13 +80,11 @@ class Planner:
             self.pins.tensors, self.pins.outputs,
         )  # fmt: skip
         built = builder.build(keep=True)
-        solution = solve(built.problem)
-        found = [self._candidate(built, solution, True, resharder, "search")]
-        if solution.gap > 1e-9:
-            seeds = expert_seeds(self.program, built, mesh)
-            found += [self._finish(built.decisions(s, True), resharder, name, 0.0) for name, s in seeds.items()]
-            solution = solve(built.problem, seeds=list(seeds.values()))
-            found.append(self._candidate(built, solution, True, resharder, "search"))
+        # One axis is solved exactly, so experts cannot be better; over several they are where the search starts.
+        seeds = expert_seeds(self.program, built, mesh, self.rules) if len(mesh.names) > 1 else {}
+        solution = solve(built.problem, seeds=list(seeds.values()))
+        found = [self._finish(built.decisions(s, True), resharder, name, 0.0) for name, s in seeds.items()]
+        found.append(self._candidate(built, solution, True, resharder, "search"))
         if not best(found, self.limit).fits(self.limit):
             found += self._within_limit(builder, resharder, mesh)
         return found
@@ -95,7 +93,7 @@ class Planner:
         """Plans under the memory limit: what the liveness model of the problem misses tightens its limit and it is solved again."""
         built = builder.build(keep=False)
         built.problem.usage = usage(self.program, built, self.written)
-        seeds = expert_seeds(self.program, built, mesh)
+        seeds = expert_seeds(self.program, built, mesh, self.rules)
         experts = [self._finish(built.decisions(s, False), resharder, name, 0.0) for name, s in seeds.items()]
         yield from experts
         limit = self.limit
