@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,9 +27,24 @@ def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:chex|diffrax|einops|equinox|flax|haiku|jaxtyping|optax)[/\\]")
+_OURS = os.path.dirname(__file__) + os.sep
+
+
 def source_line(eqn: Any) -> str:
-    """`file.py:12:4 (function)` of the user's code that made the equation."""
-    return source_info_util.summarize(eqn.source_info)
+    """`file.py:12:4 (function)` of the user's code that made the equation: the line that called `nnx.Linear`, not the one in it.
+
+    A line of the library where no other is known, and nothing where no line is.
+    """
+    innermost = source_info_util.summarize(eqn.source_info)
+    if not _LIBRARY.search(innermost):
+        return innermost
+    for line in reversed(source_info_util.summarize(eqn.source_info, 1000).split("\n")):
+        if line.startswith(_OURS):
+            break  # what lies further out called us, and says nothing about the equation
+        if not _LIBRARY.search(line):
+            return line
+    return innermost
 
 
 def name_stack(eqn: Any) -> str:
@@ -54,8 +71,26 @@ def bind(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]
     """Evaluate the equation's primitive on new operands with new parameters; always returns a list."""
     # Parameters that name a sharding describe the global program; inside `shard_map` every value is local.
     params = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
-    result = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
+    with jax.threefry_partitionable(eqn.ctx.threefry_partitionable):  # what the user's trace was under decides the bits
+        result = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
     return list(result) if eqn.primitive.multiple_results else [result]
+
+
+def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """Evaluate an open jaxpr traced for another mesh context: equations are bound in the present one."""
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if is_literal(atom) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(a) for a in eqn.invars]
+        if eqn.primitive.name in ("pvary", "pcast", "mesh_cast", "sharding_constraint", "reshard"):
+            results = operands  # they say where values may vary or lie, which `shard_map` without checks does not ask
+        else:
+            results = bind(eqn, operands, eqn.params)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(a) for a in jaxpr.outvars]
 
 
 def is_literal(atom: Any) -> bool:
@@ -78,8 +113,31 @@ def abstract_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> Any:
 
 
 def auto_mesh(mesh: Any) -> Any:
-    """The same mesh with axes of type Auto, which is what `shard_map` over all axes and placed arrays agree on."""
+    """The same mesh with all axes of type Auto: `shard_map` over Explicit axes would check types that our layouts replace."""
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return mesh.update(axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+
+
+def abstract_twin(mesh: Any) -> Any:
+    """The mesh without its devices."""
+    return mesh if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.abstract_mesh
+
+
+def ambient_mesh() -> Any | None:
+    """The mesh of `jax.set_mesh`, with its devices where they are known (outside `jit`); None if there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return None
+    try:
+        concrete = jax.sharding.get_mesh()
+    except ValueError:  # inside `jit`
+        return mesh
+    return concrete if concrete.axis_names == mesh.axis_names else mesh
+
+
+def has_explicit_axes(mesh: Any) -> bool:
+    return any(t == jax.sharding.AxisType.Explicit for t in mesh.axis_types)
 
 
 def shard_map(body: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any) -> Callable[..., Any]:

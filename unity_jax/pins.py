@@ -1,4 +1,7 @@
-"""Pins: layouts that the caller has fixed, from `in_shardings`, `ShapeDtypeStruct.sharding` and constraints in the code."""
+"""Pins: layouts that the caller has fixed, by `in_shardings`, `out_shardings` or `ShapeDtypeStruct.sharding`.
+
+Constraints inside the code are ops of the graph (`ops/constraint.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,133 +11,142 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from unity_jax.errors import PinError
-from unity_jax.pcg.graph import Graph, Op, Tensor, format_tensor
+from unity_jax.errors import PinError, UnsupportedError
+from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.planner import Pins
+from unity_jax.specs import layout_of
 
-CONSTRAINTS = ("sharding_constraint", "reshard", "mesh_cast")
-
-
-def is_sharding(x: Any) -> bool:
-    return isinstance(x, (jax.sharding.Sharding, PartitionSpec)) or x is None
+Inherited = Mapping[tuple[str, tuple[int, ...], str], Layout]
+"""Layouts by path, shape and dtype."""
 
 
-def resolve(
-    program: Program,
-    mesh: MeshAxes,
-    in_shardings: Any = None,
-    out_shardings: Any = None,
-    leaves: Sequence[Any] = (),
-    inherited: Mapping[Any, Layout] | None = None,
-) -> Pins:
+def resolve(program: Program, mesh: MeshAxes, in_shardings: Any, out_shardings: Any, structs: Sequence[Any]) -> Pins:
     """Every pin of a call, checked.
 
-    **Arguments:** `in_shardings`: a tree prefix of the positional arguments, of shardings, specs or None (free); `leaves`: the argument
-    leaves, whose `ShapeDtypeStruct.sharding` pins them; `inherited`: layouts by (suffix, shape, dtype), used where they still
-    divide.
+    **Arguments:** `in_shardings`, `out_shardings`: tree prefixes, of shardings, specs or None (free); `structs`: a sharding or None
+    per argument leaf, from `ShapeDtypeStruct`s.
     **Raises:** `PinError` naming the path.
     """
-    graph = program.graph
-    inputs, first = graph.inputs, len(program.constants)
-    pins: dict[Tensor, Layout] = {}
-    for i, t in enumerate(inputs[first:]):
-        key = (program.in_suffixes[i], t.shape, str(t.dtype))
-        if inherited and key in inherited and program.in_suffixes[i]:
-            pins[t] = inherited[key]
-    for t, leaf, path in zip(inputs[first:], leaves, program.in_paths, strict=False):
-        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
-            pins[t] = pin_layout(leaf.sharding, t, mesh, f"argument {path}")
-    if in_shardings is not None:
-        given = _broadcast(in_shardings, program.in_tree, "in_shardings")
-        for t, sharding, path in zip(inputs[first:], given, program.in_paths, strict=True):
-            if sharding is not None:
-                layout = pin_layout(sharding, t, mesh, f"in_shardings of {path}")
-                if t in pins and pins[t] != layout and not (inherited and pins[t] in inherited.values()):
-                    raise PinError(f"{path} is pinned twice: {pins[t]} by its ShapeDtypeStruct, {layout} by in_shardings")
-                pins[t] = layout
+    inputs: dict[Tensor, Layout] = {}
+    for t, sharding in zip(program.leaves, structs, strict=True):
+        if sharding is not None:
+            inputs[t] = _layout(sharding, t, mesh, f"argument {t.name}")
+    for t, sharding in zip(program.leaves, _in_shardings(program, in_shardings), strict=True):
+        if sharding is not None:
+            layout = _layout(sharding, t, mesh, f"in_shardings of {t.name}")
+            if inputs.setdefault(t, layout) != layout:
+                raise PinError(f"{t.name} is pinned twice: {inputs[t]} by its ShapeDtypeStruct, {layout} by in_shardings")
     outputs: dict[int, Layout] = {}
-    if out_shardings is not None:
-        given = _broadcast(out_shardings, program.out_tree, "out_shardings")
-        for i, (t, sharding) in enumerate(zip(graph.outputs, given, strict=True)):
-            if sharding is None:
-                continue
-            layout = pin_layout(sharding, t, mesh, f"out_shardings of {program.out_paths[i]}")
-            if i in program.ties:
-                source = inputs[program.ties[i]]
-                if pins.setdefault(source, layout) != layout:
-                    raise PinError(
-                        f"{program.out_paths[i]} replaces {source.name}, so they need one layout, but they are pinned to "
-                        f"{layout} and {pins[source]}"
-                    )
-            outputs[i] = layout
-    for op in _constraints(graph):
-        pins[op.outputs[0]] = pin_layout(op.params.get("sharding") or op.params["dst_sharding"], op.outputs[0], mesh, op.source)
-    return Pins(pins, outputs)
+    graph = program.graph
+    for i, (t, sharding) in enumerate(zip(graph.outputs, _out_shardings(program, out_shardings), strict=True)):
+        if sharding is not None:
+            outputs[i] = _layout(sharding, t, mesh, f"out_shardings of result {program.out_paths[i]}")
+            source = graph.inputs[program.ties[i]] if i in program.ties else None
+            if source is not None and inputs.setdefault(source, outputs[i]) != outputs[i]:
+                raise PinError(
+                    f"result {program.out_paths[i]} replaces argument {source.name}, so they need one layout, but they are pinned "
+                    f"to {outputs[i]} and {inputs[source]}"
+                )
+    return Pins(inputs, outputs)
 
 
-def pin_layout(sharding: Any, t: Tensor, mesh: MeshAxes, where: str) -> Layout:
-    """The layout that a sharding or spec asks for. Raises `PinError`."""
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return Layout.replicated(t.rank)
-    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
-    if not isinstance(spec, PartitionSpec):
-        raise PinError(f"{where}: a NamedSharding or PartitionSpec is needed, not {type(sharding).__name__}")
-    if len(spec) > t.rank:
-        raise PinError(f"{where}: {spec} has {len(spec)} entries for {format_tensor(t)} of rank {t.rank}")
-    if any(e is PartitionSpec.UNCONSTRAINED for e in spec):
-        raise PinError(f"{where}: {spec} leaves a dimension unconstrained; pin every dimension, or drop the pin")
-    layout = Layout.from_spec(spec, t.rank)
-    if isinstance(sharding, NamedSharding):
-        theirs = {a: sharding.mesh.shape[a] for dims in layout.dims for a in dims}
-        wrong = {a: n for a, n in theirs.items() if a not in mesh.names or mesh[a] != n}
-    else:
-        wrong = {a: 0 for dims in layout.dims for a in dims if a not in mesh.names}
-    if wrong:
-        raise PinError(f"{where}: {spec} uses mesh axes {sorted(wrong)}, but the plan is for the mesh ({mesh}); pass mesh=")
-    layout = Layout(tuple(tuple(a for a in axes if mesh[a] > 1) for axes in layout.dims))
-    for d, axes in enumerate(layout.dims):
-        if t.shape[d] % mesh.size(axes):
-            raise PinError(
-                f"{where}: dimension {d} of {format_tensor(t)} has {t.shape[d]} elements, which mesh axes {list(axes)} "
-                f"({mesh.size(axes)} shards) do not divide; pin another dimension"
-            )
-        if axes != mesh.ordered(axes):
-            raise PinError(f"{where}: axes {list(axes)} of dimension {d} must be in mesh order {list(mesh.ordered(axes))}")
-    return layout
+def inherit(pins: Pins, program: Program, layouts: Inherited) -> Pins:
+    """The pins, and the inherited layouts of the arguments that they leave free."""
+    inputs = dict(pins.tensors)
+    for t, path, suffix in zip(program.leaves, program.in_paths, program.in_suffixes, strict=True):
+        found = find(layouts, path, suffix, t.shape, str(t.dtype))
+        if found is not None:
+            inputs.setdefault(t, found)
+    return Pins(inputs, pins.outputs)
 
 
-def _broadcast(tree: Any, target: Any, name: str) -> list[Any]:
-    """A tree prefix, one entry per leaf of `target`."""
-    if name == "in_shardings":
-        args, kwargs = jax.tree_util.tree_unflatten(target, range(target.num_leaves))
-        if isinstance(tree, list):
-            tree = tuple(tree)
-        tree = (tree if isinstance(tree, tuple) and not isinstance(tree, PartitionSpec) else (tree,) * len(args), jax.tree.map(lambda _: None, kwargs))
-        full: Any = (tuple(args), kwargs)
-    else:
-        full = jax.tree_util.tree_unflatten(target, range(target.num_leaves))
-    try:
-        return jax.tree_util.tree_leaves(
-            jax.tree_util.tree_broadcast(tree, full, is_leaf=is_sharding), is_leaf=is_sharding
-        )
-    except ValueError as error:
-        raise PinError(f"{name} is no tree prefix of the {'arguments' if name == 'in_shardings' else 'results'}: {error}") from None
+def find(layouts: Inherited, path: str, suffix: str, shape: tuple[int, ...], dtype: str) -> Layout | None:
+    """The inherited layout of a leaf: of the same argument path, or of the same path below another argument."""
+    return layouts.get((path, shape, dtype), layouts.get((suffix, shape, dtype)) if suffix else None)
 
 
-def _constraints(graph: Graph) -> Iterator[Op]:
-    return (op for op in graph.walk() if op.name in CONSTRAINTS)
+def meshes_of(shardings: Any) -> Iterator[Any]:
+    """The meshes that shardings in a tree are for."""
+    for sharding in jax.tree.leaves(shardings, is_leaf=_is_sharding):
+        if isinstance(sharding, NamedSharding):
+            yield sharding.mesh
 
 
-def constraint_mesh(graph: Graph) -> Any | None:
-    """The mesh of the first sharding constraint in the code, which then is the mesh of the plan."""
-    for op in _constraints(graph):
-        sharding = op.params.get("sharding") or op.params.get("dst_sharding")
-        mesh = getattr(sharding, "mesh", None)
-        if mesh is not None and not mesh.empty:
-            return mesh
+def code_mesh(graph: Graph) -> Any | None:
+    """The mesh of the first sharding constraint or `shard_map` in the code."""
+    for op in graph.walk():
+        if op.name in ("sharding_constraint", "shard_map"):
+            mesh = op.params["sharding"].mesh if op.name == "sharding_constraint" else op.params["mesh"]
+            if not mesh.empty:
+                return mesh
     return None
 
 
+def check_code(graph: Graph, mesh: MeshAxes) -> None:
+    """Constraints and `shard_map`s in the code must be for the mesh of the plan."""
+    ours = {n: s for n, s in zip(mesh.names, mesh.sizes, strict=True) if s > 1}
+    for op in graph.walk():
+        if op.name == "sharding_constraint":
+            theirs = op.params["sharding"].mesh.shape
+            used = {a for dim in op.params["layout"].dims for a in dim}
+            wrong = {a: theirs[a] for a in used if ours.get(a) != theirs[a]}
+            if wrong:
+                raise PinError(
+                    f"{op.source}: the sharding constraint is for mesh axes {wrong}, the plan for the mesh ({mesh}); pass the mesh "
+                    "of the constraint as mesh="
+                )
+        elif op.name == "shard_map":
+            theirs = {a: n for a, n in op.params["mesh"].shape.items() if n > 1}
+            if theirs != ours:
+                raise UnsupportedError(
+                    f"{op.source}: shard_map over the mesh {theirs}, the plan is for the mesh ({mesh}); pass the mesh of the "
+                    "shard_map as mesh="
+                )
+
+
+def _layout(sharding: Any, t: Tensor, mesh: MeshAxes, where: str) -> Layout:
+    axes = dict(zip(mesh.names, mesh.sizes, strict=True))
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return Layout.replicated(t.rank)
+    if not isinstance(sharding, NamedSharding):
+        return layout_of(sharding, axes, t.shape, where)
+    layout = layout_of(sharding.spec, sharding.mesh.shape, t.shape, where)
+    wrong = {a: sharding.mesh.shape[a] for dim in layout.dims for a in dim if axes.get(a) != sharding.mesh.shape[a]}
+    if wrong:
+        raise PinError(f"{where}: {sharding.spec} is for mesh axes {wrong}, the plan for the mesh ({mesh}); pass mesh=")
+    return layout_of(sharding.spec, {**{a: 1 for a in sharding.mesh.axis_names}, **axes}, t.shape, where)
+
+
+def _is_sharding(x: Any) -> bool:
+    return x is None or isinstance(x, (jax.sharding.Sharding, PartitionSpec))
+
+
+def _in_shardings(program: Program, given: Any) -> list[Any]:
+    if given is None:
+        return [None] * program.in_tree.num_leaves
+    args, kwargs = jax.tree_util.tree_unflatten(program.in_tree, range(program.in_tree.num_leaves))
+    if isinstance(given, list):
+        given = tuple(given)
+    if not isinstance(given, tuple) or isinstance(given, PartitionSpec):
+        given = (given,) * len(args)
+    if len(given) != len(args):
+        raise PinError(f"in_shardings has {len(given)} entries for {len(args)} positional arguments")
+    return _broadcast((given, None), (args, kwargs), "in_shardings", "arguments")
+
+
+def _out_shardings(program: Program, given: Any) -> list[Any]:
+    if given is None:
+        return [None] * program.out_tree.num_leaves
+    full = jax.tree_util.tree_unflatten(program.out_tree, range(program.out_tree.num_leaves))
+    return _broadcast(given, full, "out_shardings", "results")
+
+
+def _broadcast(prefix: Any, full: Any, name: str, of: str) -> list[Any]:
+    """A tree prefix, one entry per leaf of `full`."""
+    try:
+        return jax.tree.leaves(jax.tree_util.tree_broadcast(prefix, full, is_leaf=_is_sharding), is_leaf=_is_sharding)
+    except ValueError as error:
+        raise PinError(f"{name} is not a tree prefix of the {of}: {error}") from None

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from unity_jax import _compat
-from unity_jax.cost.program import Collective, Memory, ProgramCost, collectives
+from unity_jax.cost.program import Collective, collectives
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -22,6 +22,7 @@ from unity_jax.pcg.layout import Layout, short_dtype
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions
+from unity_jax.search.planner import NO_PINS, Candidate, Pins
 
 FORMAT = "unity_jax plan"
 VERSION = 1
@@ -92,8 +93,11 @@ class Plan:
     function: str
     record: Record
     rewrites: tuple[str, ...] = ()
+    # What a plan knows once it has met its function; a file holds none of it.
     program: Program | None = field(default=None, repr=False)
     graph: Graph | None = field(default=None, repr=False)
+    priced_on: Machine | None = field(default=None, repr=False)
+    pins: Pins = field(default=NO_PINS, repr=False)
 
     # Views
 
@@ -137,7 +141,7 @@ class Plan:
 
     def abstract_state(self, argument: int = 0) -> Any:
         """The positional argument as `ShapeDtypeStruct`s with shardings: what `orbax` restores a checkpoint into."""
-        program = self._bound()
+        program = self.bound()
         inputs = program.graph.inputs
         leaves = [
             jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=self._sharding(leaf))
@@ -146,10 +150,27 @@ class Plan:
         args, _ = jax.tree_util.tree_unflatten(program.in_tree, leaves[len(program.constants) :])
         return args[argument]
 
-    def _bound(self) -> Program:
+    def bound(self) -> Program:
+        """The program this plan is for. Raises `PlanError` for a loaded plan that has not met its function."""
         if self.program is None:
             raise PlanError("a loaded plan does not know its function: call auto_shard(step, plan=plan).plan(*args) first")
         return self.program
+
+    def layouts(self, every: bool = False) -> dict[tuple[str, tuple[int, ...], str], Layout]:
+        """Layouts of the state, the argument leaves that results replace (of `every` leaf), by path, shape and dtype.
+
+        The path is that of the leaf and also, where it is not ambiguous, that below its argument: what functions share.
+        """
+        program = self.bound()
+        n = len(program.constants)
+        state = set(program.ties.values())
+        found: dict[tuple[str, tuple[int, ...], str], Layout] = {}
+        below: dict[tuple[str, tuple[int, ...], str], set[Layout]] = {}
+        for i, leaf in enumerate(self.inputs[n:]):
+            if every or n + i in state:
+                found[leaf.path, leaf.shape, leaf.dtype] = leaf.layout
+                below.setdefault((program.in_suffixes[i], leaf.shape, leaf.dtype), set()).add(leaf.layout)
+        return {**{key: next(iter(which)) for key, which in below.items() if len(which) == 1}, **found}
 
     # Comparison and text
 
@@ -280,29 +301,17 @@ def mesh_axes(mesh: Any) -> MeshAxes:
 # Making plans
 
 
-def make_plan(
-    program: Program,
-    mesh: Any,
-    machine: Machine,
-    limit: float,
-    decisions: Decisions,
-    graph: Graph,
-    cost: ProgramCost,
-    memory: Memory,
-    label: str,
-    lower_bound: float,
-) -> Plan:
-    """The plan of a planned graph."""
-    axes = mesh_axes(mesh)
-    seconds = cost.compute_seconds + cost.communication_seconds
+def make_plan(program: Program, mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
+    """The plan that a candidate of the search stands for."""
+    axes, graph, cost = mesh_axes(mesh), found.graph, found.cost
     predicted = Predicted(
-        seconds,
+        found.seconds,
         cost.compute_seconds,
         cost.communication_seconds,
-        memory.peak_bytes,
+        found.memory.peak_bytes,
         cost.flops,
         collectives(graph, axes, machine),
-        min(lower_bound, seconds),
+        min(found.lower_bound, found.seconds),
     )
     makers = {t: op for op in graph.walk() for t in op.outputs}
     return Plan(
@@ -312,14 +321,16 @@ def make_plan(
         predicted,
         tuple(map(functools.partial(_leaf_of, axes), program.input_names, graph.inputs)),
         tuple(map(functools.partial(_leaf_of, axes), program.out_paths, graph.outputs)),
-        tuple((_describe(t, makers), size) for t, size in memory.alive[:10]),
-        label,
+        tuple((_describe(t, makers), size) for t, size in found.memory.alive[:10]),
+        found.label,
         _replicated(graph),
         program.hash,
         program.name,
-        to_record(program.graph, decisions),
+        to_record(program.graph, found.decisions),
         program=program,
         graph=graph,
+        priced_on=machine,
+        pins=pins,
     )
 
 

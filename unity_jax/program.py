@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
-from unity_jax import _compat
 from unity_jax.errors import UnsupportedError
 from unity_jax.pcg.graph import Graph, Tensor
-from unity_jax.trace import build, check_no_refs
+from unity_jax.trace import build
 
 KeyPath = tuple[Any, ...]
 
@@ -44,7 +43,13 @@ class Program:
         """Equal for equal programs, in any process: the key of saved plans."""
         text = [str(self.graph), *(f"{op.signature[:4]}" for op in self.graph.walk()), str(sorted(self.ties.items()))]
         text += [*self.in_paths, *self.out_paths, str(self.donated)]
-        return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+        text = re.sub(r"0x[0-9a-f]+", "", "\n".join(text))  # parameters that are functions print their addresses
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The graph inputs that are argument leaves."""
+        return self.graph.inputs[len(self.constants) :]
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -81,19 +86,23 @@ def trace(
         static_argnames=static_argnames,
     )
     traced = jitted.trace(*args, **kwargs)
-    check_no_refs(traced.jaxpr)
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(traced.args_info)
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
-    _, constants = _compat.open_jaxpr(traced.jaxpr)
-    n = len(constants)
     in_keys = [path for path, _ in in_leaves]
-    graph = build(traced.jaxpr, [jax.tree_util.keystr(p) for p in map(_without_kind, in_keys)])
+    constants: list[Any] = []
+    graph = build(traced.jaxpr, [jax.tree_util.keystr(_without_kind(p)) for p in in_keys], constants)
+    for value in constants:
+        if isinstance(value, jax.core.Tracer):
+            raise UnsupportedError(
+                f"{_name(fun)} captures a value that an outer transformation is tracing ({value}): pass it as an argument"
+            )
+    n = len(constants)
     donated = tuple(n + i for i, (_, info) in enumerate(in_leaves) if info.donated)
     found = _tie(graph, in_keys, [p for p, _ in out_leaves], n, set(donated), ties or {})
     return Program(
-        getattr(fun, "__name__", type(fun).__name__),
+        _name(fun),
         graph,
-        constants,
+        tuple(constants),
         in_tree,
         out_tree,
         tuple(jax.tree_util.keystr(_without_kind(p)) for p in in_keys),
@@ -102,6 +111,10 @@ def trace(
         donated,
         found,
     )
+
+
+def _name(fun: Callable[..., Any]) -> str:
+    return getattr(fun, "__name__", type(fun).__name__)
 
 
 def _without_kind(path: KeyPath) -> KeyPath:
@@ -122,18 +135,17 @@ def _tie(
     for out, source in named.items():
         outs = [i for i, p in enumerate(out_keys) if jax.tree_util.keystr(p) == out]
         if not outs or source not in names:
-            raise ValueError(f"ties: {out!r} -> {source!r} names no output or no input (inputs: {', '.join(list(names)[:5])}, ...)")
+            raise ValueError(f"options.ties: {out!r} -> {source!r} names no output or no input (inputs: {', '.join(list(names)[:5])}, ...)")
         found[outs[0]] = names[source]
     below: dict[KeyPath, list[int]] = {}
     for i, path in enumerate(in_keys):
         below.setdefault(path[2:], []).append(constants + i)
-    order = sorted  # donated inputs first: they are state by the user's word
     for i, path in enumerate(out_keys):
         for key in (path, path[1:]):
             free = [j for j in below.get(key, ()) if j not in found.values() and _same(graph.outputs[i], graph.inputs[j])]
             free = [j for j in free if j in donated or key]
             if i not in found and free:
-                found[i] = order(free, key=lambda j: (j not in donated, j))[0]
+                found[i] = min(free, key=lambda j: (j not in donated, j))  # donated inputs are state by the user's word
     for j in sorted(donated - set(found.values())):
         i = next((i for i, t in enumerate(graph.outputs) if i not in found and _same(t, graph.inputs[j])), None)
         if i is not None:
@@ -143,21 +155,3 @@ def _tie(
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype
-
-
-def abstract(leaf: Any) -> Any:
-    """The shape and dtype of an argument leaf, without sharding or weak type: what decides whether to plan anew.
-
-    Raises `UnsupportedError` for leaves that are not arrays, and for complex nonsense such as strings, naming the value.
-    """
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        dtype = leaf.dtype if _compat.is_key(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct(np.shape(leaf), dtype)
-    if isinstance(leaf, (bool, int, float, complex)):
-        return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(np.result_type(type(leaf))))
-    raise UnsupportedError(
-        f"an argument leaf is {leaf!r} of type {type(leaf).__name__}, not an array; mark it static with static_argnums or "
-        "static_argnames"
-    )

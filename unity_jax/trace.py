@@ -8,14 +8,16 @@ cannot merge the recomputation with the forward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jax.extend import core
+from jax.sharding import NamedSharding
 
 from unity_jax import _compat
-from unity_jax.errors import UnsupportedError
+from unity_jax.errors import PinError, UnsupportedError
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.specs import layout_of
 
 _CALLS = {  # call-like primitives and the parameter that holds their jaxpr
     "jit": "jaxpr",
@@ -31,27 +33,57 @@ _CALLS = {  # call-like primitives and the parameter that holds their jaxpr
 }
 _CONTROL = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 _REMAT = ("remat2", "checkpoint")
+_CONSTRAINTS = {"sharding_constraint": "sharding", "reshard": "dst_sharding"}
+_ONCE = ("debug_callback", "debug_print", "io_callback")  # `ops.effects` runs these once
+_REFS = ("get", "swap", "addupdate", "new_ref", "empty_ref", "free_ref", "freeze", "ref", "mutable_array")
+_SAME = ("mesh_cast", "pvary", "pcast")  # change types that layouts replace, not values
 
 
-def build(jaxpr: Any, names: Sequence[str] = ()) -> Graph:
-    """The graph of a closed jaxpr; its constants become extra inputs, first.
+@dataclass(eq=False)
+class _Scope:
+    """One graph under construction: what its variables stand for, its ops, and the arrays its code has captured.
 
-    **Arguments:** `names`: a name for every input of the jaxpr (argument paths); constants are called `const0`, ...
-    **Raises:** `UnsupportedError` for `Ref` state, with the user's line.
+    An inner `jit` or loop body keeps captured arrays as constants of its own jaxpr. They become inputs of the graph, one per array,
+    so that they are laid out like any other input and not copied into the program.
+    """
+
+    env: dict[Any, Tensor] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    captured: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)  # by identity of the array
+
+    def read(self, atom: Any) -> Tensor:
+        if _compat.is_literal(atom):
+            return _literal(atom.val, atom.aval.dtype)
+        return self.env[atom]
+
+    def constant(self, value: Any, dtype: Any) -> Tensor:
+        if np.ndim(value) == 0 and not _compat.is_key(dtype):
+            return _literal(value, dtype)
+        if id(value) not in self.captured:
+            self.captured[id(value)] = (Tensor(tuple(np.shape(value)), dtype), value)
+        return self.captured[id(value)][0]
+
+    @property
+    def captures(self) -> tuple[Tensor, ...]:
+        return tuple(t for t, _ in self.captured.values())
+
+
+def build(jaxpr: Any, names: Sequence[str] = (), captured: list[Any] | None = None) -> Graph:
+    """The graph of a closed jaxpr. Arrays that its code captured are its first inputs (`const0`, ...).
+
+    **Arguments:** `names`: a name for every input of the jaxpr (argument paths); `captured`: receives the captured arrays.
+    **Raises:** `UnsupportedError` for `Ref` state and for effects that cannot run once on many devices, with the user's line.
     """
     opened, consts = _compat.open_jaxpr(jaxpr)
-    env: dict[Any, Tensor] = {}
-    inputs = []
-    for i, var in enumerate((*opened.constvars, *opened.invars)):
-        j = i - len(opened.constvars)
-        tensor = _tensor(var.aval, (names[j] if j < len(names) else "") if j >= 0 else f"const{i}")
-        env[var] = tensor
-        inputs.append(tensor)
-    if len(consts) != len(opened.constvars):
-        raise ValueError("a closed jaxpr is needed")
-    ops: list[Op] = []
-    _inline(opened, env, ops, ())
-    graph = Graph(tuple(inputs), tuple(_read(env, a) for a in opened.outvars), ops)
+    scope = _Scope()
+    inputs = [_tensor(v.aval, name) for v, name in zip(opened.invars, names or [""] * len(opened.invars), strict=True)]
+    scope.env.update(zip(opened.invars, inputs, strict=True))
+    _inline(opened, consts, scope, ())
+    for i, t in enumerate(scope.captures):
+        t.name = f"const{i}"
+    graph = Graph((*scope.captures, *inputs), tuple(scope.read(a) for a in opened.outvars), scope.ops)
+    if captured is not None:
+        captured += [value for _, value in scope.captured.values()]
     return _mark_backward(_without_dead_code(graph))
 
 
@@ -69,45 +101,93 @@ def _literal(value: Any, dtype: Any) -> Tensor:
     return Tensor(tuple(np.shape(value)), dtype, literal=array)
 
 
-def _read(env: dict[Any, Tensor], atom: Any) -> Tensor:
-    if _compat.is_literal(atom):
-        return _literal(atom.val, atom.aval.dtype)
-    return env[atom]
-
-
-def _inline(jaxpr: Any, env: dict[Any, Tensor], ops: list[Op], callers: tuple[Any, ...]) -> None:
+def _inline(jaxpr: Any, consts: Sequence[Any], scope: _Scope, callers: tuple[Any, ...]) -> None:
+    """Add the equations of a jaxpr whose inputs `scope` knows; calls are entered."""
+    scope.env.update((v, scope.constant(c, v.aval.dtype)) for v, c in zip(jaxpr.constvars, consts, strict=True))
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        operands = tuple(_read(env, a) for a in eqn.invars)
+        operands = tuple(scope.read(a) for a in eqn.invars)
         if name in _CALLS and (inner := eqn.params.get(_CALLS[name])) is not None:
-            opened, consts = _compat.open_jaxpr(inner)
+            opened, inner_consts = _compat.open_jaxpr(inner)
             if name in _REMAT and eqn.params.get("differentiated", True) and eqn.params["prevent_cse"]:
-                operands = _barrier(eqn, operands, ops)
-            inner_env = dict(zip(opened.invars, operands, strict=True))
-            for var, value in zip(opened.constvars, consts, strict=True):
-                inner_env[var] = _literal(value, var.aval.dtype)
-            _inline(opened, inner_env, ops, (*callers, eqn))
-            env.update((v, _read(inner_env, a)) for v, a in zip(eqn.outvars, opened.outvars, strict=True))
-            continue
-        outputs = tuple(_tensor(v.aval) for v in eqn.outvars)
-        bodies = tuple(_body(j) for key in _CONTROL.get(name, ()) for j in _as_tuple(eqn.params[key]))
-        ops.append(Op(name, operands, outputs, eqn.params, bodies, eqn, callers))
-        env.update(zip(eqn.outvars, outputs, strict=True))
+                operands = _barrier(eqn, operands, scope.ops)
+            call = _Scope(dict(zip(opened.invars, operands, strict=True)), scope.ops, scope.captured)
+            _inline(opened, inner_consts, call, (*callers, eqn))
+            scope.env.update((v, call.read(a)) for v, a in zip(eqn.outvars, opened.outvars, strict=True))
+        elif name in _SAME or (name == "convert_element_type" and operands[0].dtype == eqn.outvars[0].aval.dtype):
+            scope.env.update(zip(eqn.outvars, operands, strict=True))  # only types that layouts replace, or weak types, change
+        elif name in _CONSTRAINTS:
+            scope.env[eqn.outvars[0]] = _constrain(eqn, eqn.params[_CONSTRAINTS[name]], operands[0], scope.ops, callers)
+        else:
+            scope.env.update(zip(eqn.outvars, _op(eqn, operands, scope, callers), strict=True))
+
+
+def _op(eqn: Any, operands: tuple[Tensor, ...], scope: _Scope, callers: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    name = eqn.primitive.name
+    outputs = tuple(_tensor(v.aval) for v in eqn.outvars)
+    params, bodies = eqn.params, ()
+    if name in _CONTROL:
+        operands, params, bodies = _control(name, operands, params, scope)
+    op = Op(name, operands, outputs, params, bodies, eqn, callers)
+    _check_effects(op)
+    scope.ops.append(op)
+    asked = params.get("out_sharding")
+    if name != "reshape" and isinstance(asked, NamedSharding):  # `jnp.einsum(..., out_sharding=)` in the user's code
+        return (_constrain(eqn, asked, outputs[0], scope.ops, callers),)
+    return outputs
+
+
+def _constrain(eqn: Any, sharding: Any, operand: Tensor, ops: list[Op], callers: tuple[Any, ...]) -> Tensor:
+    """`operand` with the layout that the user's code asks for here."""
+    out = Tensor(operand.shape, operand.dtype)
+    op = Op("sharding_constraint", (operand,), (out,), {"sharding": sharding}, (), eqn, callers)
+    where = f"{op.source}: sharding constraint"
+    if not isinstance(sharding, NamedSharding):
+        raise PinError(f"{where}: a NamedSharding or PartitionSpec is needed, not {type(sharding).__name__}")
+    op.params["layout"] = layout_of(sharding.spec, sharding.mesh.shape, operand.shape, where)
+    ops.append(op)
+    return out
+
+
+def _control(
+    name: str, operands: tuple[Tensor, ...], params: dict[str, Any], scope: _Scope
+) -> tuple[tuple[Tensor, ...], dict[str, Any], tuple[Graph, ...]]:
+    """The operands, parameters and bodies of a loop or branch; arrays that bodies capture are operands of it."""
+    built = [_body(j) for key in _CONTROL[name] for j in _as_tuple(params[key])]
+    outer = [tuple(scope.constant(value, t.dtype) for t, value in inner.captured.values()) for _, inner in built]
+    if name == "scan":
+        consts, carry = _compat.scan_arity(params)
+        operands = (*outer[0], *operands)
+        params = {**params, "num_consts": consts + len(outer[0]), "num_carry": carry}
+    elif name == "while":
+        n = params["cond_nconsts"]
+        operands = (*outer[0], *operands[:n], *outer[1], *operands[n:])
+        params = {**params, "cond_nconsts": n + len(outer[0]), "body_nconsts": params["body_nconsts"] + len(outer[1])}
+    else:
+        every = {t: None for ts in outer for t in ts}
+        operands = (operands[0], *every, *operands[1:])
+        graphs = []
+        for graph, inner in built:
+            inside = dict(zip((scope.constant(v, t.dtype) for t, v in inner.captured.values()), inner.captures, strict=True))
+            first = tuple(inside.get(t) or Tensor(t.shape, t.dtype) for t in every)
+            graphs.append(Graph((*first, *graph.inputs[len(inside) :]), graph.outputs, graph.ops))
+        return operands, params, tuple(graphs)
+    return operands, params, tuple(graph for graph, _ in built)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _body(jaxpr: Any) -> Graph:
+def _body(jaxpr: Any) -> tuple[Graph, _Scope]:
+    """The graph of a loop body or branch, whose first inputs are the arrays it captured."""
     opened, consts = _compat.open_jaxpr(jaxpr)
-    env = {var: _tensor(var.aval) for var in opened.invars}
-    inputs = tuple(env[v] for v in opened.invars)
-    for var, value in zip(opened.constvars, consts, strict=True):
-        env[var] = _literal(value, var.aval.dtype)
-    ops: list[Op] = []
-    _inline(opened, env, ops, ())
-    return _without_dead_code(Graph(inputs, tuple(_read(env, a) for a in opened.outvars), ops))
+    scope = _Scope()
+    inputs = tuple(_tensor(v.aval) for v in opened.invars)
+    scope.env.update(zip(opened.invars, inputs, strict=True))
+    _inline(opened, consts, scope, ())
+    graph = Graph((*scope.captures, *inputs), tuple(scope.read(a) for a in opened.outvars), scope.ops)
+    return _without_dead_code(graph), scope
 
 
 def _barrier(eqn: Any, operands: tuple[Tensor, ...], ops: list[Op]) -> tuple[Tensor, ...]:
@@ -160,14 +240,22 @@ def _is_backward(op: Op) -> bool:
     return "transpose(" in op.scope or "rematted_computation" in op.scope
 
 
-def check_no_refs(jaxpr: Any) -> None:
-    """Refuse programs that read or write `jax.Ref`s, naming the line."""
-    opened, _ = _compat.open_jaxpr(jaxpr)
-    for eqn in opened.eqns:
-        if eqn.primitive.name in ("get", "swap", "addupdate", "new_ref", "freeze", "ref", "mutable_array"):
-            raise UnsupportedError(
-                f"{_compat.source_line(eqn)}: `{eqn.primitive.name}` reads or writes a `jax.Ref`. Mutable state cannot be "
-                "sharded: pass it as arrays and return the updated arrays."
-            )
-        for sub in core.jaxprs_in_params(eqn.params):
-            check_no_refs(sub)
+def _check_effects(op: Op) -> None:
+    """Refuse effects that a program on several devices cannot have, naming the line."""
+    if op.name in _REFS:
+        raise UnsupportedError(
+            f"{op.source}: `{op.name}` reads or writes a `jax.Ref`. Mutable state cannot be sharded: pass it as arrays and "
+            "return the updated arrays."
+        )
+    if op.bodies or not has_effects(op):
+        return
+    if op.params.get("ordered"):
+        raise UnsupportedError(
+            f"{op.source}: `{op.name}` with ordered=True. Devices run side by side, so the order of host calls cannot be "
+            "kept: use ordered=False, or pass what must be ordered through the results of the step."
+        )
+    if op.name not in _ONCE and op.name not in ("shard_map", "pallas_call"):
+        effects = ", ".join(sorted(str(e) for e in op.eqn.effects))
+        raise UnsupportedError(
+            f"{op.source}: `{op.name}` has side effects ({effects}) and no rule says how to run them once on many devices"
+        )

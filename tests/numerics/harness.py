@@ -4,7 +4,8 @@
     plan = case.sample((2, 4), seed=0)                 # or case.planned(axes, decisions)
     assert case.differences(case.run(plan)) == []
 
-The numerics contract: in float64 every result agrees within 1e-9 of its largest magnitude; keys and integers bit by bit.
+The numerics contract: in float64 every result agrees within 1e-9 of its largest magnitude; keys and integers bit by
+bit.
 """
 
 from __future__ import annotations
@@ -102,15 +103,16 @@ class Case:
 
     def differences(self, got: Sequence[Any], floor: float = 0.0, tolerance: float = TOLERANCE) -> list[Difference]:
         """The results that disagree."""
-        return differences(self.program.out_paths, self.want, got, floor, tolerance)
+        return [d for d in self.errors(got, floor) if not d.error <= tolerance]
+
+    def errors(self, got: Sequence[Any], floor: float = 0.0) -> list[Difference]:
+        """The error of every result; `floor`: the least magnitude that errors are measured against."""
+        return errors(self.program.out_paths, self.want, got, floor)
 
 
-def differences(
-    paths: Sequence[str], want: Sequence[Any], got: Sequence[Any], floor: float = 0.0, tolerance: float = TOLERANCE
-) -> list[Difference]:
-    """The leaves that differ by more than `tolerance`; `floor`: the least magnitude errors are measured against."""
-    found = [Difference(p, error(w, g, floor)) for p, w, g in zip(paths, want, got, strict=True)]
-    return [d for d in found if not d.error <= (tolerance if tolerance else 0)]
+def errors(paths: Sequence[str], want: Sequence[Any], got: Sequence[Any], floor: float = 0.0) -> list[Difference]:
+    """The error of every leaf."""
+    return [Difference(p, error(w, g, floor)) for p, w, g in zip(paths, want, got, strict=True)]
 
 
 def error(want: Any, got: Any, floor: float = 0.0) -> float:

@@ -3,9 +3,9 @@
     program = draw(random.Random(0))         # or any object with the methods of `random.Random`
     program.fn(*program.args)
 
-`ENTRIES` is the table: primitive -> how to draw one application of it to values that exist already (or to new inputs).
-Dimensions are drawn from sizes that divide 2, 4 and 8 and sizes that do not. Values stay near 1 in magnitude, and what is
-discontinuous (comparisons, sorts, roundings) sees numbers without ties, so that rounding noise changes no result.
+`ENTRIES` is the table: primitive -> how to draw one application of it to values that exist already, or to new inputs.
+Dimensions are drawn from sizes that divide 2, 4 and 8 and sizes that do not. Values stay near 1 in magnitude, and what
+is discontinuous (comparisons, sorts, roundings) sees numbers without ties, so that rounding noise changes no result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jax.extend.random import threefry2x32_p
 
 SIZES = (2, 3, 4, 5, 6, 7, 8, 8, 12, 16)
 LIMIT = 3000  # elements of a value
-F, I, B, K = "float", "int", "bool", "key"
+FLOAT, INT, BOOL, KEY = "float", "int", "bool", "key"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Value:
 
 def kind_of(dtype: Any) -> str:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return K
-    return {"f": F, "i": I, "u": "word", "b": B, "c": "complex"}[np.dtype(dtype).kind]
+        return KEY
+    return {"f": FLOAT, "i": INT, "u": "word", "b": BOOL, "c": "complex"}[np.dtype(dtype).kind]
 
 
 class Skip(Exception):
@@ -83,15 +83,23 @@ class Drawer:
     rng: random.Random
     values: list[Value] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    inputs: list[Any] = field(default_factory=list)  # concrete arrays; empty inside sub-programs, which take no new ones
+    inputs: list[Any] = field(default_factory=list)  # concrete arrays; none in sub-programs
     order: list[tuple[str, int]] = field(default_factory=list)  # ("input" or "step", position), in order of values
     closed: bool = False
     fresh: float = 0.35
+    turns: dict[tuple[str, ...], int] | None = None  # if given, variants of an entry take turns
 
     # Choices
 
     def choice(self, options: Sequence[Any]) -> Any:
         return options[self.rng.randint(0, len(options) - 1)]
+
+    def variant(self, *options: str) -> str:
+        """Which form of its primitives an entry applies."""
+        if self.turns is None:
+            return self.choice(options)
+        self.turns[options] = self.turns.get(options, -1) + 1
+        return options[self.turns[options] % len(options)]
 
     def flip(self, probability: float = 0.5) -> bool:
         return self.rng.randint(0, 99) < probability * 100
@@ -127,13 +135,13 @@ class Drawer:
     def new(self, kind: str, shape: tuple[int, ...], low: int = 0, high: int = 10) -> Value:
         """A new input."""
         rng = np.random.default_rng([len(self.inputs), *shape])
-        if kind == F:
+        if kind == FLOAT:
             x = rng.normal(size=shape)
-        elif kind == I:
+        elif kind == INT:
             x = rng.integers(low, high, shape).astype(np.int32)
         elif kind == "word":
             x = rng.integers(0, 2**32, shape).astype(np.uint32)
-        elif kind == B:
+        elif kind == BOOL:
             x = rng.random(shape) < 0.5
         else:
             x = jax.random.split(jax.random.key(len(self.inputs)), shape) if shape else jax.random.key(len(self.inputs))
@@ -147,18 +155,18 @@ class Drawer:
     def made(self, kind: str, shape: tuple[int, ...]) -> Value:
         """A value computed from nothing but constants (inside sub-programs)."""
         data = np.random.default_rng([len(self.values), *shape]).normal(size=shape)
-        if kind == F:
+        if kind == FLOAT:
             return self.apply("constant", lambda: jnp.sin(jnp.full(shape, 0.7)) + jnp.asarray(data))[0]
-        if kind == I:
+        if kind == INT:
             return self.apply("constant", lambda: lax.iota(np.int32, math.prod(shape)).reshape(shape) % 5)[0]
-        if kind == B:
+        if kind == BOOL:
             return self.apply("constant", lambda: jnp.asarray(data > 0))[0]
         raise Skip
 
     def ids(self, shape: tuple[int, ...], low: int, high: int) -> Value:
         """Indices in `[low, high)`."""
         if not self.closed:
-            return self.new(I, shape, low, high)
+            return self.new(INT, shape, low, high)
         n = math.prod(shape)
         return self.apply("constant", lambda: (lax.iota(np.int32, n).reshape(shape) * 7) % (high - low) + low)[0]
 
@@ -244,7 +252,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "cbrt": lambda x: lax.cbrt(positive(x)),
     "ceil": lambda x: lax.ceil(distinct(x)),
     "convert_element_type": lambda x: x.astype(np.float32).astype(np.float64),
-    "copy": lax.optimization_barrier,
+    "copy": jnp.copy,
     "cos": lax.cos,
     "cosh": lambda x: lax.cosh(small(x)),
     "digamma": lambda x: lax.digamma(positive(x)),
@@ -258,6 +266,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "integer_pow": lambda x: lax.integer_pow(small(x), 3),
     "lgamma": lambda x: lax.lgamma(positive(x)),
     "log": lambda x: lax.log(positive(x)),
+    "log2": lambda x: lax.log2(positive(x)) if hasattr(lax, "log2") else jnp.log2(positive(x)),
     "log1p": lambda x: lax.log1p(positive(x)),
     "logistic": lax.logistic,
     "name": lambda x: checkpoint_name(lax.sin(x), "kept"),
@@ -305,7 +314,7 @@ SHIFTS = {
 
 
 def _unary(name: str) -> Entry:
-    return lambda d: _ignore(d.apply(name, UNARY[name], d.value(F)))
+    return lambda d: _ignore(d.apply(name, UNARY[name], d.value(FLOAT)))
 
 
 def _ignore(_: Any) -> None:
@@ -314,15 +323,15 @@ def _ignore(_: Any) -> None:
 
 def _binary(name: str) -> Entry:
     def draw_(d: Drawer) -> None:
-        x = d.value(F)
+        x = d.value(FLOAT)
         how = d.choice(("same", "same", "scalar", "rank 1"))
         if how == "same" or x.rank == 0:
-            y = d.value(F, shape=x.shape)
+            y = d.value(FLOAT, shape=x.shape)
         elif how == "scalar":
-            y = d.value(F, 0, 0)
+            y = d.value(FLOAT, 0, 0)
         else:
             shape = tuple(1 if d.flip() else n for n in x.shape)
-            y = d.value(F, shape=shape)
+            y = d.value(FLOAT, shape=shape)
         d.apply(name, lambda a, b: BINARY[name](*jnp.broadcast_arrays(a, b)) if name not in ("add", "sub", "mul", "div")
                 else BINARY[name](a, b), *((x, y) if d.flip(0.8) else (y, x)))  # fmt: skip
 
@@ -331,8 +340,8 @@ def _binary(name: str) -> Entry:
 
 def _compare(name: str) -> Entry:
     def draw_(d: Drawer) -> None:
-        x = d.value(F)
-        y = d.value(F, shape=x.shape)
+        x = d.value(FLOAT)
+        y = d.value(FLOAT, shape=x.shape)
         d.apply(name, lambda a, b: COMPARE[name](distinct(a), b), x, y)
 
     return draw_
@@ -340,14 +349,14 @@ def _compare(name: str) -> Entry:
 
 def _logical(name: str) -> Entry:
     def draw_(d: Drawer) -> None:
-        x = d.value(d.choice((B, B, I)))
+        x = d.value(d.choice((BOOL, BOOL, INT)))
         d.apply(name, LOGICAL[name], x, d.value(x.kind, shape=x.shape))
 
     return draw_
 
 
 def _shift(name: str) -> Entry:
-    return lambda d: _ignore(d.apply(name, lambda x: SHIFTS[name](x, jnp.full_like(x, 2)), d.value(I)))
+    return lambda d: _ignore(d.apply(name, lambda x: SHIFTS[name](x, jnp.full_like(x, 2)), d.value(INT)))
 
 
 ENTRIES |= {name: _unary(name) for name in UNARY} | {name: _binary(name) for name in BINARY}
@@ -357,56 +366,58 @@ ENTRIES |= {name: _shift(name) for name in SHIFTS}
 
 @entry("not")
 def not_(d: Drawer) -> None:
-    d.apply("not", lax.bitwise_not, d.value(d.choice((B, I))))
+    d.apply("not", lax.bitwise_not, d.value(d.choice((BOOL, INT))))
 
 
 @entry("population_count", "clz")
 def bit_counts(d: Drawer) -> None:
-    d.apply("bits", lambda x: lax.population_count(x) + lax.clz(x), d.value(I))
+    d.apply("bits", lambda x: lax.population_count(x) + lax.clz(x), d.value(INT))
 
 
 @entry("is_finite")
 def is_finite(d: Drawer) -> None:
-    d.apply("is_finite", lambda x: lax.is_finite(x / x), d.value(F))
+    d.apply("is_finite", lambda x: lax.is_finite(x / x), d.value(FLOAT))
 
 
 @entry("select_n")
 def select(d: Drawer) -> None:
-    x = d.value(F)
-    d.apply("select_n", lambda c, a, b: lax.select(c, a, b), d.value(B, shape=x.shape), x, d.value(F, shape=x.shape))
+    x = d.value(FLOAT)
+    d.apply(
+        "select_n", lambda c, a, b: lax.select(c, a, b), d.value(BOOL, shape=x.shape), x, d.value(FLOAT, shape=x.shape)
+    )
 
 
 @entry("clamp")
 def clamp(d: Drawer) -> None:
-    d.apply("clamp", lambda x: lax.clamp(-0.5, x, 0.8), d.value(F))
+    d.apply("clamp", lambda x: lax.clamp(-0.5, x, 0.8), d.value(FLOAT))
 
 
 @entry("convert_element_type:int")
 def convert(d: Drawer) -> None:
     if d.flip():
-        d.apply("convert", lambda x: (distinct(x) * 3).astype(np.int32), d.value(F))
+        d.apply("convert", lambda x: (distinct(x) * 3).astype(np.int32), d.value(FLOAT))
     else:
-        d.apply("convert", lambda x: x.astype(np.float64) * 0.1, d.value(d.choice((I, B))))
+        d.apply("convert", lambda x: x.astype(np.float64) * 0.1, d.value(d.choice((INT, BOOL))))
 
 
 @entry("bitcast_convert_type")
 def bitcast(d: Drawer) -> None:
     if d.flip():
-        d.apply("bitcast", lambda x: lax.bitcast_convert_type(x, np.int16).astype(np.int32), d.value(I, 0, 3))
+        d.apply("bitcast", lambda x: lax.bitcast_convert_type(x, np.int16).astype(np.int32), d.value(INT, 0, 3))
     else:
-        d.apply("bitcast", lambda x: lax.bitcast_convert_type(x, np.float32).astype(np.float64), d.value(I))
+        d.apply("bitcast", lambda x: lax.bitcast_convert_type(x, np.float32).astype(np.float64), d.value(INT))
 
 
 @entry("int arithmetic")
 def integers(d: Drawer) -> None:
-    x = d.value(I)
+    x = d.value(INT)
     op = d.choice((lax.add, lax.mul, lax.sub, lax.max, lax.min))
-    d.apply("int", lambda a, b: op(a, b) % 11, x, d.value(I, shape=x.shape))
+    d.apply("int", lambda a, b: op(a, b) % 11, x, d.value(INT, shape=x.shape))
 
 
 @entry("optimization_barrier")
 def barrier(d: Drawer) -> None:
-    d.apply("barrier", lambda a, b: lax.optimization_barrier((a, b)), d.value(F), d.value(F))
+    d.apply("barrier", lambda a, b: lax.optimization_barrier((a, b)), d.value(FLOAT), d.value(FLOAT))
 
 
 # Contractions, convolutions, reductions, windows
@@ -414,7 +425,7 @@ def barrier(d: Drawer) -> None:
 
 @entry("dot_general")
 def dot_general(d: Drawer) -> None:
-    x = d.value(F, 1, 4)
+    x = d.value(FLOAT, 1, 4)
     order = d.permutation(x.rank)
     batch = order[: d.rng.randint(0, min(2, x.rank))]
     contract = order[len(batch) :][: d.rng.randint(0, 2)]
@@ -424,7 +435,7 @@ def dot_general(d: Drawer) -> None:
     shape = [0] * len(dims)
     for n, at in zip(dims, place, strict=True):
         shape[at] = n
-    y = d.value(F, shape=tuple(shape))
+    y = d.value(FLOAT, shape=tuple(shape))
     nb, nk = len(batch), len(contract)
     numbers = ((tuple(contract), tuple(place[nb : nb + nk])), (tuple(batch), tuple(place[:nb])))
     scale = 1 / math.sqrt(max(1, math.prod(x.shape[i] for i in contract)))
@@ -434,16 +445,19 @@ def dot_general(d: Drawer) -> None:
 @entry("ragged_dot_general")
 def ragged_dot(d: Drawer) -> None:
     m, k, n, groups = d.choice((8, 12, 16)), d.choice(SIZES), d.choice(SIZES), d.choice((2, 3, 4))
-    x, y = d.value(F, shape=(m, k)), d.value(F, shape=(groups, k, n))
+    x, y = d.value(FLOAT, shape=(m, k)), d.value(FLOAT, shape=(groups, k, n))
     sizes = np.full(groups, m // groups, np.int32)
     sizes[0] += m % groups
     sizes[0] -= 1
     sizes[-1] += 1
-    if d.flip():
+    if d.variant("forward", "gradient") == "forward":
         d.apply("ragged_dot", lambda a, b: lax.ragged_dot(a, b, jnp.asarray(sizes)) * k**-0.5, x, y)
     else:
         d.apply(
-            "ragged_dot", lambda a, b: jax.grad(lambda c: jnp.sin(lax.ragged_dot(a, c, jnp.asarray(sizes))).sum())(b), x, y
+            "ragged_dot",
+            lambda a, b: jax.grad(lambda c: jnp.sin(lax.ragged_dot(a, c, jnp.asarray(sizes))).sum())(b),
+            x,
+            y,
         )
 
 
@@ -465,7 +479,9 @@ def convolution(d: Drawer) -> None:
     last = spec[0][-1] == "C"
     shape = (batch, *image, features) if last else (batch, features, *image)
     kernel = (*window, features // groups, out) if last else (out, features // groups, *window)
-    x, w = d.value(F, shape=shape), d.value(F, shape=kernel)
+    if any((k - 1) * dilations[1] + 1 > n for k, n in zip(window, image, strict=True)):
+        raise Skip  # an empty result
+    x, w = d.value(FLOAT, shape=shape), d.value(FLOAT, shape=kernel)
     scale = 1 / math.sqrt(math.prod(window) * features / groups)
 
     def conv(a: Any, b: Any) -> Any:
@@ -475,7 +491,7 @@ def convolution(d: Drawer) -> None:
             dimension_numbers=spec, feature_group_count=groups,
         )  # fmt: skip
 
-    how = d.choice(("forward", "image", "kernel"))
+    how = d.variant("forward", "image", "kernel")
     if how == "forward":
         d.apply("conv", conv, x, w)
     else:
@@ -493,11 +509,11 @@ WINDOWS = {
 @entry(*WINDOWS, "select_and_scatter_add", "select_and_gather_add")
 def pooling(d: Drawer) -> None:
     _, image = _image(d)
-    name = d.choice((*WINDOWS, "select_and_scatter_add", "select_and_gather_add"))
+    name = d.variant(*WINDOWS, "select_and_scatter_add", "select_and_gather_add")
     window = tuple(d.choice((1, 2, 3)) for _ in image)
     stride = tuple(d.choice((1, 2, 3)) for _ in image)
     padding = d.choice(("SAME", "VALID"))
-    x = d.value(F, shape=(d.choice((2, 3, 4, 8)), *image, d.choice(SIZES)))
+    x = d.value(FLOAT, shape=(d.choice((2, 3, 4, 8)), *image, d.choice(SIZES)))
 
     def pool(a: Any) -> Any:
         init, op = WINDOWS.get(name, WINDOWS["reduce_window_max"])
@@ -518,18 +534,18 @@ def _axes(d: Drawer, rank: int) -> tuple[int, ...]:
 
 
 REDUCTIONS = {
-    "reduce_sum": (F, lambda x, axes: x.sum(axes) / math.sqrt(math.prod(x.shape[a] for a in axes))),
-    "reduce_max": (F, lambda x, axes: x.max(axes)),
-    "reduce_min": (F, lambda x, axes: x.min(axes)),
-    "reduce_prod": (F, lambda x, axes: lax.cos(x).prod(axes)),
-    "reduce_and": (B, lambda x, axes: x.all(axes)),
-    "reduce_or": (B, lambda x, axes: x.any(axes)),
-    "reduce_xor": (I, lambda x, axes: lax.reduce(x, np.int32(0), lax.bitwise_xor, axes)),
-    "reduce": (F, lambda x, axes: lax.reduce(small(x), 0.0, lambda a, b: a + b - a * b, axes)),
-    "argmax": (F, lambda x, axes: lax.argmax(distinct(x), axes[0], np.int32)),
-    "argmin": (F, lambda x, axes: lax.argmin(distinct(x), axes[0], np.int32)),
-    "int sum": (I, lambda x, axes: x.sum(axes)),
-    "int max": (I, lambda x, axes: x.max(axes)),
+    "reduce_sum": (FLOAT, lambda x, axes: x.sum(axes) / math.sqrt(math.prod(x.shape[a] for a in axes))),
+    "reduce_max": (FLOAT, lambda x, axes: x.max(axes)),
+    "reduce_min": (FLOAT, lambda x, axes: x.min(axes)),
+    "reduce_prod": (FLOAT, lambda x, axes: lax.cos(x).prod(axes)),
+    "reduce_and": (BOOL, lambda x, axes: x.all(axes)),
+    "reduce_or": (BOOL, lambda x, axes: x.any(axes)),
+    "reduce_xor": (INT, lambda x, axes: lax.reduce(x, np.int32(0), lax.bitwise_xor, axes)),
+    "reduce": (FLOAT, lambda x, axes: lax.reduce(small(x), 0.0, lambda a, b: a + b - a * b, axes)),
+    "argmax": (FLOAT, lambda x, axes: lax.argmax(distinct(x), axes[0], np.int32)),
+    "argmin": (FLOAT, lambda x, axes: lax.argmin(distinct(x), axes[0], np.int32)),
+    "int sum": (INT, lambda x, axes: x.sum(axes)),
+    "int max": (INT, lambda x, axes: x.max(axes)),
 }
 CUMULATIVE = {
     "cumsum": lambda x, axis, back: lax.cumsum(x, axis, back) / math.sqrt(x.shape[axis]),
@@ -552,7 +568,7 @@ def _reduction(name: str) -> Entry:
 
 def _cumulative(name: str) -> Entry:
     def draw_(d: Drawer) -> None:
-        x = d.value(F, 1, 4)
+        x = d.value(FLOAT, 1, 4)
         axis, back = d.rng.randint(0, x.rank - 1), d.flip()
         d.apply(name, lambda a: CUMULATIVE[name](a, axis, back), x)
 
@@ -567,7 +583,7 @@ ENTRIES |= {name: _reduction(name) for name in REDUCTIONS} | {name: _cumulative(
 
 @entry("reshape")
 def reshape(d: Drawer) -> None:
-    x = d.value(d.choice((F, F, I)), 1, 4)
+    x = d.value(d.choice((FLOAT, FLOAT, INT)), 1, 4)
     primes = [p for n in x.shape for p in _primes(n)]
     if d.flip(0.3):
         primes = [primes[i] for i in d.permutation(len(primes))]
@@ -590,35 +606,39 @@ def _primes(n: int) -> list[int]:
 
 @entry("transpose")
 def transpose(d: Drawer) -> None:
-    x = d.value(d.choice((F, I, B)), 2, 4)
+    x = d.value(d.choice((FLOAT, INT, BOOL)), 2, 4)
     order = d.permutation(x.rank)
     d.apply("transpose", lambda a: lax.transpose(a, order), x)
 
 
 @entry("broadcast_in_dim", "squeeze")
 def broadcast(d: Drawer) -> None:
-    x = d.value(d.choice((F, F, I, B)), 0, 3)
+    x = d.value(d.choice((FLOAT, FLOAT, INT, BOOL)), 0, 3)
     lead = d.shape(0, 2)
     ones = d.rng.randint(0, x.rank)
-    if d.flip(0.7):
-        d.apply("broadcast", lambda a: jnp.broadcast_to(jnp.expand_dims(a, ones), (*lead, *a.shape[:ones], 3, *a.shape[ones:])), x)
+    if d.variant("broadcast", "squeeze") == "broadcast":
+        d.apply(
+            "broadcast",
+            lambda a: jnp.broadcast_to(jnp.expand_dims(a, ones), (*lead, *a.shape[:ones], 3, *a.shape[ones:])),
+            x,
+        )
     else:
         d.apply("squeeze", lambda a: lax.squeeze(jnp.expand_dims(a, ones), (ones,)), x)
 
 
 @entry("pad")
 def pad(d: Drawer) -> None:
-    x = d.value(F, 1, 3)
+    x = d.value(FLOAT, 1, 3)
     config = [d.choice(((0, 0, 0), (0, 0, 0), (1, 2, 0), (0, 1, 1), (-1, 2, 0), (2, 0, 2))) for _ in x.shape]
     if d.flip():
         d.apply("pad", lambda a: lax.pad(a, np.float64(0), config), x)
     else:
-        d.apply("pad", lambda a, v: lax.pad(a, v, config), x, d.value(F, 0, 0))
+        d.apply("pad", lambda a, v: lax.pad(a, v, config), x, d.value(FLOAT, 0, 0))
 
 
 @entry("slice")
 def slice_(d: Drawer) -> None:
-    x = d.value(d.choice((F, F, I)), 1, 4)
+    x = d.value(d.choice((FLOAT, FLOAT, INT)), 1, 4)
     index = []
     for n in x.shape:
         start = d.rng.randint(0, n - 1) if d.flip(0.4) else 0
@@ -629,15 +649,15 @@ def slice_(d: Drawer) -> None:
 
 @entry("concatenate")
 def concatenate(d: Drawer) -> None:
-    x = d.value(F, 1, 3)
+    x = d.value(FLOAT, 1, 3)
     axis, more = d.rng.randint(0, x.rank - 1), d.choice((1, 2, 4))
-    y = d.value(F, shape=tuple(more if i == axis else n for i, n in enumerate(x.shape)))
+    y = d.value(FLOAT, shape=tuple(more if i == axis else n for i, n in enumerate(x.shape)))
     d.apply("concatenate", lambda *xs: lax.concatenate(xs, axis), *((x, y) if d.flip() else (x, y, x)))
 
 
 @entry("split")
 def split(d: Drawer) -> None:
-    x = d.value(F, 1, 3)
+    x = d.value(FLOAT, 1, 3)
     axis = d.rng.randint(0, x.rank - 1)
     if x.shape[axis] < 2:
         raise Skip
@@ -647,9 +667,9 @@ def split(d: Drawer) -> None:
 
 @entry("stack", "unstack", "tile")
 def stack(d: Drawer) -> None:
-    x = d.value(F, 1, 3)
+    x = d.value(FLOAT, 1, 3)
     axis, reps = d.rng.randint(0, x.rank - 1), tuple(d.choice((1, 2, 3)) for _ in x.shape)
-    how = d.choice(("stack", "unstack", "tile"))
+    how = d.variant("stack", "unstack", "tile")
     fns = {
         "stack": lambda a: jnp.stack([a, lax.sin(a)], axis),
         "unstack": lambda a: jnp.unstack(a, axis=axis)[:3],
@@ -660,7 +680,7 @@ def stack(d: Drawer) -> None:
 
 @entry("rev")
 def rev(d: Drawer) -> None:
-    x = d.value(d.choice((F, I)), 1, 4)
+    x = d.value(d.choice((FLOAT, INT)), 1, 4)
     axes = _axes(d, x.rank)
     d.apply("rev", lambda a: lax.rev(a, axes), x)
 
@@ -675,18 +695,18 @@ def iota(d: Drawer) -> None:
 @entry("empty", "empty2")
 def empty(d: Drawer) -> None:
     shape = d.shape(1, 3)
-    d.apply("empty", lambda x: jnp.full(shape, x) * 0.3, d.value(F, 0, 0))
+    d.apply("empty", lambda x: jnp.full(shape, x) * 0.3, d.value(FLOAT, 0, 0))
 
 
 @entry("dynamic_slice", "dynamic_update_slice")
 def dynamic(d: Drawer) -> None:
-    x = d.value(F, 1, 3)
+    x = d.value(FLOAT, 1, 3)
     sizes = tuple(d.rng.randint(1, n) if d.flip() else n for n in x.shape)
     starts = [d.ids((), -1, n + 1) for n in x.shape]
-    if d.flip():
+    if d.variant("slice", "update") == "slice":
         d.apply("dynamic_slice", lambda a, *s: lax.dynamic_slice(a, s, sizes), x, *starts)
     else:
-        update = d.value(F, shape=sizes)
+        update = d.value(FLOAT, shape=sizes)
         d.apply("dynamic_update_slice", lambda a, u, *s: lax.dynamic_update_slice(a, u, s), x, update, *starts)
 
 
@@ -697,8 +717,8 @@ MODES = ("clip", "fill", "promise_in_bounds")
 
 @entry("gather")
 def gather(d: Drawer) -> None:
-    x = d.value(d.choice((F, F, F, I, B)), 1, 3)
-    how = d.choice(("rows", "rows", "embedding gradient", "along", "slices", "two"))
+    x = d.value(d.choice((FLOAT, FLOAT, FLOAT, INT, BOOL)), 1, 3)
+    how = d.variant("rows", "embedding gradient", "along", "slices", "two")
     axis, mode = d.rng.randint(0, x.rank - 1), d.choice(MODES)
     far = 0 if mode == "promise_in_bounds" else 2
     n = x.shape[axis]
@@ -714,7 +734,7 @@ def gather(d: Drawer) -> None:
     elif how == "two" and x.rank >= 2:
         ids = [d.ids((d.choice(SIZES),), 0, m) for m in x.shape[:2]]
         d.apply("gather:two", lambda a, i, j: a.at[i, :][:, j].get(mode=mode), x, *ids)
-    elif how == "embedding gradient" and x.kind == F:
+    elif how == "embedding gradient" and x.kind == FLOAT:
         ids = d.ids(d.shape(1, 2), -far, n + far)
         d.apply("gather:gradient", jax.grad(lambda a, i: jnp.sin(jnp.take(a, i, axis, mode="clip")).mean()), x, ids)
     else:
@@ -735,10 +755,10 @@ SCATTERS = {
 
 def _scatter(name: str) -> Entry:
     def draw_(d: Drawer) -> None:
-        x = d.value(F, 1, 3)
+        x = d.value(FLOAT, 1, 3)
         shape = d.shape(1, 2) if name != "scatter" else (d.rng.randint(1, x.shape[0]),)
         ids = d.ids(shape, -2, x.shape[0] + 2)
-        u = d.value(F, shape=(*shape, *x.shape[1:]))
+        u = d.value(FLOAT, shape=(*shape, *x.shape[1:]))
         if name == "scatter":  # every row at most once
             d.apply(name, lambda a, i, v: SCATTERS[name](a, (jnp.arange(i.shape[0]) + i[0]) % a.shape[0], v), x, ids, u)
         elif name == "scatter:same":  # which of several updates of a row comes last is not defined: all are equal
@@ -754,27 +774,27 @@ ENTRIES |= {name: _scatter(name) for name in SCATTERS}
 
 @entry("scatter-add:along")
 def scatter_along(d: Drawer) -> None:
-    x = d.value(F, 2, 3)
+    x = d.value(FLOAT, 2, 3)
     ids = d.ids((*x.shape[:-1], d.choice((2, 3, 4))), 0, x.shape[-1])
     d.apply("scatter-add:along", jax.grad(lambda a, i: jnp.cos(jnp.take_along_axis(a, i, -1)).sum()), x, ids)
 
 
 @entry("sort")
 def sort(d: Drawer) -> None:
-    x = d.value(F, 1, 3)
+    x = d.value(FLOAT, 1, 3)
     axis = d.rng.randint(0, x.rank - 1)
     if d.flip():
         d.apply("sort", lambda a: lax.sort(distinct(a), axis), x)
     else:
-        y = d.value(F, shape=x.shape)
+        y = d.value(FLOAT, shape=x.shape)
         d.apply("sort", lambda a, b: lax.sort((distinct(a), b), axis, num_keys=1), x, y)
 
 
 @entry("top_k", "approx_top_k")
 def top_k(d: Drawer) -> None:
-    x = d.value(F, 1, 3)
+    x = d.value(FLOAT, 1, 3)
     k = min(d.choice((1, 2, 3)), x.shape[-1])
-    if d.flip():
+    if d.variant("exact", "approximate") == "exact":
         d.apply("top_k", lambda a: lax.top_k(distinct(a), k), x)
     else:
         d.apply("approx_top_k", lambda a: lax.approx_max_k(distinct(a), k), x)
@@ -785,14 +805,14 @@ def top_k(d: Drawer) -> None:
 
 @entry("random_bits")
 def dropout(d: Drawer) -> None:
-    x, key = d.value(F, 1, 3), d.value(K, 0, 0)
+    x, key = d.value(FLOAT, 1, 3), d.value(KEY, 0, 0)
     d.apply("dropout", lambda k, a: jnp.where(jax.random.bernoulli(k, 0.8, a.shape), a / 0.8, 0.0), key, x)
 
 
 @entry("random_split", "random_fold_in", "random_clone")
 def keys(d: Drawer) -> None:
-    key, n = d.value(K, 0, 0), d.choice((2, 3, 4, 8))
-    how = d.choice(("split", "fold", "clone"))
+    key, n = d.value(KEY, 0, 0), d.choice((2, 3, 4, 8))
+    how = d.variant("split", "fold", "clone")
     fns = {
         "split": lambda k: jax.vmap(lambda s: jax.random.normal(s, (6,)))(jax.random.split(k, n)),
         "fold": lambda k: jax.random.uniform(jax.random.fold_in(k, n), (n, 4)),
@@ -803,23 +823,24 @@ def keys(d: Drawer) -> None:
 
 @entry("random_wrap", "random_unwrap", "random_seed", "threefry2x32")
 def words(d: Drawer) -> None:
-    how = d.choice(("wrap", "seed", "threefry"))
+    how = d.variant("wrap", "seed", "threefry")
     if how == "wrap":
-        d.apply(how, lambda k: jax.random.key_data(jax.random.split(k, 4)), d.value(K, 0, 0))
+        d.apply(how, lambda k: jax.random.key_data(jax.random.split(k, 4)), d.value(KEY, 0, 0))
         d.apply(how, lambda w: jax.random.normal(jax.random.wrap_key_data(w), (5,)), d.new("word", (2,)) if not d.closed
                 else d.value("word", shape=(2,)))  # fmt: skip
     elif how == "seed":
-        d.apply(how, lambda s: jax.vmap(lambda i: jax.random.uniform(jax.random.key(i), (3,)))(s), d.value(I, 1, 1))
+        d.apply(how, lambda s: jax.vmap(lambda i: jax.random.uniform(jax.random.key(i), (3,)))(s), d.value(INT, 1, 1))
     else:
-        d.apply(how, lambda x: threefry2x32_p.bind(np.uint32(7), np.uint32(9), x.astype(np.uint32), x.astype(np.uint32)),
-                d.value(I, 1, 3))  # fmt: skip
+        key = np.uint32(7), np.uint32(9)
+        fn = lambda x: threefry2x32_p.bind(*key, x.astype(np.uint32), x.astype(np.uint32))  # noqa: E731
+        d.apply(how, fn, d.value(INT, 1, 3))
 
 
 @entry("random_gamma")
 def gamma(d: Drawer) -> None:
     n = d.choice((2, 3, 4, 8))
-    d.apply("gamma", lambda k, a: jax.vmap(jax.random.gamma)(jax.random.split(k, n), a), d.value(K, 0, 0),
-            d.apply("positive", positive, d.value(F, shape=(n, 3)))[0])  # fmt: skip
+    d.apply("gamma", lambda k, a: jax.vmap(jax.random.gamma)(jax.random.split(k, n), a), d.value(KEY, 0, 0),
+            d.apply("positive", positive, d.value(FLOAT, shape=(n, 3)))[0])  # fmt: skip
 
 
 # Control flow and transformations: sub-programs
@@ -843,7 +864,7 @@ def _sub(d: Drawer, structs: Sequence[Any], steps: int) -> Drawer:
 def _same_type(inner: Drawer, like: Value) -> Value:
     """A value of the sub-program with the type of `like`: the latest one, brought near 1."""
     found = [v for v in inner.values if (v.shape, v.dtype) == (like.shape, like.dtype)][-1]
-    return inner.apply("settle", lambda x: lax.sin(x) if kind_of(x.dtype) == F else x, found)[0]
+    return inner.apply("settle", lambda x: lax.sin(x) if kind_of(x.dtype) == FLOAT else x, found)[0]
 
 
 def _leaves(inner: Drawer, arguments: int) -> list[Value]:
@@ -855,8 +876,8 @@ def _leaves(inner: Drawer, arguments: int) -> list[Value]:
 @entry("scan")
 def scan(d: Drawer) -> None:
     length = d.choice((2, 3, 4, 6))
-    carry, const = d.value(F, 1, 3), d.value(F, 0, 2)
-    xs = d.value(F, shape=(length, *d.choice(((), carry.shape, carry.shape[-1:]))))
+    carry, const = d.value(FLOAT, 1, 3), d.value(FLOAT, 0, 2)
+    xs = d.value(FLOAT, shape=(length, *d.choice(((), carry.shape, carry.shape[-1:]))))
     inner = _sub(d, [carry, const, jax.ShapeDtypeStruct(xs.shape[1:], xs.dtype)], d.rng.randint(1, 4))
     mix = inner.apply("mix", lambda c, x: c + lax.sin(x).sum() * 0.1, inner.values[0], inner.values[2])[0]
     after = _same_type(inner, mix)
@@ -871,7 +892,7 @@ def scan(d: Drawer) -> None:
         return lax.scan(body, c, x, reverse=back)
 
     if d.flip(0.35) and not d.closed:
-        floats = lambda *a: sum(jnp.sin(o).sum() for o in jax.tree.leaves(fn(*a)) if kind_of(o.dtype) == F)  # noqa: E731
+        floats = lambda *a: sum(jnp.sin(o).sum() for o in jax.tree.leaves(fn(*a)) if kind_of(o.dtype) == FLOAT)  # noqa: E731
         d.apply(f"grad(scan({_text(inner)}))", jax.grad(floats, (0, 1, 2)), carry, const, xs)
     else:
         d.apply(f"scan({_text(inner)})", fn, carry, const, xs)
@@ -879,7 +900,7 @@ def scan(d: Drawer) -> None:
 
 @entry("while")
 def while_(d: Drawer) -> None:
-    carry, const, n = d.value(F, 1, 3), d.value(F, 0, 2), d.choice((1, 2, 3))
+    carry, const, n = d.value(FLOAT, 1, 3), d.value(FLOAT, 0, 2), d.choice((1, 2, 3))
     inner = _sub(d, [carry, const], d.rng.randint(1, 3))
     step = inner.function([_same_type(inner, carry)], 2)
     d.apply(
@@ -894,26 +915,34 @@ def while_(d: Drawer) -> None:
 
 @entry("cond")
 def cond(d: Drawer) -> None:
-    x, y = d.value(F, 1, 3), d.value(F, 0, 2)
+    x, y = d.value(FLOAT, 1, 3), d.value(FLOAT, 0, 2)
     which = d.ids((), -1, 4)
     branches = []
     for _ in range(d.choice((2, 2, 3))):
         inner = _sub(d, [x, y], d.rng.randint(1, 3))
-        total = inner.apply("total", lambda a: jnp.cos(a).mean(), d.choice([v for v in inner.values if v.kind == F]))[0]
+        total = inner.apply(
+            "total", lambda a: jnp.cos(a).mean(), d.choice([v for v in inner.values if v.kind == FLOAT])
+        )[0]
         branches.append((inner, inner.function([_same_type(inner, x), total], 2)))
     fn = lambda i, a, b: lax.switch(i, [f for _, f in branches], a, b)  # noqa: E731
     name = f"cond({'|'.join(_text(i) for i, _ in branches)})"
     if d.flip(0.35):
-        d.apply(f"grad({name})", jax.grad(lambda a, b, i: (lambda o: jnp.sin(o[0]).sum() + o[1])(fn(i, a, b)), (0, 1)), x, y, which)
+        d.apply(
+            f"grad({name})",
+            jax.grad(lambda a, b, i: (lambda o: jnp.sin(o[0]).sum() + o[1])(fn(i, a, b)), (0, 1)),
+            x,
+            y,
+            which,
+        )
     else:
         d.apply(name, fn, which, x, y)
 
 
 @entry("grad")
 def grad(d: Drawer) -> None:
-    x, y = d.value(F, 1, 3), d.value(F, 0, 3)
+    x, y = d.value(FLOAT, 1, 3), d.value(FLOAT, 0, 3)
     inner = _sub(d, [x, y], d.rng.randint(2, 5))
-    outs = [v for v in _leaves(inner, 0) if v.kind == F]
+    outs = [v for v in _leaves(inner, 0) if v.kind == FLOAT]
     if not outs:
         raise Skip
     fn, remat = inner.function(outs, 2), d.flip(0.3)
@@ -970,7 +999,7 @@ def draw(rng: random.Random, most: int = 8) -> Program:
 
 def one_of_each(names: Sequence[str], seed: int, times: int = 2) -> Program:
     """A program with `times` applications of each of these entries, on inputs of their own."""
-    d = Drawer(random.Random(seed), fresh=1.0)
+    d = Drawer(random.Random(seed), fresh=1.0, turns={})
     for name in names:
         done = 0
         for _ in range(20):

@@ -14,6 +14,7 @@ import numpy as np
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
 
 DIMS = {"b": 32, "s": 512, "t": 512, "d": 1024, "h": 16, "e": 64, "f": 4096, "v": 32768}
+WEIGHTS = {"q": "dhe", "k": "dhe", "v": "dhe", "o": "hed", "f": "df", "g": "fd", "n1": "d", "n2": "d", "bf": "f"}
 FLOPS, BANDWIDTH, NETWORK, LATENCY = 1e14, 1e12, 5e10, 5e-6
 
 
@@ -48,7 +49,7 @@ class Step:
 
     def tie(self, i, j):
         """Two nodes of one shape must have one layout."""
-        (dims, a), (_, b) = self.results[i], self.results[j]
+        a, b = self.results[i][1], self.results[j][1]
         key = ("tie", id(a), id(b))
         self.edges.append(Edge(i, j, self.once(key, lambda: np.where(a[:, None] == b[None], 0.0, np.inf))))
 
@@ -66,10 +67,9 @@ class Step:
     def _time(self, states, operands, result, flops):
         times = []
         for choice in itertools.product(states, repeat=len(self.axes)):
-            shards = np.prod([n for n, s in zip(self.axes, choice) if s not in "-+"] or [1])
+            shards = np.prod([n for n, s in zip(self.axes, choice, strict=True) if s not in "-+"] or [1])
             size = sum(np.prod([float(DIMS[d]) for d in dims]) * 2 for dims in (*operands, result))
-            legal = all(np.prod([n for n, s in zip(self.axes, choice) if s == d] or [1]) <= DIMS[d] for d in DIMS)
-            times.append(flops / shards / FLOPS + size / shards / BANDWIDTH + 1e-6 if legal else np.inf)
+            times.append(flops / shards / FLOPS + size / shards / BANDWIDTH + 1e-6)
         return np.array(times)
 
     def reshard(self, dims):
@@ -83,7 +83,7 @@ class Step:
                 x, y = a[axis], b[axis]
                 local = size / np.prod([m for o, m in enumerate(self.axes) if o != axis and a[o] < rank] or [1])
                 moved = local * (n - 1) / n / NETWORK + LATENCY
-                if x == y or x == rank and y < rank:
+                if x == y or (x == rank and y < rank):
                     continue
                 if y == rank + 1:
                     table[i, j] = np.inf
@@ -104,7 +104,7 @@ class Step:
                     cost = self.once(("reshard", dims), lambda dims=dims: self.reshard(dims))
                     shared.append(Shared(node, tuple(c for c, _ in uses), source, tuple(t for _, t in uses), cost))
                     last = max(last, uses[-1][0] + 1)
-            nbytes = self.once(("bytes", dims, id(source)), lambda: self._bytes(dims, source))
+            nbytes = self.once(("bytes", dims, id(source)), lambda d=dims, s=source: self._bytes(d, s))
             usage.append(Usage(node, nbytes, node, last))
         return Problem(self.unary, self.edges, shared, usage)
 
@@ -120,19 +120,26 @@ class Step:
 
 
 def transformer(layers=24, axes=(8,), extras=3):
-    """About 125 nodes a layer. `extras` adds that many single-strategy constants per layer."""
+    """About 93 nodes a layer. `extras` adds that many single-strategy constants per layer."""
     step = Step(tuple(axes))
-    param = lambda dims: step.op(tuple(d for d in dims if d != "e"), [], dims)
-    ein = lambda factors, operands, result: step.op(
-        tuple(factors), operands, result, 2 * np.prod([float(DIMS[d]) for d in {*factors, *result, *operands[0][1]}]))
-    point = lambda dims, operands, factors=None, linear=False: step.op(tuple(factors or dims), operands, dims, 0.0, linear)
+
+    def param(dims):
+        return step.op(tuple(d for d in dims if d != "e"), [], dims)
+
+    def ein(factors, operands, result):
+        flops = 2 * np.prod([float(DIMS[d]) for d in sorted({*factors, *result, *operands[0][1]})])
+        return step.op(tuple(factors), operands, result, flops)
+
+    def point(dims, operands, factors=None, linear=False):
+        return step.op(tuple(factors or dims), operands, dims, 0.0, linear)
+
     mask = param("bt")
     embed = param("bsd")
-    x, tape, weights = embed, [], []
+    x, tape = embed, []
     for _ in range(layers):
         for _ in range(extras):
-            step.op((), [], "bt") if False else _constant(step)
-        w = {n: param(d) for n, d in dict(q="dhe", k="dhe", v="dhe", o="hed", f="df", g="fd", n1="d", n2="d", bf="f").items()}
+            _constant(step)
+        w = {n: param(d) for n, d in WEIGHTS.items()}
         n1 = point("bsd", [(x, "bsd"), (w["n1"], "d")], "bs")
         q, k, v = (ein("bsdh", [(n1, "bsd"), (w[n], "dhe")], "bshe") for n in "qkv")
         k, v = point("bthe", [(k, "bthe")], "bth"), point("bthe", [(v, "bthe")], "bth")

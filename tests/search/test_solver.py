@@ -148,18 +148,18 @@ def test_the_model_costs_what_the_problem_costs():
 
 
 def test_local_costs_are_differences_of_the_whole():
-    problem = transformer(layers=1, axes=(2, 2))
-    model = pruned(Model.of(problem, Store(10.0)))
-    here = Local(model, np.zeros(len(model.domains), np.int64))
+    problem = transformer(layers=1, axes=(4,))
+    model = Model.of(problem, Store(10.0))
+    here = Local(model, solve(problem).assignment)
     for node in range(0, len(here.x), 7):
-        costs, totals = here.costs(node), []
+        costs, totals, was = here.costs(node), [], here.x[node]
         for a in range(len(costs)):
             here.move(node, a)
             totals.append(here.total())
+        here.move(node, was)
         finite = np.isfinite(totals)
         assert (finite == np.isfinite(costs)).all()
-        if finite.any():
-            assert np.ptp((np.array(totals) - costs)[finite]) == 0
+        assert np.ptp(np.array(totals)[finite] - costs[finite]) == 0
 
 
 def chain(blocks):
@@ -167,13 +167,15 @@ def chain(blocks):
     rng = np.random.default_rng(0)
     unary = [rng.random(6) for _ in range(3)]
     inside = [rng.random((6, 6)) for _ in range(3)]
-    source, target, other, cost = rng.integers(0, 4, (3, 6)).tolist() + [rng.random((4, 4))]
-    source, target, other = np.array(source), np.array(target), np.array(other)
+    source, target, other = rng.integers(0, 4, (3, 6))
+    cost = rng.random((4, 4))
     np.fill_diagonal(cost, 0)
     edges, shared = [], []
     for b in range(blocks):
         x, y, z = 3 * b, 3 * b + 1, 3 * b + 2
-        edges += [Edge(x, y, inside[0]), Edge(y, z, inside[1])] + ([Edge(z, z + 1, inside[2])] if b + 1 < blocks else [])
+        edges += [Edge(x, y, inside[0]), Edge(y, z, inside[1])]
+        if b + 1 < blocks:
+            edges.append(Edge(z, z + 1, inside[2]))
         shared.append(Shared(x, (y, z), source, (target, other), cost))
     return Problem(unary * blocks, edges, shared)
 
@@ -216,7 +218,7 @@ def test_two_axes_fall_back_to_a_bounded_answer():
 def test_a_train_step_under_a_limit():
     problem = transformer(3, (4,))
     free = solve(problem)
-    for part in (0.95, 0.7):
+    for part in (0.97, 0.92):
         problem.limit = part * free.peak
         found = solve(problem)
         assert found.feasible

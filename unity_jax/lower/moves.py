@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unity_jax import _compat
 from unity_jax.cost.reshard import Move
 from unity_jax.pcg.mesh import MeshAxes
 
@@ -15,8 +17,11 @@ def apply_move(x: Any, move: Move, shape: tuple[int, ...], mesh: MeshAxes) -> An
     """This device's shard after `move`, from its shard `x` before it. `shape` is the tensor's global shape.
 
     Booleans are reduced as bytes: a partial sum of booleans means "or" (of at most 255 true terms where it is
-    scattered), as does max; min means "and".
+    scattered), as does max; min means "and". Typed keys move as their words.
     """
+    if _compat.is_key(x.dtype):
+        words = apply_move(jax.random.key_data(x), move, shape, mesh)
+        return jax.random.wrap_key_data(words, impl=str(jax.random.key_impl(x)))
     return _APPLY[move.kind](x, move, move.after.local_shape(shape, mesh), mesh)
 
 

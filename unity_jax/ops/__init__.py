@@ -1,5 +1,29 @@
 """Rules for primitives: importing this package fills `rule.RULES`."""
 
-from unity_jax.ops import contraction, convolution, indexing, random, reduction, shape, sorting, window
+from unity_jax.ops import (
+    constraint,
+    contraction,
+    convolution,
+    effects,
+    indexing,
+    manual,
+    random,
+    reduction,
+    shape,
+    sorting,
+    window,
+)
 
-__all__ = ["contraction", "convolution", "indexing", "random", "reduction", "shape", "sorting", "window"]
+__all__ = [
+    "constraint",
+    "contraction",
+    "convolution",
+    "effects",
+    "indexing",
+    "manual",
+    "random",
+    "reduction",
+    "shape",
+    "sorting",
+    "window",
+]

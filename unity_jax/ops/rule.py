@@ -62,11 +62,11 @@ class InnerCollective:
 class Rule:
     """How an op may be split.
 
-    **Fields:** `factors`; `operands` and `results` (factors of every dimension); `linear`: sets of operands, such that partial
-    sums in all operands of a set (others replicated) give partial sums in every result; `local`: the per-device program (by
-    default the primitive itself on local operands); `flops` of the whole op; `inner`: the collectives `local` issues; `bytes`:
-    local memory traffic where it is not all operands and results; `mask`: whether padding of reduced dimensions is overwritten
-    before `local` (False if it never reads padding).
+    **Fields:** `factors`; `operands` and `results` (factors of every dimension); `linear`: sets of operands, such that
+    partial sums in all operands of a set (others replicated) give partial sums in every result; `local`: the per-device
+    program (by default the primitive itself on local operands); `flops` of the whole op; `inner`: the collectives that
+    `local` issues; `bytes`: local memory traffic where it is not all operands and results; `mask`: whether padding of
+    reduced dimensions is overwritten before `local` (False if it never reads padding).
     """
 
     factors: tuple[Factor, ...]
@@ -79,9 +79,12 @@ class Rule:
     bytes: Callable[[Shard], float] | None = None
     mask: bool = True
     fallback: bool = False  # made by `replicated` for a primitive without a rule
+    fixed: tuple[tuple[Layout, ...], tuple[Layout, ...]] | None = None  # of operands and results the user has laid out
 
     def __str__(self) -> str:
         """The grammar of `jax.experimental.custom_partitioning`: `([i,j], [j,k]) -> ([i,k]) sum={j}`."""
+        if self.fixed is not None:
+            return " -> ".join("(" + ", ".join(map(str, layouts)) + ") as given" for layouts in self.fixed)
 
         def side(tensors: tuple[Dims, ...]) -> str:
             return ", ".join(
@@ -238,6 +241,8 @@ class Shard:
 
     @functools.cached_property
     def operand_layouts(self) -> tuple[Layout, ...]:
+        if self.rule.fixed is not None:
+            return self.rule.fixed[0]
         return tuple(
             self._layout(dims, tuple((a, "sum") for a, j in self.linear_axes if i in self.rule.linear[j]))
             for i, dims in enumerate(self.rule.operands)
@@ -245,6 +250,8 @@ class Shard:
 
     @functools.cached_property
     def result_layouts(self) -> tuple[Layout, ...]:
+        if self.rule.fixed is not None:
+            return self.rule.fixed[1]
         n = len(self.rule.factors)
         partial = tuple(
             (a, "sum" if s >= n else self.rule.factors[s].kind)
@@ -264,10 +271,10 @@ class Shard:
         return math.prod(self.result_shape(i)) * self.op.outputs[i].itemsize
 
     def result_shape(self, i: int = 0) -> tuple[int, ...]:
-        return self.local_shape(self.rule.results[i], self.op.outputs[i].shape)
+        return self.result_layouts[i].local_shape(self.op.outputs[i].shape, self.mesh)
 
     def operand_shape(self, i: int = 0) -> tuple[int, ...]:
-        return self.local_shape(self.rule.operands[i], self.op.inputs[i].shape)
+        return self.operand_layouts[i].local_shape(self.op.inputs[i].shape, self.mesh)
 
     @property
     def flops(self) -> float:
@@ -285,9 +292,7 @@ class Shard:
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Evaluate the op on this device's shards; padding never enters a reduction."""
         if self.rule.mask:
-            operands = [
-                self._without_padding(x, dims) for x, dims in zip(operands, self.rule.operands, strict=True)
-            ]
+            operands = [self._without_padding(x, dims) for x, dims in zip(operands, self.rule.operands, strict=True)]
         if self.rule.local is None:
             return _compat.bind(self.op.eqn, operands, self.op.params)
         result = self.rule.local(self, *operands)

@@ -87,7 +87,9 @@ class Op:
         own = bool(self.bodies) or any(k in self.params for k in _JAXPRS)  # programs in parameters are not compared
         params = str(sorted((k, v) for k, v in self.params.items() if k not in _UNSIGNED)) if self.params else ""
         ins = tuple((t.shape, t.dtype, None if t.literal is None else str(t.literal)) for t in self.inputs)
-        return self.name, ins, tuple((t.shape, t.dtype) for t in self.outputs), params, id(self) if own else 0
+        outs = tuple((t.shape, t.dtype) for t in self.outputs)
+        stable = self.name.startswith("random_") and self.eqn is not None and _compat.threefry_partitionable(self.eqn)
+        return self.name, ins, outs, params, stable, id(self) if own else 0
 
     @property
     def label(self) -> str:

@@ -4,9 +4,7 @@
     minimize(...).assignment                                # the x, one entry per variable
 
 Eliminating v replaces the factors that mention v by one table over v's neighbours, `min over v of their sum` (Dechter,
-Bucket elimination, 1999). Equal contractions are done once. When a table would pass the limit, the factors of v are split
-into groups that fit and each is minimized by itself (mini-buckets, Dechter and Rish, 2003): then the value is a lower
-bound and the assignment a good guess.
+Bucket elimination, 1999). Equal contractions are done once.
 """
 
 from __future__ import annotations
@@ -35,11 +33,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Minimum:
-    """`value` is exact when nothing was split, otherwise a lower bound; `buckets` are the factors met at each variable."""
+    """The least value, where it is reached, and the factors met at each variable."""
 
     value: float
     assignment: np.ndarray
-    exact: bool
     buckets: dict[int, list[Factor]]
 
 
@@ -80,25 +77,23 @@ def order(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> Order:
 
 
 def minimize(net: Network, plan: Order, table_limit: float) -> Minimum:
-    """Eliminate in the given order; split what does not fit in `table_limit` entries."""
+    """Eliminate in the given order; the caller has seen that `plan.largest` is within `table_limit`."""
     store = net.store
     rank = {v: r for r, v in enumerate(plan.variables)}
     buckets: dict[int, list[Factor]] = {v: [] for v in plan.variables}
     for scope, table in net.factors:
         buckets[min(scope, key=rank.__getitem__)].append((scope, table))
-    value, exact = net.constant, True
+    value = net.constant
     for v in plan.variables:
-        groups = _groups(buckets[v], v, net.sizes, table_limit) if buckets[v] else []
-        exact = exact and len(groups) <= 1
-        for group in groups:
-            scope, table, least = eliminated(store, group, v, net.sizes, table_limit)
+        if buckets[v]:  # empty where nothing is left to pay
+            scope, table, least = _eliminated(store, buckets[v], v, net.sizes, table_limit)
             value += least
             if table is not None:
                 buckets[min(scope, key=rank.__getitem__)].append((scope, table))
     assignment = np.zeros(len(net.sizes), np.int64)
     for v in reversed(plan.variables):
         assignment[v] = int(np.argmin(conditional(store, buckets[v], v, assignment)))
-    return Minimum(value, assignment, exact, buckets)
+    return Minimum(value, assignment, buckets)
 
 
 def conditional(store: Store, factors: Sequence[Factor], v: int, assignment: np.ndarray) -> np.ndarray:
@@ -109,31 +104,7 @@ def conditional(store: Store, factors: Sequence[Factor], v: int, assignment: np.
     return np.atleast_1d(total)
 
 
-def _groups(factors: list[Factor], v: int, sizes: Sequence[int], table_limit: float) -> list[list[Factor]]:
-    """All factors together if their elimination fits, otherwise groups that fit: largest scopes first, first fit."""
-    def entries(scope: set[int]) -> float:
-        product = 1.0
-        for n in scope:
-            if n != v:
-                product *= sizes[n]
-        return product
-
-    union = {n for scope, _ in factors for n in scope}
-    if entries(union) <= table_limit:
-        return [factors]
-    groups: list[tuple[set[int], list[Factor]]] = []
-    for scope, table in sorted(factors, key=lambda f: (-len(f[0]), f)):
-        for have, members in groups:
-            if entries(have | set(scope)) <= table_limit:
-                have.update(scope)
-                members.append((scope, table))
-                break
-        else:
-            groups.append((set(scope), [(scope, table)]))
-    return [members for _, members in groups]
-
-
-def eliminated(store: Store, factors: list[Factor], v: int, sizes: Sequence[int],
+def _eliminated(store: Store, factors: list[Factor], v: int, sizes: Sequence[int],
                 table_limit: float) -> tuple[tuple[int, ...], int | None, float]:
     """The scope, the table (its least entry taken out, None if nothing is left) and that least entry."""
     joint = sorted({n for scope, _ in factors for n in scope})

@@ -10,7 +10,7 @@ Shared reshards are priced as they are: a layout that another consumer makes any
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -80,10 +80,9 @@ class Local:
             value += float(np.where(self.wanted[id(rest)] > 0, store[rest.cost][self.x[rest.nodes[0]]], 0.0).sum())
         return value
 
-    def descend(self, nodes: Iterable[int] | None = None,
-                allowed: Callable[[int, int], bool] | None = None) -> None:
-        """Single changes that are cheaper (and allowed), until there is none; neighbours of a change are tried again."""
-        queue = deque(range(len(self.x)) if nodes is None else nodes)
+    def descend(self, allowed: Callable[[int, int], bool] | None = None) -> None:
+        """Single changes that are cheaper (and allowed), until there is none."""
+        queue = deque(range(len(self.x)))
         waiting = set(queue)
         while queue:
             node = queue.popleft()

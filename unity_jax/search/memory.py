@@ -1,11 +1,12 @@
-"""A memory limit as prices: bytes alive at a time step cost so many seconds each, and the prices are raised until it fits.
+"""A memory limit as prices: bytes alive at a time step cost so many seconds each, and prices rise until all fits.
 
-For prices p_t >= 0 the least of `cost + sum over t of p_t * (bytes alive at t - limit)` is a lower bound on the cost of
-everything that fits (Lagrangian dual). The best prices are found by cutting planes (Kelley, 1960) over the time steps
-where some solution did not fit. Prices only reach the convex hull of (cost, bytes), so every solution met on the way is
-repaired against the true peak, improved while it fits (`repair`), and small problems are closed by branch and bound.
+For prices p_t >= 0 the least of `cost + sum over t of p_t * (bytes alive at t - limit)` is a lower bound on the cost
+of everything that fits (Lagrangian dual). The best prices are found by cutting planes (Kelley, 1960) over the time
+steps where some solution did not fit. Prices only reach the convex hull of (cost, bytes), so every solution met on the
+way is repaired against the true peak and improved while it fits (`repair`), and small problems are closed by branch
+and bound (`branch`).
 
-    twelve bytes at step 0, a limit of 8: strategies (1 s, 12 B) and (3 s, 6 B); at 1/3 second per byte both cost the same.
+    twelve bytes at step 0, a limit of 8: strategies (1 s, 12 B) and (3 s, 6 B); at 1/3 s per byte both cost the same.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def _charge(store: Store, weights: int, domain: int, price: float) -> int:
                       lambda: store.add(np.round(store[weights][store[domain]] * price)))
 
 
-def _dual(problem: Problem, base: Model, pool: _Pool, free: Optimum, table_limit: int) -> tuple[dict[int, float], float]:
+def _dual(problem: Problem, base: Model, pool: _Pool, free: Optimum,
+          table_limit: int) -> tuple[dict[int, float], float]:
     """Prices (units per byte) and the lower bound that they prove."""
     limit = problem.limit
     scale = base.store.scale
@@ -139,7 +141,8 @@ def _dual(problem: Problem, base: Model, pool: _Pool, free: Optimum, table_limit
             times.append(worst)
         prices, top = _master(cuts, times, cap)
         target = min(top, pool.cost * scale)
-        if target - best[0] <= TOLERANCE * abs(target) or not prices:
+        near = TOLERANCE if found.cost <= found.lower_bound else CLOSE  # an inexact solve cannot tell prices finer
+        if target - best[0] <= near * abs(target) or not prices:
             break
     return best[1], best[0]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .problem import Problem
-from .reshard import Piece, Rest, split, wanted
+from .problem import Problem, Shared
+from .reshard import Rest, split, wanted
 from .tables import Store
 
 
@@ -117,7 +117,7 @@ class Model:
         return self.restricted(kept) if kept else self
 
 
-def _rest(problem: Problem, store: Store, s: object) -> Rest:
+def _rest(problem: Problem, store: Store, s: Shared) -> Rest:
     """A shared term with every layout still in it; the wants of a node with several operands are joined."""
     source, cost = store.labels(s.source), store.costs(s.cost)
     layouts = len(store[cost])

@@ -64,18 +64,20 @@ def _single(store: Store, rest: Rest, free: list[int]) -> Factor:
 
 
 def _parts(store: Store, rest: Rest, sizes: list[int]) -> list[Factor]:
-    """An edge per consumer with an equal part of what its layout alone costs: the whole is at least every one of them."""
+    """An edge per consumer with an equal part of what its layout alone costs: the term is at least each of those."""
     parts = len(rest.nodes) - 1
     factors: list[Factor] = []
     for node, wants in zip(rest.nodes[1:], rest.wants[1:], strict=True):
-        scope, table = (rest.nodes[0], node), store.once(
-            ("part", rest.cost, wants, parts), lambda w=wants: store.add(_part(store[rest.cost], store[w], parts)))
-        if scope[0] > scope[1]:
-            scope, table = scope[::-1], store.transposed(table)
-        free = tuple(n for n in scope if sizes[n] > 1)
-        if free:
-            shape = tuple(sizes[n] for n in free)
-            factors.append((free, store.once(("reshaped", table, shape), lambda t=table, k=shape: store.add(store[t].reshape(k)))))
+        scope = tuple(n for n in sorted((rest.nodes[0], node)) if sizes[n] > 1)
+        flipped = node < rest.nodes[0]
+
+        def make(wants: int = wants, flipped: bool = flipped) -> int:
+            table = _part(store[rest.cost], store[wants], parts)
+            table = table.T if flipped else table
+            return store.add(table.reshape([k for k in table.shape if k > 1]))
+
+        if scope:
+            factors.append((scope, store.once(("part", rest.cost, wants, parts, flipped), make)))
     return factors
 
 
@@ -94,7 +96,8 @@ def _indicators(store: Store, rest: Rest, sizes: list[int]) -> list[Factor]:
         sizes.append(2)
         for position, (node, wants) in enumerate(zip(rest.nodes, rest.wants, strict=True)):
             cost = rest.cost if position == 0 else None
-            table = store.once(("indicator", cost, wants, t), lambda c=cost, w=wants, t=t: _indicator(store, c, w, t))
+            key = ("indicator", cost, wants, t)
+            table = store.once(key, lambda c=cost, w=wants, t=t: _indicator(store, c, w, t))
             if table is not None:
                 factors.append(((node, u) if sizes[node] > 1 else (u,), table))
     return factors

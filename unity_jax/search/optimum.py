@@ -20,7 +20,7 @@ from .model import Model
 from .network import Network, network
 from .prune import pruned
 
-MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**33  # what one step of a search may cost; exact elimination may use the limit
+MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**33  # what one step of a search may cost; an exact one may use the limit
 SWEEPS = (5, 15)  # passes of messages in each round of bounding and fixing
 TRIES = 4  # exact solves over restricted domains in each round
 CLOSE = 0.005  # a gap that is not worth another round
@@ -30,7 +30,7 @@ GRAIN = 64  # the number of strategies that fit is found to within this part of 
 
 @dataclass(frozen=True)
 class Optimum:
-    """`assignment` in original strategies; `cost` and `lower_bound` in units, equal if the assignment is proved best."""
+    """`assignment` in original strategies; `cost` and `lower_bound` in units, equal if it is proved best."""
 
     assignment: np.ndarray
     cost: float
@@ -59,7 +59,7 @@ def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int, rounds:
             best, ranks = better, _around(small, better.assignment)
         if best.cost - floor <= CLOSE * abs(best.cost):
             break
-        fixed = small.choose(lambda i, b=bound, c=best.cost: small.values(i)[b.least[i] < c])
+        fixed = small.choose(lambda i, s=small, b=bound, c=best.cost: s.values(i)[b.least[i] < c])
         small = pruned(fixed) if fixed.strategies() < WORTHWHILE * small.strategies() else fixed
         net, plan = planned(small, table_limit)
         if plan.largest <= table_limit:
@@ -122,8 +122,8 @@ def _restricted(model: Model, small: Model, ranks: dict[int, np.ndarray], known:
     place = dict(zip(nodes, np.split(places, np.cumsum([len(ranks[i]) for i in nodes])[:-1]), strict=True))
     free = set(nodes)
     scopes = [*small.pairs, *(tuple(n for n in r.nodes if n in free) for r in small.rests)]
-    low, high = 0, len(scores)
-    while high - low > len(scores) // GRAIN:  # the most that fits by the sizes alone
+    low, high = 0, len(scores) + 1
+    while high - low > 1 + len(scores) // GRAIN:  # the most that fits by the sizes alone
         count = (low + high) // 2
         sizes = [1] * len(small.domains)
         for i in nodes:
@@ -131,7 +131,7 @@ def _restricted(model: Model, small: Model, ranks: dict[int, np.ndarray], known:
         plan = order(sizes, scopes)
         low, high = (count, high) if plan.largest <= limit and plan.work <= MODEST_WORK else (low, count)
     while True:
-        trial = pruned(small.choose(lambda i: small.values(i)[always[i] | (place[i] < low)]))
+        trial = pruned(small.choose(lambda i, n=low: small.values(i)[always[i] | (place[i] < n)]))
         net, plan = planned(trial, table_limit)
         if plan.largest <= limit and plan.work <= MODEST_WORK:
             return _settled(model, trial.original(minimize(net, plan, table_limit).assignment))

@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 
 from unity_jax.cost.fusion import materialized
@@ -23,7 +26,7 @@ from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.build import Builder, Built
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.memory_model import usage
-from unity_jax.search.problem import Solution
+from unity_jax.search.refine import by_axis, coarser, refined
 from unity_jax.search.solver import solve
 
 
@@ -58,6 +61,19 @@ class Pins:
 NO_PINS = Pins({}, {})
 
 
+NEGLIGIBLE = 0.08
+"""The part of a step that communication may take before other meshes are worth trying."""
+
+
+class Solved(NamedTuple):
+    """A problem without a memory limit, the best assignment found, a lower bound of its cost, and what it started from."""
+
+    built: Built
+    assignment: np.ndarray
+    lower_bound: float
+    seeds: dict[str, np.ndarray]
+
+
 class Planner:
     """Plans one program on one machine; caches what meshes share."""
 
@@ -66,51 +82,92 @@ class Planner:
         self.limit = machine.memory_bytes if limit is None else limit
         self.rules = RuleCache()
         self.written = materialized(program.graph)
+        self._builders: dict[MeshAxes, Builder] = {}
+        self._solutions: dict[MeshAxes, Solved] = {}
 
     def plan(self, meshes: Sequence[MeshAxes]) -> Candidate:
-        """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory."""
-        candidates = [c for mesh in meshes for c in self.candidates(mesh)]
-        return best(candidates, self.limit)
+        """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory.
+
+        Meshes are tried in order; once a plan fits that communicates little, no other mesh could save more than that.
+        """
+        found: list[Candidate] = []
+        for mesh in meshes:
+            found += self.candidates(mesh)
+            now = best(found, self.limit)
+            if now.fits(self.limit) and now.cost.communication_seconds < NEGLIGIBLE * now.seconds:
+                break
+        return best(found, self.limit)
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
         """The planner's answer for one mesh, after the seeds it started from."""
-        resharder = Resharder(self.machine, mesh)
-        builder = Builder(
-            self.program.graph, self.program.ties, resharder, self.machine, self.rules, self.written,
-            self.pins.tensors, self.pins.outputs,
-        )  # fmt: skip
-        built = builder.build(keep=True)
-        # One axis is solved exactly, so experts cannot be better; over several they are where the search starts.
-        seeds = expert_seeds(self.program, built, mesh, self.rules) if len(mesh.names) > 1 else {}
-        solution = solve(built.problem, seeds=list(seeds.values()))
-        found = [self._finish(built.decisions(s, True), resharder, name, 0.0) for name, s in seeds.items()]
-        found.append(self._candidate(built, solution, True, resharder, "search"))
+        builder = self._builder(mesh)
+        built, assignment, bound, seeds = self._solved(mesh)
+        found = [self._finish(built.decisions(s, True), builder.resharder, name, 0.0) for name, s in seeds.items()]
+        found.append(self._finish(built.decisions(assignment, True), builder.resharder, "search", bound))
         if not best(found, self.limit).fits(self.limit):
-            found += self._within_limit(builder, resharder, mesh)
+            found += self._within_limit(builder, mesh)
         return found
 
-    def _within_limit(self, builder: Builder, resharder: Resharder, mesh: MeshAxes) -> Iterator[Candidate]:
-        """Plans under the memory limit: what the liveness model of the problem misses tightens its limit and it is solved again."""
+    def _builder(self, mesh: MeshAxes) -> Builder:
+        if mesh not in self._builders:
+            self._builders[mesh] = Builder(
+                self.program.graph,
+                self.program.ties,
+                Resharder(self.machine, mesh),
+                self.machine,
+                self.rules,
+                self.written,
+                self.pins.tensors,
+                self.pins.outputs,
+            )
+        return self._builders[mesh]
+
+    def _solved(self, mesh: MeshAxes) -> Solved:
+        """The problem of a mesh without a memory limit, its solution, a lower bound (0 if unknown), and the seeds."""
+        if mesh not in self._solutions:
+            built = self._builder(mesh).build(keep=True)
+            # One axis is solved exactly, so experts cannot be better; over several they are where the search starts.
+            seeds = self._seeds(built, mesh) if len(mesh.names) > 1 else {}
+            if len(mesh.names) <= 2:
+                solution = solve(built.problem, seeds=list(seeds.values()))
+                self._solutions[mesh] = Solved(built, solution.assignment, solution.lower_bound, seeds)
+            else:
+                self._solutions[mesh] = Solved(built, by_axis(built, list(seeds.values())), 0.0, seeds)
+        return self._solutions[mesh]
+
+    def _seeds(self, built: Built, mesh: MeshAxes) -> dict[str, np.ndarray]:
+        """Expert plans, and the plans of the meshes that this one refines."""
+        seeds = expert_seeds(self.program, built, mesh, self.rules)
+        if not (self.pins.tensors or self.pins.outputs):  # pins name the axes of one mesh
+            for coarse, group in coarser(mesh):
+                solved = self._solved(coarse)
+                lifted = refined(solved.built, solved.assignment, built, group)
+                if lifted is not None:
+                    seeds[f"search on ({coarse})"] = lifted
+        return seeds
+
+    def _within_limit(self, builder: Builder, mesh: MeshAxes) -> Iterator[Candidate]:
+        """Plans under the memory limit: what the problem's liveness misses tightens its limit, and it is solved again."""
         built = builder.build(keep=False)
         built.problem.usage = usage(self.program, built, self.written)
         seeds = expert_seeds(self.program, built, mesh, self.rules)
-        experts = [self._finish(built.decisions(s, False), resharder, name, 0.0) for name, s in seeds.items()]
-        yield from experts
+        for name, s in seeds.items():
+            yield self._finish(built.decisions(s, False), builder.resharder, name, 0.0)
         limit = self.limit
         for _ in range(3):
             built.problem.limit = limit
-            solution = solve(built.problem, seeds=list(seeds.values()))
-            candidate = self._candidate(built, solution, False, resharder, "search")
+            if len(mesh.names) <= 2:
+                solution = solve(built.problem, seeds=list(seeds.values()))
+                assignment, bound, possible = solution.assignment, solution.lower_bound, solution.feasible
+            else:
+                assignment, bound = by_axis(built, list(seeds.values())), 0.0
+                possible = built.problem.fits(assignment)
+            candidate = self._finish(built.decisions(assignment, False), builder.resharder, "search", bound)
             yield candidate
             excess = candidate.memory.peak_bytes - self.limit
-            if excess <= 0:
+            limit = min(limit, built.problem.peak(assignment)) - excess
+            if excess <= 0 or limit <= 0 or not possible:
                 return
-            limit = min(limit, solution.peak) - excess
-            if limit <= 0:
-                return
-
-    def _candidate(self, built: Built, solution: Solution, keep: bool, resharder: Resharder, label: str) -> Candidate:
-        return self._finish(built.decisions(solution.assignment, keep), resharder, label, solution.lower_bound)
 
     def _finish(self, decisions: Decisions, resharder: Resharder, label: str, bound: float) -> Candidate:
         return finish(self.program, decisions, resharder, self.rules, self.written, label, bound)

@@ -1,7 +1,7 @@
 """The planning problem as plain numbers: pick one strategy per node, pay per node, per edge and per shared reshard.
 
-A `Problem` is a pairwise min-sum model (a weighted constraint network) with two additions: `Shared` terms, where several
-consumers of one tensor pay once for each layout that they want, and `Usage`, bytes that are alive during some time steps.
+A `Problem` is a pairwise min-sum model (a weighted constraint network) with two additions: `Shared` terms, where
+several consumers of one tensor pay once for each layout that they want, and `Usage`, bytes alive during some steps.
 
     two = Problem([np.array([1.0, 3.0]), np.array([0.0, 0.0])], [Edge(0, 1, np.array([[5.0, 0.0], [0.0, 5.0]]))])
     two.cost([0, 1])  # 1 + 0 + 0 = 1 second

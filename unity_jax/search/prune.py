@@ -1,6 +1,6 @@
 """Strategies that no optimum needs: forbidden ones, and those that another strategy beats whatever the rest chooses.
 
-Goldstein's dead-end elimination (Biophys. J. 66, 1994): b may go if some a costs no more even in the worst surroundings,
+Goldstein's dead-end elimination (Biophys. J. 66, 1994): b may go if some a costs no more in the worst surroundings,
 
     u[a] - u[b] + sum over neighbours of max_j (T[a, j] - T[b, j]) <= 0
 

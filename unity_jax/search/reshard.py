@@ -95,23 +95,24 @@ def _producer_bound(store: Store, rest: Rest) -> np.ndarray:
         forced = _minus(np.where(own, cost, 0.0)[:, None], np.where(own, cost, 0.0)[None])
         return np.maximum(forced, _minus(cost[:, None], cost[None])).sum(axis=2)
     rows, inverse = np.unique(cost, axis=0, return_inverse=True)
-    change = _minus(rows[:, None], rows[None])  # (a, b, target)
-    grow = np.isposinf(change).any(axis=2).astype(float)
-    finite = np.where(np.isinf(change), 0.0, change)
-    bound = np.zeros(change.shape[:2])
-    shrink = np.full(change.shape[:2], -np.inf)
-    for w in others:  # growth is at most the sum over nodes; every single node's set is in the union, so it shrinks too
-        w = np.unique(w, axis=0).astype(float)
-        bound += (np.maximum(finite, 0.0) @ w.T).max(axis=2)
-        shrink = np.maximum(shrink, -(np.minimum(finite, 0.0) @ w.T).max(axis=2))
+    sets = [np.unique(w, axis=0).T.astype(float) for w in others]
+    bound = np.empty((len(rows), len(rows)))
+    for a, row in enumerate(rows):  # growth is at most the sum over nodes; each node's own set surely shrinks as well
+        change = _minus(row[None], rows)  # (b, target)
+        grow, shrink = np.maximum(change, 0.0), np.minimum(change, 0.0)
+        never = np.isinf(grow).any(axis=1)
+        grow[never] = 0.0
+        worst = sum((grow @ w).max(axis=1) for w in sets) + np.min([(shrink @ w).max(axis=1) for w in sets], axis=0)
+        bound[a] = np.where(never, np.inf, worst)
     inverse = inverse.reshape(-1)
-    return np.where(grow > 0, np.inf, bound - shrink)[np.ix_(inverse, inverse)]
+    return bound[np.ix_(inverse, inverse)]
 
 
 def consumer_bound(store: Store, rest: Rest, position: int) -> int:
     """(k, k) D with D[a, b] >= how much the term can grow when the node at `position` changes from b to a."""
     wants = rest.wants[position]
-    return store.once(("consumer bound", rest.cost, wants), lambda: store.add(_consumer_bound(store[rest.cost], store[wants])))
+    key = ("consumer bound", rest.cost, wants)
+    return store.once(key, lambda: store.add(_consumer_bound(store[rest.cost], store[wants])))
 
 
 def _consumer_bound(cost: np.ndarray, wants: np.ndarray) -> np.ndarray:

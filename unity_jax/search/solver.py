@@ -4,9 +4,9 @@
     solution.assignment, solution.cost, solution.gap
 
 Planning is contraction: costs on nodes and edges are a tensor network over (min, +). Strategies that cannot win are
-removed (`prune`), variables are eliminated exactly, each distinct contraction once (`eliminate`); when tables would grow
-past `table_limit`, lower bounds drop strategies and restricted domains are solved exactly (`optimum`). A memory limit
-becomes prices on time steps, then a repair against the true peak (`memory`). Nothing is random or timed.
+removed (`prune`), variables are eliminated exactly, each distinct contraction once (`eliminate`); when tables would
+grow past `table_limit`, lower bounds drop strategies and restricted domains are solved exactly (`optimum`). A memory
+limit becomes prices on time steps, then a repair against the true peak (`memory`). Nothing is random or timed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def solve(problem: Problem, *, seeds: Sequence[np.ndarray] = (), table_limit: in
     best = min(candidates, key=lambda x: problem.rank(x))
     cost, peak = problem.cost(best), problem.peak(best)
     feasible = bool(np.isfinite(cost)) and problem.fits(best)
-    return Solution(best, cost, min(bound / store.scale, cost) if feasible else bound / store.scale, peak, feasible,
-                    store.largest)
+    proved = float(bound / store.scale)
+    return Solution(best, cost, min(proved, cost) if feasible else proved, peak, feasible, store.largest)
 
 
 def _largest_cost(problem: Problem) -> float:

@@ -1,0 +1,96 @@
+"""Which strategies of which rules were run: every kind that a rule offered, and every kind that a plan drew."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+
+from tests.numerics.harness import Case, Planned
+from unity_jax.ops.rule import Rule, Strategy
+from unity_jax.pcg.graph import Graph, Op
+from unity_jax.pcg.mesh import MeshAxes
+
+KINDS = ("none", "pass", "sum", "max", "min", "halo", "linear0", "linear1", "uneven", "indivisible")
+"""`none`: a mesh axis without work; `linear0`: partial sums through `Rule.linear[0]`; `uneven`: a factor split with
+padding; `indivisible`: some dimension is no multiple of some mesh axis, however it is split."""
+
+
+class Coverage:
+    """Counts per (primitive, kind) over the plans recorded."""
+
+    def __init__(self) -> None:
+        self.drawn: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.offered: set[tuple[str, str]] = set()
+
+    def record(self, case: Case, plan: Planned) -> None:
+        """Count the ops of a plan that was run."""
+        _record(self, case, case.program.graph, plan)
+
+    def missing(self, names: Iterable[str] | None = None) -> list[str]:
+        """What was offered and never drawn, and primitives never met with a dimension that does not divide."""
+        wanted = self.offered | {(name, "indivisible") for name, _ in self.offered}
+        only = None if names is None else set(names)
+        return sorted(f"{n}: {k}" for n, k in wanted - set(self.drawn) if only is None or n in only)
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name, _ in self.offered}
+
+    def merge(self, other: Coverage) -> None:
+        self.drawn.update(other.drawn)
+        self.offered |= other.offered
+
+    def __str__(self) -> str:
+        """A table: one line per primitive, `-` where no rule offered the kind, `0` where it was not drawn."""
+        width = max(map(len, self.names), default=0)
+        lines = [" " * width + "".join(f"{k:>12}" for k in KINDS)]
+        for name in sorted(self.names):
+            cells = []
+            for k in KINDS:
+                offered = (name, k) in self.offered or k == "indivisible"
+                cells.append(f"{self.drawn[name, k] if offered else '-':>12}")
+            lines.append(f"{name:<{width}}" + "".join(cells))
+        return "\n".join(lines)
+
+
+def kinds(op: Op, rule: Rule, strategy: Strategy, mesh: MeshAxes) -> set[str]:
+    """What running an op under a strategy shows."""
+    n = len(rule.factors)
+    found = {"none" if s < 0 else f"linear{s - n}" if s >= n else rule.factors[s].kind for s in strategy}
+    ways = collections.Counter[int]()
+    for s, size in zip(strategy, mesh.sizes, strict=True):
+        if 0 <= s < n:
+            ways[s] = (ways[s] or 1) * size
+    if any(rule.factors[s].size % k for s, k in ways.items()):
+        found.add("uneven")
+    dims = [d for t in (*op.inputs, *op.outputs) for d in t.shape if d > 1]
+    if any(d % size for d in dims for size in mesh.sizes):
+        found.add("indivisible")
+    return found
+
+
+def _record(coverage: Coverage, case: Case, graph: Graph, plan: Planned) -> None:
+    for op in graph.walk():
+        strategy = plan.decisions.strategies.get(op)
+        if strategy is None:
+            continue
+        rule, options = case.rules(op), case.rules.strategies(op, plan.axes)
+        coverage.drawn.update((op.name, k) for k in kinds(op, rule, strategy, plan.axes))
+        coverage.offered |= {(op.name, k) for s in options for k in kinds(op, rule, s, plan.axes) if k != "indivisible"}
+
+
+def steer(case: Case, plan: Planned, coverage: Coverage, machine: str = "cpu") -> Planned:
+    """The plan with strategies changed to kinds that were offered and not drawn yet, where ops can show them."""
+    shown = set(coverage.drawn)
+    strategies = plan.decisions.strategies
+    for op in case.program.graph.walk():
+        if op not in strategies:
+            continue
+        rule = case.rules(op)
+        options = case.rules.strategies(op, plan.axes)
+        new = [{(op.name, k) for k in kinds(op, rule, s, plan.axes)} - shown for s in options]
+        best = max(range(len(options)), key=lambda i: len(new[i]))
+        if new[best]:
+            strategies[op] = options[best]
+        shown |= {(op.name, k) for k in kinds(op, rule, strategies[op], plan.axes)}
+    return case.planned(plan.axes, plan.decisions, machine)

@@ -1,0 +1,74 @@
+"""Random programs under random plans agree with the unsharded run; every strategy of every rule is run."""
+
+import functools
+import random
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import pytest
+
+from tests.numerics import programs
+from tests.numerics.coverage import Coverage, steer
+from tests.numerics.harness import QUICK, Case
+from unity_jax import trace
+from unity_jax.ops.rule import POINTWISE, RULES
+
+MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2), (3, 2), (7,))
+MACHINES = ("cpu", "h100", "v100-summit")  # each prefers other paths between layouts
+
+ABSENT: dict[str, str] = {}
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(MESHES), st.sampled_from(MACHINES))
+def test_random_programs(rng, sizes, machine):
+    with jax.enable_x64(True):
+        program = programs.draw(rng, most=6)
+        hypothesis.note(f"{program}")
+        hypothesis.assume(program.steps)
+        case = Case.of(program.fn, program.args, program.donate, QUICK)
+        plan = case.sample(sizes, rng.randint(0, 2**30), machine)
+        hypothesis.note(f"{plan.graph}")
+        assert case.differences(case.run(plan, QUICK), floor=1.0) == []
+
+
+def batches(size: int = 8) -> list[tuple[str, ...]]:
+    """The entries of the table, a few at a time."""
+    names = list(dict.fromkeys(programs.ENTRIES))
+    return [tuple(names[i : i + size]) for i in range(0, len(names), size)]
+
+
+@functools.cache
+def one_of_each(names: tuple[str, ...]) -> programs.Program:
+    return programs.one_of_each(names, seed=1, times=2)
+
+
+@pytest.mark.parametrize("names", batches(), ids=lambda names: names[0])
+def test_every_strategy(names):
+    with jax.enable_x64(True):
+        program = one_of_each(names)
+        case = Case.of(program.fn, program.args, options=QUICK)
+        coverage = Coverage()
+        for i in range(12):
+            sizes = MESHES[i % len(MESHES)]
+            plan = steer(case, case.sample(sizes, seed=i), coverage)
+            assert case.differences(case.run(plan, QUICK), floor=1.0) == [], f"{sizes}, seed {i}"
+            coverage.record(case, plan)
+            if i >= len(MESHES) - 1 and not coverage.missing():
+                break
+        assert coverage.missing() == []
+
+
+def test_every_rule_is_met():
+    met = set()
+    with jax.enable_x64(True):
+        for names in batches():
+            program = one_of_each(names)
+            met |= {op.name for op in trace.build(jax.jit(program.fn).trace(*program.args).jaxpr).walk()}
+    assert {*RULES, *POINTWISE} - met == set(ABSENT)
+
+
+def test_the_generator_repeats_itself():
+    first, second = (programs.draw(random.Random(7)) for _ in range(2))
+    assert first.steps == second.steps

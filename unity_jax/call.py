@@ -1,0 +1,170 @@
+"""One call of a decorated function: its arrays, its static arguments, and the key that decides whether to plan anew."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from unity_jax import _compat
+from unity_jax.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class JitSettings:
+    """The arguments that `jax.jit` takes too, as the user gave them."""
+
+    donate_argnums: Any = None
+    donate_argnames: Any = None
+    static_argnums: Any = None
+    static_argnames: Any = None
+
+    def keywords(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call.
+
+    **Fields:** `args`, `kwargs`: as given; `static`: positions and names of static arguments; `leaves`: the arrays (or
+    `jax.ShapeDtypeStruct`s) in the other arguments; `tree`: their structure, of `(args, kwargs)` without static arguments.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    static: frozenset[int | str]
+    leaves: list[Any]
+    tree: Any
+
+    @staticmethod
+    def of(fun: Callable[..., Any], jit: JitSettings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """Split the arguments as `jax.jit` would. Raises `UnsupportedError` for a leaf that is no array."""
+        static = _static(fun, jit, len(args))
+        moving = tuple(a for i, a in enumerate(args) if i not in static)
+        leaves, tree = jax.tree_util.tree_flatten((moving, {k: v for k, v in kwargs.items() if k not in static}))
+        call = Call(tuple(args), dict(kwargs), static, leaves, tree)
+        for i, leaf in enumerate(leaves):
+            if not is_array(leaf):
+                call._refuse(i)
+        return call
+
+    @property
+    def fixed(self) -> tuple[tuple[int | str, Any], ...]:
+        """The static arguments."""
+        given = {**dict(enumerate(self.args)), **self.kwargs}
+        return tuple((where, given[where]) for where in sorted(self.static & given.keys(), key=str))
+
+    @functools.cached_property
+    def key(self) -> Any:
+        """What decides whether to trace anew: tree, shapes, dtypes, static values, and settings that change tracing.
+
+        Weak types and pins are in the key, layouts of arrays are not; calls that differ only in weak types share a plan unless the
+        types of their programs really differ.
+        """
+        settings = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, jax.sharding.get_abstract_mesh()
+        key = self.tree, tuple(_type(x) for x in self.leaves), self.fixed, settings
+        try:
+            hash(key)
+        except TypeError:
+            for where, value in self.fixed:
+                try:
+                    hash(value)
+                except TypeError as error:
+                    raise TypeError(f"static argument {where!r} must be hashable, as for jax.jit: {error}") from None
+            raise
+        return key
+
+    @property
+    def pins(self) -> tuple[Any, ...]:
+        """The shardings of the `ShapeDtypeStruct`s, None elsewhere."""
+        return tuple(x.sharding if isinstance(x, jax.ShapeDtypeStruct) else None for x in self.leaves)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the call is made under `jit`, `grad`, `vmap` or another transformation."""
+        return any(isinstance(x, jax.core.Tracer) for x in self.leaves)
+
+    def dynamic(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that are not static, with other leaves."""
+        return jax.tree_util.tree_unflatten(self.tree, leaves)
+
+    def with_leaves(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All arguments, with other leaves in those that are not static."""
+        positional, keywords = self.dynamic(leaves)
+        rest = iter(positional)
+        args = tuple(a if i in self.static else next(rest) for i, a in enumerate(self.args))
+        return args, {k: v if k in self.static else keywords[k] for k, v in self.kwargs.items()}
+
+    def abstract(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All arguments, arrays as shapes and dtypes only."""
+        return self.with_leaves([abstract(x) for x in self.leaves])
+
+    def _refuse(self, index: int) -> None:
+        paths = jax.tree_util.tree_flatten_with_path(self.dynamic(range(len(self.leaves))))[0]
+        where, leaf = jax.tree_util.keystr(paths[index][0][1:]), self.leaves[index]
+        if isinstance(leaf, jax.ref.Ref):
+            raise UnsupportedError(
+                f"argument {where} is a jax.Ref. Mutable state cannot be sharded: pass it as arrays and return the updated arrays."
+            )
+        raise UnsupportedError(
+            f"argument {where} is {leaf!r} of type {type(leaf).__name__}, not an array; mark the argument static with "
+            "static_argnums or static_argnames"
+        )
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array, the shape of one, or a Python number."""
+    if isinstance(leaf, (bool, int, float, complex)):
+        return True
+    if isinstance(leaf, jax.ref.Ref) or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+        return False
+    return _compat.is_key(leaf.dtype) or np.dtype(leaf.dtype).kind not in "OUSMm"
+
+
+def _type(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, (bool, int, float, complex)):
+        return (), type(leaf), True
+    return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
+
+
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and weak type with which a leaf is traced, as `jax.jit` would."""
+    if isinstance(leaf, (bool, int, float, complex)):
+        dtype = jax.dtypes.canonicalize_dtype(np.result_type(type(leaf)))
+        return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(leaf, bool))
+    dtype = leaf.dtype if _compat.is_key(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return jax.ShapeDtypeStruct(np.shape(leaf), dtype, weak_type=getattr(leaf, "weak_type", False))
+
+
+def _as_tuple(x: Any) -> tuple[Any, ...]:
+    return () if x is None else (x,) if isinstance(x, (int, str)) else tuple(x)
+
+
+def _static(fun: Callable[..., Any], jit: JitSettings, count: int) -> frozenset[int | str]:
+    """Positions and names of static arguments; where only one of the two is given, the signature gives the other."""
+    nums, names = _as_tuple(jit.static_argnums), _as_tuple(jit.static_argnames)
+    if not nums and not names:
+        return frozenset()
+    parameters = _parameters(fun)
+    positions = {i % len(parameters) if i < 0 and parameters else i for i in nums}
+    if not names:
+        names = tuple(parameters[i] for i in positions if i < len(parameters))
+    elif not nums:
+        positions = {parameters.index(n) for n in names if n in parameters}
+    return frozenset({i for i in positions if i < count} | set(names))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(fun: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the positional parameters."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))

@@ -1,0 +1,197 @@
+"""From one call to its plan: which mesh and machine, which pins, and whether a plan is known already."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from unity_jax import _compat, cache, pins
+from unity_jax.call import Call, JitSettings
+from unity_jax.cost.fusion import materialized
+from unity_jax.cost.reshard import Resharder
+from unity_jax.errors import PlanError
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.plan import Plan, from_record, make_plan, mesh_axes
+from unity_jax.program import Program, trace
+from unity_jax.search.assemble import RuleCache
+from unity_jax.search.planner import Pins, Planner, finish, mesh_candidates
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a function was decorated with. `folder` keeps plans on disk; `ties` as in `program.trace`."""
+
+    jit: JitSettings
+    mesh: Mesh | AbstractMesh | tuple[Any, ...] | None = None
+    machine: Machine | None = None
+    memory_limit: float | None = None
+    in_shardings: Any = None
+    out_shardings: Any = None
+    saved: Plan | None = None
+    folder: Path | None = None
+    ties: Mapping[str, str] | None = None
+
+
+def trace_call(fun: Callable[..., Any], call: Call, settings: Settings) -> Program:
+    """The program of a call, traced under the mesh that the user set or gave."""
+    __tracebackhide__ = True
+    args, kwargs = call.abstract()
+    context: Any = contextlib.nullcontext()
+    if isinstance(settings.mesh, (Mesh, AbstractMesh)) and _compat.ambient_mesh() is None:
+        context = jax.sharding.use_abstract_mesh(_compat.abstract_twin(settings.mesh))
+    with context:
+        return trace(fun, args, kwargs, ties=settings.ties, **settings.jit.keywords())
+
+
+def make(program: Program, call: Call, settings: Settings, base: Plan | None, known: Sequence[Plan]) -> Plan:
+    """The plan of a traced call.
+
+    **Arguments:** `base`: the plan whose mesh and state layouts to take over; `known`: plans made for this function before.
+    """
+    __tracebackhide__ = True
+    mesh = _mesh(program, call, settings, base)
+    machine = _machine(mesh, settings, base)
+    limit = machine.memory_bytes if settings.memory_limit is None else float(settings.memory_limit)
+    meshes = _candidates(mesh, machine)
+    asked = pins.resolve(program, meshes[0], settings.in_shardings, settings.out_shardings, call.pins)
+    for axes in meshes[:1]:
+        pins.check_code(program.graph, axes)
+    for plan in known:
+        if _is_same(program, plan) and _text(program, asked) == _text(plan.bound(), plan.pins):
+            return plan
+    if settings.saved is not None and not known:
+        return rebuild(program, settings.saved, _with_devices(mesh, mesh_axes(settings.saved.mesh)), machine, asked)
+    wanted = asked
+    if base is not None and [mesh_axes(base.mesh)] == meshes:
+        wanted = pins.inherit(asked, program, base.layouts())
+    path = None
+    if settings.folder is not None:
+        key = repr((program.hash, machine, limit, meshes, _text(program, wanted)))
+        path = cache.file_of(settings.folder, key)
+        found = cache.load(path, program.hash)
+        if found is not None:
+            return rebuild(program, found, _with_devices(mesh, mesh_axes(found.mesh)), machine, asked)
+    best = Planner(program, machine, limit, wanted).plan(meshes)
+    plan = make_plan(program, _with_devices(mesh, best.mesh), machine, limit, best, asked)
+    if path is not None:
+        cache.store(plan, path)
+    return plan
+
+
+def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: Pins) -> Plan:
+    """A saved plan, with the program it is for. Raises `PlanError` if it is for another one."""
+    __tracebackhide__ = True
+    _check_same(program, saved)
+    axes = mesh_axes(mesh)
+    if axes != mesh_axes(saved.mesh):
+        raise PlanError(f"the plan is for the mesh ({mesh_axes(saved.mesh)}), mesh= is ({axes}): plan again, or drop mesh=")
+    decisions = from_record(program.graph, saved.record)
+    resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
+    made = finish(program, decisions, resharder, RuleCache(), materialized(program.graph), saved.label, bound)
+    return make_plan(program, mesh, machine, saved.memory_limit, made, asked)
+
+
+def _mesh(program: Program, call: Call, settings: Settings, base: Plan | None) -> Any:
+    """Who decides the mesh: `mesh=`, the plan that this one follows, the pins, the code, `jax.set_mesh`; None: all devices."""
+    saved = settings.saved
+    ambient = _compat.ambient_mesh()
+    if settings.mesh is not None:
+        mesh = settings.mesh
+    elif base is not None:
+        mesh = base.mesh
+    elif saved is not None:
+        mesh = saved.mesh if isinstance(saved.mesh, Mesh) else None
+    else:
+        given = pins.meshes_of((settings.in_shardings, settings.out_shardings, call.pins))
+        mesh = next(given, None) or pins.code_mesh(program.graph) or ambient
+    if call.is_traced and ambient is not None:
+        if mesh is not None and not isinstance(mesh, tuple) and mesh_axes(mesh) != mesh_axes(ambient):
+            raise PlanError(
+                f"{program.name} is planned for the mesh ({mesh_axes(mesh)}) and called inside jit under jax.set_mesh of "
+                f"({mesh_axes(ambient)}): pass that mesh as mesh="
+            )
+        return ambient
+    return mesh
+
+
+def _machine(mesh: Any, settings: Settings, base: Plan | None) -> Machine:
+    """The machine that prices plans."""
+    machine = settings.machine
+    if machine is None:
+        known = base or settings.saved
+        devices = mesh if isinstance(mesh, tuple) else mesh.devices.flat if isinstance(mesh, Mesh) else None
+        if known is not None and known.program is not None:
+            machine = known.priced_on
+        elif known is not None:
+            try:
+                machine = Machine.preset(known.machine)
+            except ValueError:
+                raise PlanError(f"the plan was made for the machine {known.machine!r}, which is no preset: pass machine=") from None
+        elif isinstance(mesh, AbstractMesh) and mesh.size != len(jax.devices()):
+            raise ValueError(f"the mesh ({mesh_axes(mesh)}) has no devices: pass machine= to plan for it")
+        else:
+            machine = Machine.detect(list(devices) if devices is not None else jax.devices())
+    assert machine is not None
+    count = len(mesh) if isinstance(mesh, tuple) else None if mesh is None else mesh_axes(mesh).num_devices
+    if count is not None and count != machine.num_devices:
+        raise ValueError(f"mesh= has {count} devices, machine {machine.name} has {machine.num_devices}: they must agree")
+    return machine
+
+
+def _candidates(mesh: Any, machine: Machine) -> list[MeshAxes]:
+    if isinstance(mesh, (Mesh, AbstractMesh)):
+        return [mesh_axes(mesh)]
+    return mesh_candidates(machine.num_devices, machine)
+
+
+def _with_devices(mesh: Any, axes: MeshAxes) -> Any:
+    """A mesh with these axes: the caller's, or one over the caller's devices, or an abstract one if there are too few."""
+    if isinstance(mesh, (Mesh, AbstractMesh)):
+        return mesh
+    devices = jax.devices() if mesh is None else mesh
+    if len(devices) != axes.num_devices:
+        return _compat.abstract_mesh(axes.names, axes.sizes)
+    return Mesh(np.array(devices).reshape(axes.sizes), axes.names)
+
+
+def _text(program: Program, found: Pins) -> str:
+    """Pins as text, by position."""
+    inputs = [(i, str(found.tensors[t])) for i, t in enumerate(program.graph.inputs) if t in found.tensors]
+    code = [str(op.params["layout"]) for op in program.graph.walk() if op.name == "sharding_constraint"]
+    return repr((inputs, sorted((i, str(x)) for i, x in found.outputs.items()), code))
+
+
+def _is_same(program: Program, plan: Plan) -> bool:
+    """Whether a plan is about this program, so that it can run for it as it is."""
+    other = plan.program
+    return (
+        other is not None
+        and (program.hash, program.in_tree, program.out_tree) == (other.hash, other.in_tree, other.out_tree)
+        and all(a is b for a, b in zip(program.constants, other.constants, strict=True))
+    )
+
+
+def _check_same(program: Program, saved: Plan) -> None:
+    if program.hash == saved.program_hash:
+        return
+    theirs = {leaf.path: (leaf.shape, leaf.dtype) for leaf in saved.inputs}
+    ours = {p: (t.shape, str(t.dtype)) for p, t in zip(program.input_names, program.graph.inputs, strict=True)}
+
+    def typed(leaf: tuple[tuple[int, ...], str] | None) -> str:
+        return f"{leaf[1]}{list(leaf[0])}" if leaf else "missing"
+
+    for path in [*theirs, *ours]:
+        if theirs.get(path) != ours.get(path):
+            raise PlanError(
+                f"the plan is for another signature of {saved.function}: argument {path} is {typed(ours.get(path))} here and "
+                f"{typed(theirs.get(path))} in the plan; plan again"
+            )
+    raise PlanError(f"the plan was made for another version of {saved.function}: its program differs; plan again")

@@ -1,0 +1,145 @@
+"""Running a plan: arrays are moved to their planned layouts once, then steps feed each other without copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from unity_jax import _compat
+from unity_jax.call import Call, abstract
+from unity_jax.errors import MemoryLimitError, PlanError
+from unity_jax.lower.compile import spmd
+from unity_jax.plan import Plan, mesh_axes
+from unity_jax.report.text import size
+
+
+class Runner:
+    """A plan as jitted functions of the arguments that are not static (captured arrays first, if there are any)."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.program = program = plan.bound()
+        self.mesh = mesh = _runnable(plan.mesh)
+        self.context = _compat.abstract_twin(_compat.auto_mesh(mesh))
+        run = spmd(plan.pcg, _compat.auto_mesh(mesh))
+        first = int(bool(program.constants))
+
+        def planned(*args: Any, **kwargs: Any) -> Any:
+            constants = args[0] if first else ()
+            flat = run([*constants, *jax.tree.leaves((args[first:], kwargs))])
+            return jax.tree_util.tree_unflatten(program.out_tree, flat)
+
+        planned.__name__ = planned.__qualname__ = program.name
+        self.shardings = [NamedSharding(mesh, leaf.layout.spec()) for leaf in plan.inputs]
+        outs = [NamedSharding(mesh, leaf.layout.spec()) for leaf in plan.outputs]
+        n = len(program.constants)
+        donated = [n + i in program.donated for i in range(len(program.leaves))]
+        args, kwargs = jax.tree_util.tree_unflatten(program.in_tree, donated)
+        self.donated = donated
+        self.planned = planned
+        self.jitted = jax.jit(
+            planned,
+            out_shardings=jax.tree_util.tree_unflatten(program.out_tree, outs),
+            donate_argnums=tuple(first + i for i, a in enumerate(args) if any(jax.tree.leaves(a))),
+            donate_argnames=tuple(k for k, a in kwargs.items() if any(jax.tree.leaves(a))),
+        )
+        self._traced = jax.jit(planned)
+        self._constants: tuple[Any, ...] | None = None
+
+    def __call__(self, call: Call) -> Any:
+        """Run on arrays."""
+        __tracebackhide__ = True
+        if not self.plan.fits:
+            raise memory_error(self.plan)
+        if call.is_traced:
+            return self._inside(call)
+        if self._constants is None:
+            self._constants = self._place(self.program.constants, self.shardings, [False] * len(self.program.constants))
+        args, kwargs = call.dynamic(self._place(call.leaves, self.shardings[len(self._constants) :], self.donated))
+        if self._constants:
+            args = (self._constants, *args)
+        with jax.sharding.use_abstract_mesh(self.context):
+            return self.jitted(*args, **kwargs)
+
+    def lower(self, call: Call) -> jax.stages.Lowered:
+        """As `jax.jit(...).lower`, for arguments in their planned layouts."""
+        n = len(self.program.constants)
+        structs = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+            for x, s in zip(map(abstract, (*self.program.constants, *call.leaves)), self.shardings, strict=True)
+        ]
+        args, kwargs = call.dynamic(structs[n:])
+        if n:
+            args = (tuple(structs[:n]), *args)
+        with jax.sharding.use_abstract_mesh(self.context):
+            return self.jitted.lower(*args, **kwargs)
+
+    def _inside(self, call: Call) -> Any:
+        """Run under a transformation: inside `jit` the outer program decides where arrays live."""
+        args, kwargs = call.dynamic(_typed(x) for x in call.leaves)
+        if self.program.constants:
+            args = (self.program.constants, *args)
+        ambient = jax.sharding.get_abstract_mesh()
+        if ambient.empty or not _compat.has_explicit_axes(ambient):
+            return self._traced(*args, **kwargs)
+        specs = [leaf.layout.spec() for leaf in self.plan.outputs]
+        auto = jax.sharding.auto_axes(self.planned, out_sharding=jax.tree_util.tree_unflatten(self.program.out_tree, specs))
+        return auto(*args, **kwargs)
+
+    def _place(self, leaves: Any, shardings: list[NamedSharding], donated: list[bool]) -> tuple[Any, ...]:
+        """Every leaf in its planned layout; nothing moves once the results of one step come back as arguments of the next."""
+        placed = list(leaves)
+        away = [i for i, x in enumerate(placed) if getattr(x, "sharding", None) != shardings[i]]
+        if away:
+            moved = jax.device_put([_typed(placed[i]) for i in away], [shardings[i] for i in away])
+            for i, new in zip(away, moved, strict=True):
+                if donated[i] and isinstance(placed[i], jax.Array):
+                    _free(placed[i], new)
+                placed[i] = new
+        return tuple(placed)
+
+
+def _typed(leaf: Any) -> Any:
+    """A leaf as an array of exactly the dtype it was traced with."""
+    if isinstance(leaf, (jax.Array, jax.core.Tracer)):
+        return leaf
+    return np.asarray(leaf, abstract(leaf).dtype)
+
+
+def _free(old: jax.Array, new: jax.Array) -> None:
+    """Give up a donated array that has been moved, unless the new one uses its memory (typed keys do not say)."""
+    if not _compat.is_key(old.dtype) and not old.is_deleted() and not _buffers(old) & _buffers(new):
+        old.delete()
+
+
+def _buffers(x: jax.Array) -> set[tuple[int, int]]:
+    return {(s.device.id, s.data.unsafe_buffer_pointer()) for s in x.addressable_shards}
+
+
+def _runnable(mesh: Any) -> Any:
+    """The mesh with devices, where there are enough (or where an outer `jit` will supply them)."""
+    axes = mesh_axes(mesh)
+    if isinstance(mesh, Mesh):
+        return mesh
+    if not jax.sharding.get_abstract_mesh().empty:
+        return mesh
+    devices = jax.devices()
+    if len(devices) != axes.num_devices:
+        raise PlanError(
+            f"the plan is for {axes.num_devices} devices ({axes}) and there are {len(devices)}: it can be read, saved and "
+            "compared, not run here"
+        )
+    return Mesh(np.array(devices).reshape(axes.sizes), axes.names)
+
+
+def memory_error(plan: Plan) -> MemoryLimitError:
+    """Why a plan that does not fit will not run: the largest tensors at the peak, and what helps."""
+    top = "\n".join(f"  {size(n):>10}  {name}" for name, n in plan.largest[:5])
+    return MemoryLimitError(
+        f"{plan.function} needs {size(plan.predicted.peak_bytes)} on each device, the limit is {size(plan.memory_limit)} "
+        f"(memory_limit=). The largest tensors at the peak are\n{top}\nWhat helps: more devices, a smaller batch, jax.checkpoint "
+        "around the layers, donating the state (donate_argnums=), or a larger memory_limit=."
+    )

@@ -1,0 +1,121 @@
+"""Meshes of many axes: start from plans of coarser meshes, then plan one axis anew while the others stay, exactly, in turn.
+
+A plan for a mesh (8) is a plan for (2, 4): both axes do what the one did. So plans of coarser meshes seed finer ones, and no
+mesh is planned worse than one it refines. With three axes an op has hundreds of strategies; those that differ from its current
+one along a single axis are few, and choosing among them for the whole program at once is a problem as small as for one axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.build import Built, Node
+from unity_jax.search.problem import Edge, Problem, Shared, Usage
+from unity_jax.search.solver import solve
+
+PARTIAL = 99  # where a place's layout holds partial sums
+
+
+def targets(node: Node, mesh: MeshAxes) -> np.ndarray:
+    """What each choice of a node does with each mesh axis: (choices, axes), a factor or dimension, -1 for nothing."""
+    if node.kind == "op":
+        return np.array(node.strategies[0])
+    return np.array(
+        [
+            [PARTIAL if a in lay.partial_axes else lay.axis_dim.get(a, -1) for a in mesh.names]
+            for lay in node.layouts
+        ]
+    )
+
+
+def coarser(mesh: MeshAxes) -> Iterator[tuple[MeshAxes, tuple[int, ...]]]:
+    """Meshes with two neighbouring axes merged into one, with the coarse axis that each axis belongs to."""
+    for i in range(len(mesh.names) - 1):
+        sizes = (*mesh.sizes[:i], mesh.sizes[i] * mesh.sizes[i + 1], *mesh.sizes[i + 2 :])
+        group = tuple(j if j <= i else j - 1 for j in range(len(mesh.names)))
+        yield MeshAxes(mesh.names[: len(sizes)], sizes), group
+
+
+def refined(coarse: Built, assignment: Sequence[int], fine: Built, group: Sequence[int]) -> np.ndarray | None:
+    """The assignment of the finer problem that does the same; None where some node cannot do it."""
+    if len(coarse.nodes) != len(fine.nodes):
+        return None
+    found = np.zeros(len(fine.nodes), np.int64)
+    for old, new, choice in zip(coarse.nodes, fine.nodes, assignment, strict=True):
+        if new.size > 1:
+            wanted = targets(old, coarse.mesh)[int(choice)][list(group)]
+            same = np.flatnonzero((targets(new, fine.mesh) == wanted).all(axis=1))
+            if not len(same):
+                return None
+            found[new.index] = same[0]
+    return found
+
+
+def by_axis(built: Built, seeds: Sequence[np.ndarray], rounds: int = 3) -> np.ndarray:
+    """The best seed, improved by planning each axis anew, the others fixed, until no axis improves; never worse than a seed."""
+    slices = _Slices(built.problem)
+    actions = _shared_targets(built)
+    best = min(seeds, key=built.problem.rank)
+    for _ in range(rounds):
+        before = built.problem.rank(best)
+        for axis in reversed(range(len(built.mesh.names))):
+            keep = [np.array([0])] * len(built.nodes)
+            for i, t in enumerate(actions):
+                others = np.delete(t, axis, axis=1)
+                keep[i] = np.flatnonzero((others == others[best[i]]).all(axis=1))
+            part, start = slices.take(keep), np.array([np.flatnonzero(k == b)[0] for k, b in zip(keep, best, strict=True)])
+            found = solve(part, seeds=[start])
+            better = np.array([k[c] for k, c in zip(keep, found.assignment, strict=True)])
+            best = min(best, better, key=built.problem.rank)
+        if built.problem.rank(best) >= before:
+            break
+    return best
+
+
+def _shared_targets(built: Built) -> list[np.ndarray]:
+    """`targets` of every node; nodes with the same choices share one array."""
+    known: dict[object, np.ndarray] = {}
+    found = []
+    for node in built.nodes:
+        key = id(node.strategies[0]) if node.kind == "op" else id(node.layouts)
+        if key not in known:
+            known[key] = targets(node, built.mesh)
+        found.append(known[key])
+    return found
+
+
+class _Slices:
+    """Problems over parts of the domains; equal slices of equal arrays stay one array, for the solver to recognise."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.known: dict[object, np.ndarray] = {}
+
+    def take(self, keep: Sequence[np.ndarray]) -> Problem:
+        p = self.problem
+        kept = [k.tobytes() for k in keep]
+        return Problem(
+            [self._cut(u, (kept[i], keep[i])) for i, u in enumerate(p.unary)],
+            [Edge(e.i, e.j, self._cut(e.table, (kept[e.i], keep[e.i]), (kept[e.j], keep[e.j]))) for e in p.edges],
+            [
+                Shared(
+                    s.producer,
+                    s.consumers,
+                    self._cut(s.source, (kept[s.producer], keep[s.producer])),
+                    tuple(self._cut(t, (kept[c], keep[c])) for c, t in zip(s.consumers, s.targets, strict=True)),
+                    s.cost,
+                )
+                for s in p.shared
+            ],
+            [Usage(u.node, self._cut(u.bytes, (kept[u.node], keep[u.node])), u.start, u.end) for u in p.usage],
+            p.limit,
+        )
+
+    def _cut(self, array: np.ndarray, *along: tuple[bytes, np.ndarray]) -> np.ndarray:
+        key = (id(array), *(b for b, _ in along))
+        if key not in self.known:
+            self.known[key] = np.ascontiguousarray(array[np.ix_(*(k for _, k in along))])
+        return self.known[key]
