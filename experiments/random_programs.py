@@ -3,8 +3,8 @@
     python experiments/random_programs.py --count 2000            # about an hour on two cores
     python experiments/random_programs.py --first 137 --count 1   # one program again
 
-Each program is run under one plan drawn at random and one drawn to show strategies not seen yet, on random meshes, in
-float64. Prints a table: how often each kind of strategy of each primitive was run.
+Each program is run under a random plan on a random mesh, in float64; every other plan is steered to strategies that were
+not drawn yet. Prints a table: how often each kind of strategy of each primitive was run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.numerics.coverage import Coverage, steer
-from tests.numerics.harness import QUICK, Case
+from tests.numerics.harness import QUICK, TOLERANCE, Case
 from tests.numerics.programs import draw
 
 MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2), (3, 2), (7,))
@@ -42,36 +42,33 @@ class Outcome:
     """What a batch of programs showed."""
 
     coverage: Coverage = field(default_factory=Coverage)
-    plans: int = 0
     ops: int = 0
     worst: float = 0.0
     failures: list[str] = field(default_factory=list)
 
     def merge(self, other: Outcome) -> None:
         self.coverage.merge(other.coverage)
-        self.plans, self.ops = self.plans + other.plans, self.ops + other.ops
+        self.ops += other.ops
         self.worst = max(self.worst, other.worst)
         self.failures += other.failures
 
 
 def check(seed: int, outcome: Outcome) -> None:
-    """Run one program under two plans."""
+    """Run one program under one plan."""
     rng = random.Random(seed)
     program = draw(rng)
     case = Case.of(program.fn, program.args, program.donate, QUICK)
-    for steered in (False, True):
-        sizes, machine = rng.choice(MESHES), rng.choice(MACHINES)
-        plan = case.sample(sizes, rng.randint(0, 2**30), machine)
-        if steered:
-            plan = steer(case, plan, outcome.coverage, machine)
-        errors = case.errors(case.run(plan, QUICK), floor=1.0)
-        outcome.coverage.record(case, plan)
-        outcome.plans += 1
-        outcome.ops += sum(1 for _ in plan.graph.walk())
-        outcome.worst = max([outcome.worst, *(e.error for e in errors if e.error < 1e-9)])
-        bad = [str(e) for e in errors if not e.error <= 1e-9]
-        if bad:
-            outcome.failures.append(f"program {seed} on {sizes} ({machine}): {', '.join(bad)}\n    {program}")
+    sizes, machine = rng.choice(MESHES), rng.choice(MACHINES)
+    plan = case.sample(sizes, rng.randint(0, 2**30), machine)
+    if seed % 2:
+        plan = steer(case, plan, outcome.coverage, machine)
+    errors = case.errors(case.run(plan, QUICK), floor=1.0)
+    outcome.coverage.record(case, plan)
+    outcome.ops += sum(1 for _ in plan.graph.walk())
+    outcome.worst = max([outcome.worst, *(e.error for e in errors if e.error <= TOLERANCE)])
+    bad = [str(e) for e in errors if not e.error <= TOLERANCE]
+    if bad:
+        outcome.failures.append(f"program {seed} on {sizes} ({machine}): {', '.join(bad)}\n    {program}")
 
 
 def batch(seeds: range) -> Outcome:
@@ -111,8 +108,10 @@ def main() -> None:
             progress.update(task, advance=len(running[done]), description=f"{len(total.failures)} failures")
             for failure in outcome.failures:
                 progress.console.print(failure, markup=False, highlight=False)
+            if not progress.console.is_terminal:
+                print(f"{running[done]}: {len(outcome.failures)} failures", file=sys.stderr, flush=True)
     print(f"\n{total.coverage}\n")
-    print(f"{options.count} programs, {total.plans} plans, {total.ops} planned ops, {len(total.failures)} failures")
+    print(f"{options.count} programs, {total.ops} planned ops, {len(total.failures)} failures")
     print(f"largest error of those that agree: {total.worst:.1e}")
     print("not covered: " + (", ".join(total.coverage.missing()) or "nothing"))
     sys.exit(bool(total.failures))

@@ -27,14 +27,14 @@ def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:chex|diffrax|einops|equinox|flax|haiku|jaxtyping|optax)[/\\]")
+_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\](chex|diffrax|einops|equinox|flax|haiku|jaxtyping|optax)[/\\]")
 _OURS = os.path.dirname(__file__) + os.sep
 
 
 def source_line(eqn: Any) -> str:
-    """`file.py:12:4 (function)` of the user's code that made the equation: the line that called `nnx.Linear`, not the one in it.
+    """`file.py:12:4 (function)` of the user's code that made the equation, such as the line that calls a Flax layer.
 
-    A line of the library where no other is known, and nothing where no line is.
+    A line of the library where no other is known, and nothing where none is.
     """
     innermost = source_info_util.summarize(eqn.source_info)
     if not _LIBRARY.search(innermost):

@@ -18,7 +18,8 @@ from unity_jax.call import Call, JitSettings, abstract
 from unity_jax.derivative import Derivative
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
-from unity_jax.plan import Plan
+from unity_jax.pcg.layout import Layout
+from unity_jax.plan import Plan, mesh_axes
 from unity_jax.runner import Runner
 
 
@@ -242,13 +243,14 @@ class AutoSharded:
         return AutoSharded(fun, settings, self if self._known and in_shardings is None else None)
 
 
-def _from_host(x: Any, layout: Any, mesh: Mesh) -> jax.Array:
+def _from_host(x: Any, layout: Layout, mesh: Mesh) -> jax.Array:
     """A host array in a layout; dimensions that the mesh does not divide (a short last batch) stay whole."""
     if jax.process_count() > 1:
         return jax.make_array_from_process_local_data(NamedSharding(mesh, layout.spec()), np.asarray(x))
     x = np.asarray(x, abstract(x).dtype) if not isinstance(x, jax.Array) else x
-    spec = [axes if x.shape[d] % int(np.prod([mesh.shape[a] for a in axes])) == 0 else () for d, axes in enumerate(layout.dims)]
-    return jax.device_put(x, NamedSharding(mesh, jax.P(*spec)))
+    sizes = mesh_axes(mesh)
+    dims = tuple(axes if n % sizes.size(axes) == 0 else () for n, axes in zip(x.shape, layout.dims, strict=True))
+    return jax.device_put(x, NamedSharding(mesh, Layout(dims).spec()))
 
 
 def _mesh(mesh: Any) -> Mesh | AbstractMesh | tuple[Any, ...] | None:

@@ -114,7 +114,7 @@ def _inline(jaxpr: Any, consts: Sequence[Any], scope: _Scope, callers: tuple[Any
             call = _Scope(dict(zip(opened.invars, operands, strict=True)), scope.ops, scope.captured)
             _inline(opened, inner_consts, call, (*callers, eqn))
             scope.env.update((v, call.read(a)) for v, a in zip(eqn.outvars, opened.outvars, strict=True))
-        elif name in _SAME or (name == "convert_element_type" and operands[0].dtype == eqn.outvars[0].aval.dtype):
+        elif name in _SAME or (name == "reshard" and _is_transposed(eqn)) or (name == "convert_element_type" and operands[0].dtype == eqn.outvars[0].aval.dtype):
             scope.env.update(zip(eqn.outvars, operands, strict=True))  # only types that layouts replace, or weak types, change
         elif name in _CONSTRAINTS:
             scope.env[eqn.outvars[0]] = _constrain(eqn, eqn.params[_CONSTRAINTS[name]], operands[0], scope.ops, callers)
@@ -131,10 +131,21 @@ def _op(eqn: Any, operands: tuple[Tensor, ...], scope: _Scope, callers: tuple[An
     op = Op(name, operands, outputs, params, bodies, eqn, callers)
     _check_effects(op)
     scope.ops.append(op)
-    asked = params.get("out_sharding")
-    if name != "reshape" and isinstance(asked, NamedSharding):  # `jnp.einsum(..., out_sharding=)` in the user's code
-        return (_constrain(eqn, asked, outputs[0], scope.ops, callers),)
+    if _is_out_sharding(eqn):
+        return (_constrain(eqn, params["out_sharding"], outputs[0], scope.ops, callers),)
     return outputs
+
+
+def _is_out_sharding(eqn: Any) -> bool:
+    """Whether the user wrote `out_sharding=` here. JAX fills it in by itself under Auto meshes and when it transposes."""
+    asked = eqn.params.get("out_sharding")
+    if not isinstance(asked, NamedSharding) or not _compat.has_explicit_axes(asked.mesh) or _is_transposed(eqn):
+        return False
+    return any(asked.spec)
+
+
+def _is_transposed(eqn: Any) -> bool:
+    return "transpose(" in _compat.name_stack(eqn)
 
 
 def _constrain(eqn: Any, sharding: Any, operand: Tensor, ops: list[Op], callers: tuple[Any, ...]) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ SHOWN = 16  # rows of collectives, most expensive first
 
 
 def table(plan: Plan) -> str:
-    """Mesh and predictions, then layouts (equal leaves of repeated layers on one row), then collectives, then remarks."""
+    """Mesh and predictions, then layouts with equal leaves on one row, then collectives, then remarks."""
     from unity_jax.plan import mesh_axes
 
     p = plan.predicted
@@ -36,9 +37,12 @@ def table(plan: Plan) -> str:
     ]
     if p.lower_bound_seconds > 0:
         gap = p.step_seconds / p.lower_bound_seconds - 1
-        lines.append(
-            f"  lower bound  {seconds(p.lower_bound_seconds)}: under this model no plan for this mesh is more than {gap:.2%} faster"
+        bound = (
+            "this is the optimum for this mesh"
+            if gap < 5e-5
+            else f"no plan for this mesh is more than {gap:.2%} faster"
         )
+        lines.append(f"  lower bound  {seconds(p.lower_bound_seconds)}; under this model, {bound}")
     lines.append(f"  work         {p.flops:.3g} flops per device")
     lines.append(
         f"  peak memory  {size(p.peak_bytes)} of {size(plan.memory_limit)} per device"
@@ -48,7 +52,8 @@ def table(plan: Plan) -> str:
         lines += [f"    {size(n):>12}  {name}" for name, n in plan.largest[:5]]
     text = "\n".join(lines) + "\n\n" + render(_layouts(plan)) + "\n" + render(_collectives(p.collectives))
     if plan.replicated:
-        text += "\nComputed in full on every device, for want of a rule:\n" + "".join(f"  {r}\n" for r in plan.replicated)
+        lines = [f"  {r}\n" for r in plan.replicated]
+        text += "\nComputed in full on every device, for want of a rule:\n" + "".join(lines)
     return text
 
 
@@ -63,7 +68,9 @@ def compare(plan: Plan, other: Plan) -> str:
     rows.add_row("found by", plan.label, other.label)
     rows.add_row("step", seconds(a.step_seconds), seconds(b.step_seconds))
     rows.add_row("compute", seconds(a.compute_seconds), seconds(b.compute_seconds))
-    rows.add_row("exposed communication", seconds(a.exposed_communication_seconds), seconds(b.exposed_communication_seconds))
+    rows.add_row(
+        "exposed communication", seconds(a.exposed_communication_seconds), seconds(b.exposed_communication_seconds)
+    )
     rows.add_row("peak memory", size(a.peak_bytes), size(b.peak_bytes))
     ours, theirs = ({leaf.path: str(leaf) for leaf in x.inputs} for x in (plan, other))
     cells = {path: (ours.get(path, "missing"), theirs.get(path, "missing")) for path in [*ours, *theirs]}
@@ -210,9 +217,12 @@ def _ranges(numbers: Sequence[int]) -> str:
     return _listing([f"{run[0]}..{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs])
 
 
-def _listing(names: Sequence[str], shown: int = 4) -> str:
+def _listing(names: Sequence[str], width: int = 32) -> str:
+    """The names with commas, as many as fit."""
+    ends = itertools.accumulate(len(name) + 1 for name in names)
+    shown = max(1, sum(end <= width for end in ends))
     rest = len(names) - shown
-    return ",".join(names) if rest <= 1 else ",".join(names[:shown]) + f",+{rest} more"
+    return ",".join(names[:shown]) + (f",+{rest} more" if rest else "")
 
 
 # Collectives
@@ -224,7 +234,9 @@ def _collectives(found: Sequence[Collective]) -> Table:
     for c in found:
         groups.setdefault((c.kind, c.axes, c.trips, short_source(c.source)), []).append(c)
     totals = sorted(((_total(cs), key) for key, cs in groups.items()), key=lambda t: -t[0][2])
-    rows = _table("collective", "axes", "count", "bytes", "time", "serves", right=(2, 3, 4), title="Collectives in one step")
+    rows = _table(
+        "collective", "axes", "count", "bytes", "time", "serves", right=(2, 3, 4), title="Collectives in one step"
+    )
     for (count, nbytes, time), (kind, axes, trips, source) in totals[:SHOWN]:
         times = f"{count} x {trips}" if trips > 1 else str(count)
         rows.add_row(kind.replace("_", "-"), ",".join(axes), times, size(nbytes), seconds(time), source)
@@ -240,7 +252,11 @@ def _collectives(found: Sequence[Collective]) -> Table:
 def _total(found: Iterable[Collective]) -> tuple[int, int, float]:
     """Places in the program, bytes and seconds of one step."""
     cs = list(found)
-    return sum(c.count for c in cs), sum(c.count * c.trips * c.bytes for c in cs), sum(c.count * c.trips * c.seconds for c in cs)
+    return (
+        sum(c.count for c in cs),
+        sum(c.count * c.trips * c.bytes for c in cs),
+        sum(c.count * c.trips * c.seconds for c in cs),
+    )
 
 
 def short_source(source: str) -> str:

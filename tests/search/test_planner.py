@@ -1,0 +1,89 @@
+"""The planner: never worse than an expert, deterministic, within its limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.search.planning import mesh, planner, program
+
+import models
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.experts import expert_seeds
+from unity_jax.search.planner import best, finish, mesh_candidates
+from unity_jax.search.solver import solve
+
+ONE_AXIS, TWO_AXES, THREE_AXES = [mesh(8)], [mesh(2, 4), mesh(4, 2)], [mesh(2, 2, 2)]
+
+
+def experts_of(plan, axes: MeshAxes):
+    """Every expert on a mesh, finished with and without reuse of gathered weights."""
+    for keep in (True, False):
+        built = plan._builder(axes).build(keep)
+        for name, assignment in expert_seeds(plan.program, built, axes, plan.rules).items():
+            resharder = plan._builder(axes).resharder
+            yield finish(plan.program, built.decisions(assignment, keep), resharder, plan.rules, plan.written, name)
+
+
+@pytest.mark.parametrize("machine", ["h100:8", "v5e:2x4"])
+@pytest.mark.parametrize("name", models.names())
+def test_never_worse_than_an_expert_on_one_axis(name: str, machine: str) -> None:
+    plan = planner(program(name), machine)
+    for axes in ONE_AXIS:
+        chosen = best(plan.candidates(axes), plan.limit)
+        fitting = [e for e in experts_of(plan, axes) if e.fits(plan.limit)]
+        assert fitting
+        assert all(chosen.seconds <= e.seconds * (1 + 1e-9) for e in fitting)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_never_worse_than_an_expert_on_several_axes(name: str) -> None:
+    overrides = {"layers": 1} if name in ("bert", "gpt", "moe") else {}
+    plan = planner(program(name, **overrides))
+    alone = best(plan.candidates(mesh(8)), plan.limit)
+    for axes in TWO_AXES + THREE_AXES:
+        chosen = best(plan.candidates(axes), plan.limit)
+        fitting = [e for e in experts_of(plan, axes) if e.fits(plan.limit)]
+        assert all(chosen.seconds <= e.seconds * (1 + 1e-9) for e in fitting)
+        assert chosen.seconds <= alone.seconds * (1 + 1e-9), "a finer mesh can do what a coarser one does"
+
+
+def test_never_worse_under_a_limit() -> None:
+    free = planner(program("gpt"))
+    peak = best(free.candidates(mesh(8)), free.limit).memory.peak_bytes
+    plan = planner(program("gpt"), limit=0.9 * peak)
+    chosen = best(plan.candidates(mesh(8)), plan.limit)
+    fitting = [e for e in experts_of(plan, mesh(8)) if e.fits(plan.limit)]
+    assert all(chosen.fits(plan.limit) and chosen.seconds <= e.seconds * (1 + 1e-9) for e in fitting)
+
+
+def test_same_plan_every_time() -> None:
+    first, second = (planner(program("bert", layers=1)).plan([mesh(8)]) for _ in range(2))
+    assert str(first.graph) == str(second.graph)
+
+
+def test_problem_prices_what_the_planned_graph_costs() -> None:
+    """The solver's cost is that of the assembled plan, except where assembling finds a reshard it can share after all."""
+    for name in ("bert", "dlrm", "mlp"):
+        plan = planner(program(name, **({"layers": 1} if name == "bert" else {})))
+        built = plan._builder(mesh(8)).build(True)
+        solution = solve(built.problem)
+        candidate = best(plan.candidates(mesh(8)), plan.limit)
+        assert candidate.seconds <= solution.cost * (1 + 1e-9)
+        assert candidate.seconds >= 0.97 * solution.cost
+        assert solution.gap < 1e-9
+
+
+def test_no_table_is_too_large() -> None:
+    for name in ("mlp", "dlrm"):
+        plan = planner(program(name))
+        built = plan._builder(mesh(2, 4)).build(True)
+        solution = solve(built.problem, seeds=[np.zeros(len(built.nodes), int)])
+        assert solution.largest_table <= 10**7
+
+
+def test_mesh_candidates_have_all_devices() -> None:
+    for machine in ("h100:8", "h100:2x8", "v5e:4x4", "cpu:6", "cpu:7", "cpu:1"):
+        m = planner(program("mlp"), machine).machine
+        found = mesh_candidates(m.num_devices, m)
+        assert all(axes.num_devices == m.num_devices for axes in found)
+        assert len(set(found)) == len(found)

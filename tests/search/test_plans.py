@@ -1,0 +1,99 @@
+"""What good plans look like, for published models at published sizes, asserted on their structure."""
+
+from __future__ import annotations
+
+from tests.search.planning import mesh, planner, program
+
+from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.search.batch import batch_inputs
+from unity_jax.search.planner import Candidate, best
+
+
+def chosen(name: str, size: str, machine: str, limit: float | None = None, **overrides: int) -> tuple[Candidate, Graph]:
+    plan = planner(program(name, size, **overrides), machine, limit)
+    return best(plan.candidates(mesh(8)), plan.limit), plan.program.graph
+
+
+def inputs(candidate: Candidate, pattern: str) -> list[Tensor]:
+    found = [t for t in candidate.graph.inputs if pattern in t.name]
+    assert found
+    return found
+
+
+def is_split(t: Tensor, dim: int | None = None) -> bool:
+    assert t.layout is not None
+    return any(t.layout.dims) if dim is None else bool(t.layout.dims[dim])
+
+
+def test_bert_large_with_memory_is_data_parallel() -> None:
+    """Batch split, every matmul on its part of the batch with whole weights; states sharded or not."""
+    candidate, graph = chosen("bert", "full", "h100:8", layers=4)
+    batch = {t.name for t in batch_inputs(program("bert", "full", layers=4))}
+    assert all(is_split(t, 0) for t in candidate.graph.inputs if t.name in batch and "token" in t.name)
+    layers = [op for op in candidate.graph.ops if op.name == "dot_general" and not op.backward and "layers" in op.scope]
+    for op in layers or [op for op in candidate.graph.ops if op.name == "dot_general" and not op.backward]:
+        activation = op.inputs[0]
+        assert activation.layout is not None
+        assert activation.layout.dims[0] == ("x",) or activation.shape[0] != batch_size(graph), op.source
+    assert candidate.cost.communication_seconds < 0.1 * candidate.seconds
+
+
+def batch_size(graph: Graph) -> int:
+    return max(t.shape[0] for t in graph.inputs if t.name.startswith("[1]") and t.rank)
+
+
+def test_wide_mlp_at_small_batch_is_tensor_parallel() -> None:
+    """Column, then row parallel: one reduction per pair of layers forward and one backward, and no weight moves."""
+    candidate, _ = chosen("mlp", "full", "h100:8", batch_size=64)
+    weights = inputs(candidate, "].params[") if False else [t for t in candidate.graph.inputs if ".params" in t.name]
+    assert len(weights) == 16
+    assert all(is_split(w) for w in weights)
+    moved = [op for op in candidate.graph.ops if op.params.get("move") and op.params["move"].kind != "partition"]
+    size = max(w.nbytes for w in weights)
+    assert all(op.inputs[0].nbytes < size for op in moved), "a weight or its gradient moves"
+    rings = sum({"reduce": 2, "reduce_scatter": 1, "combine": 1}.get(op.params["move"].kind, 0) for op in moved)
+    assert rings <= 2 * 16 + 6, "an all-reduce is two rings: 8 pairs need one forward and one backward each"
+
+
+def test_dlrm_tables_are_sharded_and_its_mlps_data_parallel() -> None:
+    candidate, _ = chosen("dlrm", "full", "h100:8")
+    tables = [t for t in inputs(candidate, ".params['tables']") if t.shape[0] > 100_000]
+    assert tables
+    assert all(is_split(t) for t in tables)
+    for op in candidate.graph.ops:
+        if op.name == "dot_general" and not op.backward and op.inputs[1].rank == 2:  # the MLPs; the interaction is batched
+            assert op.inputs[0].layout is not None
+            assert op.inputs[0].layout.dims[0] == ("x",), op.source
+
+
+def test_gpt_at_a_tight_limit_shards_parameters_and_state() -> None:
+    free, _ = chosen("gpt", "gpt2", "h100:8", batch_size=32)
+    limit = 0.92 * free.memory.peak_bytes
+    tight, _ = chosen("gpt", "gpt2", "h100:8", limit, batch_size=32)
+    assert tight.fits(limit)
+    large = [t for t in tight.graph.inputs if t.nbytes > 2**20 and t.name.startswith("[0]")]
+    assert len(large) > 10
+    assert all(is_split(t) for t in large)
+
+
+def test_logits_of_a_sharded_vocabulary_are_never_gathered() -> None:
+    """Under tensor parallelism the loss is computed from partial maxima and sums."""
+    plan = planner(program("bert", "full", layers=1))
+    built = plan._builder(mesh(8)).build(True)
+    from unity_jax.search.experts import expert_seeds
+    from unity_jax.search.planner import finish
+
+    seeds = expert_seeds(plan.program, built, mesh(8), plan.rules)
+    resharder = plan._builder(mesh(8)).resharder
+    tp = finish(plan.program, built.decisions(seeds["tp(x)"], True), resharder, plan.rules, plan.written, "tp")
+    vocabulary = 30_522
+    split = [
+        t
+        for op in tp.graph.ops
+        for t in op.outputs
+        if op.name == "dot_general" and t.shape[-1:] == (vocabulary,) and t.layout is not None and t.layout.dims[-1]
+    ]
+    assert split, "the vocabulary is not sharded in the tensor-parallel expert"
+    for op in tp.graph.ops:
+        if op.params.get("move") and vocabulary in op.inputs[0].shape and op.inputs[0].rank > 2:
+            assert op.params["move"].kind == "partition", op.params["move"]
