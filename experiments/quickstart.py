@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -79,9 +80,9 @@ def priced(plan: unity.Plan, asked: str | None) -> str:
     """For which machine, and what to make of its times."""
     if asked is None:
         return (
-            f"Priced for {plan.machine}, these virtual devices, with assumed constants: slow arithmetic and slow links, "
-            "in the ratio of a real cluster to a real model, so that there is something to decide. Accelerators would keep "
-            "so small a model whole on every device (--machine h100:8) or split little more than its batch "
+            f"Priced for {plan.machine}, these virtual devices, with assumed constants: slow arithmetic and slow "
+            "links, in the ratio of a real cluster to a real model, so that there is something to decide. Accelerators "
+            "would keep so small a model whole on every device (--machine h100:8) or split little more than its batch "
             "(--machine v100-summit:8)."
         )
     return f"Priced for {plan.machine} with its published peak rates. It runs here all the same."
@@ -90,9 +91,10 @@ def priced(plan: unity.Plan, asked: str | None) -> str:
 def excerpt(plan: unity.Plan, shown: int = 16) -> list[str]:
     """Lines of the planned graph: matrix products and changes of layout, from just before the first product."""
     kinds = ("dot_general", "combine", "reduce[", "reduce_scatter", "exchange", "partition")
-    lines = [line for line in str(plan.pcg).splitlines() if line.partition(" = ")[2].startswith(kinds)]
+    text = re.sub(r"\[0\]\.params[^ :]*?((?:\['\w+'\]){2}(?=[ :,\n]))", r"..\1", str(plan.pcg))
+    lines = [line for line in text.splitlines() if line.partition(" = ")[2].startswith(kinds)]
     first = next((i for i, line in enumerate(lines) if " = dot_general" in line), 0)
-    return [line if len(line) <= 140 else line[:137] + "..." for line in lines[max(0, first - 3) :][:shown]]
+    return lines[max(0, first - 3) :][:shown]
 
 
 def check_collectives(plan: unity.Plan, stablehlo: str, hlo: str) -> None:

@@ -3,8 +3,8 @@
     python experiments/random_programs.py --count 2000            # about an hour on two cores
     python experiments/random_programs.py --first 137 --count 1   # one program again
 
-Each program is run under a random plan on a random mesh, in float64; every other plan is steered to strategies that were
-not drawn yet. Prints a table: how often each kind of strategy of each primitive was run.
+Each program is run under a random plan on a random mesh, in float64; every other plan is steered to strategies not yet
+drawn. Prints a table: how often each kind of strategy of each primitive was run.
 """
 
 from __future__ import annotations

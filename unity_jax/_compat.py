@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core, source_info_util
 
 Jaxpr = Any  # `ClosedJaxpr` and `Jaxpr` are one class from 0.11
@@ -72,6 +73,9 @@ def bind(eqn: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]
     # Parameters that name a sharding describe the global program; inside `shard_map` every value is local.
     params = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
     with jax.threefry_partitionable(eqn.ctx.threefry_partitionable):  # what the user's trace was under decides the bits
+        if eqn.primitive.name == "pallas_call":  # its interpreter enters the contexts of the kernel's equations
+            present = [e.replace(ctx=type(e.ctx)()) for e in params["jaxpr"].eqns]
+            params["jaxpr"] = params["jaxpr"].replace(eqns=present)
         result = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
     return list(result) if eqn.primitive.multiple_results else [result]
 
@@ -81,12 +85,18 @@ def evaluate(jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any]) -> li
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *operands), strict=True))
 
     def read(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else env[atom]
+        return np.asarray(atom.val, atom.aval.dtype) if is_literal(atom) else env[atom]
 
     for eqn in jaxpr.eqns:
         operands = [read(a) for a in eqn.invars]
         if eqn.primitive.name in ("pvary", "pcast", "mesh_cast", "sharding_constraint", "reshard"):
             results = operands  # they say where values may vary or lie, which `shard_map` without checks does not ask
+        elif eqn.primitive.name == "psum_invariant":  # `psum` where `shard_map` checks, which ours does not
+            results = [jax.lax.psum(x, eqn.params["axes"]) for x in operands]
+        elif eqn.primitive.name == "all_gather_invariant":
+            p = eqn.params
+            dim, tiled = p["all_gather_dimension"], p["tiled"]
+            results = [jax.lax.all_gather(x, p["axis_name"], axis=dim, tiled=tiled) for x in operands]
         else:
             results = bind(eqn, operands, eqn.params)
         env.update(zip(eqn.outvars, results, strict=True))

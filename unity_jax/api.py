@@ -206,15 +206,20 @@ class AutoSharded:
     def _plan(self, call: Call) -> Plan:
         __tracebackhide__ = True
         concrete = not any(isinstance(x, jax.ShapeDtypeStruct) for x in call.leaves)
-        found = self._plans.get((call.key, None if concrete else call.pins))
+        key = call.key, None if concrete else call.pins
+        found = self._plans.get(key)
         if found is None:
             program = planning.trace_call(self._fun, call, self._settings)
             base = self._known[0] if self._known else self._like._first("like=") if self._like is not None else None
             found = planning.make(program, call, self._settings, base, self._known)
             if not any(found is p for p in self._known):
                 self._known.append(found)
-            self._plans[call.key, call.pins] = found
+            self._plans[key] = found
             self._plans.setdefault((call.key, None), found)  # arrays run by what was planned for their shapes first
+        if isinstance(found.mesh, AbstractMesh) and not call.is_traced:
+            bare, found = found, planning.attach_devices(found)
+            self._known = [found if p is bare else p for p in self._known]
+            self._plans = {k: found if p is bare else p for k, p in self._plans.items()}
         return found
 
     def _first(self, what: str) -> Plan:

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from unity_jax.errors import PinError, UnsupportedError
+from unity_jax.ops.rule import rule_of
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -19,6 +20,8 @@ from unity_jax.program import Program
 from unity_jax.search.planner import Pins
 from unity_jax.specs import layout_of
 
+CODE = ("sharding_constraint", "shard_map")
+"""The ops with which the user's code fixes layouts."""
 Inherited = Mapping[tuple[str, tuple[int, ...], str], Layout]
 """Layouts by path, shape and dtype."""
 
@@ -50,6 +53,12 @@ def resolve(program: Program, mesh: MeshAxes, in_shardings: Any, out_shardings: 
                     f"result {program.out_paths[i]} replaces argument {source.name}, so they need one layout, but they are pinned "
                     f"to {outputs[i]} and {inputs[source]}"
                 )
+    _check_code(graph, mesh)
+    for op in graph.walk():  # their rules fix these layouts; as pins they also say that the plan is for this mesh only
+        if op.name in CODE:
+            fixed = rule_of(op).fixed
+            assert fixed is not None
+            inputs.update(zip(op.outputs, fixed[1], strict=True))
     return Pins(inputs, outputs)
 
 
@@ -78,14 +87,14 @@ def meshes_of(shardings: Any) -> Iterator[Any]:
 def code_mesh(graph: Graph) -> Any | None:
     """The mesh of the first sharding constraint or `shard_map` in the code."""
     for op in graph.walk():
-        if op.name in ("sharding_constraint", "shard_map"):
+        if op.name in CODE:
             mesh = op.params["sharding"].mesh if op.name == "sharding_constraint" else op.params["mesh"]
             if not mesh.empty:
                 return mesh
     return None
 
 
-def check_code(graph: Graph, mesh: MeshAxes) -> None:
+def _check_code(graph: Graph, mesh: MeshAxes) -> None:
     """Constraints and `shard_map`s in the code must be for the mesh of the plan."""
     ours = {n: s for n, s in zip(mesh.names, mesh.sizes, strict=True) if s > 1}
     for op in graph.walk():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,6 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     limit = machine.memory_bytes if settings.memory_limit is None else float(settings.memory_limit)
     meshes = _candidates(mesh, machine)
     asked = pins.resolve(program, meshes[0], settings.in_shardings, settings.out_shardings, call.pins)
-    for axes in meshes[:1]:
-        pins.check_code(program.graph, axes)
     for plan in known:
         if _is_same(program, plan) and _text(program, asked) == _text(plan.bound(), plan.pins):
             return plan
@@ -111,7 +109,7 @@ def _mesh(program: Program, call: Call, settings: Settings, base: Plan | None) -
         mesh = saved.mesh if isinstance(saved.mesh, Mesh) else None
     else:
         given = pins.meshes_of((settings.in_shardings, settings.out_shardings, call.pins))
-        mesh = next(given, None) or pins.code_mesh(program.graph) or ambient
+        mesh = next(given, None) or ambient or pins.code_mesh(program.graph)
     if call.is_traced and ambient is not None:
         if mesh is not None and not isinstance(mesh, tuple) and mesh_axes(mesh) != mesh_axes(ambient):
             raise PlanError(
@@ -160,6 +158,17 @@ def _with_devices(mesh: Any, axes: MeshAxes) -> Any:
     if len(devices) != axes.num_devices:
         return _compat.abstract_mesh(axes.names, axes.sizes)
     return Mesh(np.array(devices).reshape(axes.sizes), axes.names)
+
+
+def attach_devices(plan: Plan) -> Plan:
+    """A plan made without devices (offline, or inside `jit`), over those of `jax.set_mesh` or all, if their number agrees."""
+    ambient, axes = _compat.ambient_mesh(), mesh_axes(plan.mesh)
+    if isinstance(ambient, Mesh) and mesh_axes(ambient) == axes:
+        return replace(plan, mesh=ambient)
+    if len(jax.devices()) != axes.num_devices:
+        return plan
+    devices = np.array(jax.devices()).reshape(axes.sizes)
+    return replace(plan, mesh=Mesh(devices, axes.names, axis_types=plan.mesh.axis_types))
 
 
 def _text(program: Program, found: Pins) -> str:

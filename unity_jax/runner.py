@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -21,10 +22,13 @@ class Runner:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.program = program = plan.bound()
-        self.mesh = mesh = _runnable(plan.mesh)
-        self.context = _compat.abstract_twin(_compat.auto_mesh(mesh))
-        run = spmd(plan.pcg, _compat.auto_mesh(mesh))
+        self.program = plan.bound()
+        self.donated = [i in self.program.donated for i in range(len(plan.inputs))]
+
+    def _planned(self, mesh: Any) -> Any:
+        """The planned function over a mesh."""
+        program = self.program
+        run = spmd(self.plan.pcg, _compat.auto_mesh(mesh))
         first = int(bool(program.constants))
 
         def planned(*args: Any, **kwargs: Any) -> Any:
@@ -33,21 +37,47 @@ class Runner:
             return jax.tree_util.tree_unflatten(program.out_tree, flat)
 
         planned.__name__ = planned.__qualname__ = program.name
-        self.shardings = [NamedSharding(mesh, leaf.layout.spec()) for leaf in plan.inputs]
-        outs = [NamedSharding(mesh, leaf.layout.spec()) for leaf in plan.outputs]
-        n = len(program.constants)
-        donated = [n + i in program.donated for i in range(len(program.leaves))]
-        args, kwargs = jax.tree_util.tree_unflatten(program.in_tree, donated)
-        self.donated = donated
-        self.planned = planned
-        self.jitted = jax.jit(
-            planned,
-            out_shardings=jax.tree_util.tree_unflatten(program.out_tree, outs),
+        return planned
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """The mesh with its devices."""
+        if isinstance(self.plan.mesh, Mesh):
+            return self.plan.mesh
+        axes = mesh_axes(self.plan.mesh)
+        raise PlanError(
+            f"the plan is for {axes.num_devices} devices ({axes}) and there are {len(jax.devices())}: it can be read, saved "
+            "and compared, not run here"
+        )
+
+    @functools.cached_property
+    def shardings(self) -> list[NamedSharding]:
+        """One per input of the planned graph."""
+        return [NamedSharding(self.mesh, leaf.layout.spec()) for leaf in self.plan.inputs]
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """The planned function over arrays; results are on the caller's mesh, whatever the type of its axes."""
+        first = int(bool(self.program.constants))
+        outs = [NamedSharding(self.mesh, leaf.layout.spec()) for leaf in self.plan.outputs]
+        args, kwargs = jax.tree_util.tree_unflatten(self.program.in_tree, self.donated[len(self.program.constants) :])
+        return jax.jit(
+            self._planned(self.mesh),
+            out_shardings=jax.tree_util.tree_unflatten(self.program.out_tree, outs),
             donate_argnums=tuple(first + i for i, a in enumerate(args) if any(jax.tree.leaves(a))),
             donate_argnames=tuple(k for k, a in kwargs.items() if any(jax.tree.leaves(a))),
         )
-        self._traced = jax.jit(planned)
-        self._constants: tuple[Any, ...] | None = None
+
+    @functools.cached_property
+    def _inner(self) -> Any:
+        """The planned function as a part of an outer program, whose mesh may have no devices yet."""
+        return jax.jit(self._planned(self.plan.mesh))
+
+    @functools.cached_property
+    def constants(self) -> tuple[Any, ...]:
+        """The captured arrays in their planned layouts."""
+        n = len(self.program.constants)
+        return self._place(self.program.constants, self.shardings[:n], [False] * n)
 
     def __call__(self, call: Call) -> Any:
         """Run on arrays."""
@@ -56,12 +86,11 @@ class Runner:
             raise memory_error(self.plan)
         if call.is_traced:
             return self._inside(call)
-        if self._constants is None:
-            self._constants = self._place(self.program.constants, self.shardings, [False] * len(self.program.constants))
-        args, kwargs = call.dynamic(self._place(call.leaves, self.shardings[len(self._constants) :], self.donated))
-        if self._constants:
-            args = (self._constants, *args)
-        with jax.sharding.use_abstract_mesh(self.context):
+        n = len(self.constants)
+        args, kwargs = call.dynamic(self._place(call.leaves, self.shardings[n:], self.donated[n:]))
+        if n:
+            args = (self.constants, *args)
+        with jax.sharding.use_abstract_mesh(_compat.auto_mesh(self.mesh).abstract_mesh):
             return self.jitted(*args, **kwargs)
 
     def lower(self, call: Call) -> jax.stages.Lowered:
@@ -74,7 +103,7 @@ class Runner:
         args, kwargs = call.dynamic(structs[n:])
         if n:
             args = (tuple(structs[:n]), *args)
-        with jax.sharding.use_abstract_mesh(self.context):
+        with jax.sharding.use_abstract_mesh(_compat.auto_mesh(self.mesh).abstract_mesh):
             return self.jitted.lower(*args, **kwargs)
 
     def _inside(self, call: Call) -> Any:
@@ -84,9 +113,9 @@ class Runner:
             args = (self.program.constants, *args)
         ambient = jax.sharding.get_abstract_mesh()
         if ambient.empty or not _compat.has_explicit_axes(ambient):
-            return self._traced(*args, **kwargs)
+            return self._inner(*args, **kwargs)
         specs = [leaf.layout.spec() for leaf in self.plan.outputs]
-        auto = jax.sharding.auto_axes(self.planned, out_sharding=jax.tree_util.tree_unflatten(self.program.out_tree, specs))
+        auto = jax.sharding.auto_axes(self._inner, out_sharding=jax.tree_util.tree_unflatten(self.program.out_tree, specs))
         return auto(*args, **kwargs)
 
     def _place(self, leaves: Any, shardings: list[NamedSharding], donated: list[bool]) -> tuple[Any, ...]:
@@ -117,22 +146,6 @@ def _free(old: jax.Array, new: jax.Array) -> None:
 
 def _buffers(x: jax.Array) -> set[tuple[int, int]]:
     return {(s.device.id, s.data.unsafe_buffer_pointer()) for s in x.addressable_shards}
-
-
-def _runnable(mesh: Any) -> Any:
-    """The mesh with devices, where there are enough (or where an outer `jit` will supply them)."""
-    axes = mesh_axes(mesh)
-    if isinstance(mesh, Mesh):
-        return mesh
-    if not jax.sharding.get_abstract_mesh().empty:
-        return mesh
-    devices = jax.devices()
-    if len(devices) != axes.num_devices:
-        raise PlanError(
-            f"the plan is for {axes.num_devices} devices ({axes}) and there are {len(devices)}: it can be read, saved and "
-            "compared, not run here"
-        )
-    return Mesh(np.array(devices).reshape(axes.sizes), axes.names)
 
 
 def memory_error(plan: Plan) -> MemoryLimitError:

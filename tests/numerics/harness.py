@@ -71,10 +71,15 @@ class Case:
     @staticmethod
     def of(fn: Callable[..., Any], args: Sequence[Any], donate: Sequence[int] = (), options: Any = None) -> Case:
         """Trace and run `fn`; donated arguments are tied to results, nothing is really donated."""
+        case = Case.traced(fn, args, donate)
+        case.want = jax.tree.leaves(jax.jit(fn).lower(*args).compile(compiler_options=options)(*args))
+        return case
+
+    @staticmethod
+    def traced(fn: Callable[..., Any], args: Sequence[Any], donate: Sequence[int] = ()) -> Case:
+        """Trace `fn` and do not run it."""
         program = trace(fn, args, {}, donate_argnums=tuple(donate))
-        flat = [*program.constants, *jax.tree.leaves(tuple(args))]
-        want = jax.tree.leaves(jax.jit(fn).lower(*args).compile(compiler_options=options)(*args))
-        return Case(program, flat, want)
+        return Case(program, [*program.constants, *jax.tree.leaves(tuple(args))], [])
 
     def sample(self, sizes: tuple[int, ...], seed: int, machine: str = "cpu", held: float = 0.1) -> Planned:
         """A random plan; `held` of the floating-point results are moved to a random layout as soon as they are made."""

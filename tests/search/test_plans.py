@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tests.search.planning import mesh, planner, program
-
 from unity_jax.pcg.graph import Graph, Tensor
-from unity_jax.search.batch import batch_inputs
-from unity_jax.search.planner import Candidate, best
+from unity_jax.search.experts import expert_seeds
+from unity_jax.search.planner import Candidate, best, finish
 
 
 def chosen(name: str, size: str, machine: str, limit: float | None = None, **overrides: int) -> tuple[Candidate, Graph]:
@@ -26,26 +25,24 @@ def is_split(t: Tensor, dim: int | None = None) -> bool:
 
 
 def test_bert_large_with_memory_is_data_parallel() -> None:
-    """Batch split, every matmul on its part of the batch with whole weights; states sharded or not."""
-    candidate, graph = chosen("bert", "full", "h100:8", layers=4)
-    batch = {t.name for t in batch_inputs(program("bert", "full", layers=4))}
-    assert all(is_split(t, 0) for t in candidate.graph.inputs if t.name in batch and "token" in t.name)
-    layers = [op for op in candidate.graph.ops if op.name == "dot_general" and not op.backward and "layers" in op.scope]
-    for op in layers or [op for op in candidate.graph.ops if op.name == "dot_general" and not op.backward]:
-        activation = op.inputs[0]
-        assert activation.layout is not None
-        assert activation.layout.dims[0] == ("x",) or activation.shape[0] != batch_size(graph), op.source
+    """Every matmul of the layers works on its part of the batch with whole weights; stored state is sharded or not."""
+    candidate, _ = chosen("bert", "full", "h100:8", layers=4)
+    matmuls = [op for op in candidate.graph.ops if op.name == "dot_general" and not op.backward]
+    layers = [op for op in matmuls if op.inputs[0].shape[:2] == (256, 512)]  # the others belong to the heads
+    assert len(layers) == 4 * 8
+    for op in layers:
+        activation, weight = (t.layout for t in op.inputs)
+        assert activation is not None
+        assert weight is not None
+        assert activation.dims[0] == ("x",)
+        assert weight.is_replicated or op.inputs[1].shape[0] == 256  # attention's operands are both activations
     assert candidate.cost.communication_seconds < 0.1 * candidate.seconds
-
-
-def batch_size(graph: Graph) -> int:
-    return max(t.shape[0] for t in graph.inputs if t.name.startswith("[1]") and t.rank)
 
 
 def test_wide_mlp_at_small_batch_is_tensor_parallel() -> None:
     """Column, then row parallel: one reduction per pair of layers forward and one backward, and no weight moves."""
     candidate, _ = chosen("mlp", "full", "h100:8", batch_size=64)
-    weights = inputs(candidate, "].params[") if False else [t for t in candidate.graph.inputs if ".params" in t.name]
+    weights = inputs(candidate, ".params")
     assert len(weights) == 16
     assert all(is_split(w) for w in weights)
     moved = [op for op in candidate.graph.ops if op.params.get("move") and op.params["move"].kind != "partition"]
@@ -61,14 +58,16 @@ def test_dlrm_tables_are_sharded_and_its_mlps_data_parallel() -> None:
     assert tables
     assert all(is_split(t) for t in tables)
     for op in candidate.graph.ops:
-        if op.name == "dot_general" and not op.backward and op.inputs[1].rank == 2:  # the MLPs; the interaction is batched
+        if (
+            op.name == "dot_general" and not op.backward and op.inputs[1].rank == 2
+        ):  # the MLPs; the interaction is batched
             assert op.inputs[0].layout is not None
             assert op.inputs[0].layout.dims[0] == ("x",), op.source
 
 
 def test_gpt_at_a_tight_limit_shards_parameters_and_state() -> None:
     free, _ = chosen("gpt", "gpt2", "h100:8", batch_size=32)
-    limit = 0.92 * free.memory.peak_bytes
+    limit = 0.845 * free.memory.peak_bytes
     tight, _ = chosen("gpt", "gpt2", "h100:8", limit, batch_size=32)
     assert tight.fits(limit)
     large = [t for t in tight.graph.inputs if t.nbytes > 2**20 and t.name.startswith("[0]")]
@@ -80,9 +79,6 @@ def test_logits_of_a_sharded_vocabulary_are_never_gathered() -> None:
     """Under tensor parallelism the loss is computed from partial maxima and sums."""
     plan = planner(program("bert", "full", layers=1))
     built = plan._builder(mesh(8)).build(True)
-    from unity_jax.search.experts import expert_seeds
-    from unity_jax.search.planner import finish
-
     seeds = expert_seeds(plan.program, built, mesh(8), plan.rules)
     resharder = plan._builder(mesh(8)).resharder
     tp = finish(plan.program, built.decisions(seeds["tp(x)"], True), resharder, plan.rules, plan.written, "tp")

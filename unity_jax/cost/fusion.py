@@ -5,7 +5,9 @@ from __future__ import annotations
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
-_FREE_SHAPES = frozenset(["broadcast_in_dim", "iota", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "pad"])
+_FREE_SHAPES = frozenset(
+    ["broadcast_in_dim", "iota", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "pad"]
+)
 _REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"])
 
 
@@ -17,8 +19,8 @@ def fuses_into_consumers(op: Op) -> bool:
 def materialized(graph: Graph) -> set[Tensor]:
     """The tensors of the traced graph, sub-graphs included, that are written to memory.
 
-    A value stays in registers when its producer fuses and every consumer is an elementwise op or a reduction of the same
-    pass; what the backward pass reads again, or a matmul, convolution or gather reads at all, is written.
+    A value stays in registers when its producer fuses and every consumer is an elementwise op or a reduction of the
+    same pass; what the backward pass reads again, or a matmul, convolution or gather reads at all, is written.
     """
     found: set[Tensor] = set()
     _collect(graph, found)

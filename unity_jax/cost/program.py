@@ -22,9 +22,9 @@ from unity_jax.pcg.mesh import MeshAxes
 class Collective:
     """One collective of the plan.
 
-    **Fields:** `kind`: all_gather, reduce_scatter, all_reduce, all_to_all or permute; `axes`: mesh axes; `bytes`: the larger of
-    operand and result on one device; `count`: how often it stands in the program; `trips`: how often each runs in a step (more
-    than once inside a loop); `seconds` of one run; `source`: the user's line it serves.
+    **Fields:** `kind`: all_gather, reduce_scatter, all_reduce, all_to_all or permute; `axes`: mesh axes; `bytes`: the
+    larger of operand and result on one device; `count`: how often it stands in the program; `trips`: how often each
+    runs in a step (more than once inside a loop); `seconds` of one run; `source`: the user's line it serves.
     """
 
     kind: str
@@ -78,7 +78,9 @@ def shard_seconds(shard: Shard, machine: Machine, mask: Mask) -> float:
         for t, layout, counted in zip(tensors, layouts, mask, strict=True):
             if counted:
                 nbytes += t.itemsize * math.prod(layout.local_shape(t.shape, mesh))
-    seconds = op_seconds(machine, shard.flops, nbytes, op.outputs[0].dtype if op.outputs else "float32") if nbytes else 0.0
+    seconds = (
+        op_seconds(machine, shard.flops, nbytes, op.outputs[0].dtype if op.outputs else "float32") if nbytes else 0.0
+    )
     if shard.rule.inner is not None:
         seconds += sum(collective_seconds(machine, mesh, c.kind, c.bytes, c.axes) for c in shard.rule.inner(shard))
     return seconds
@@ -115,7 +117,9 @@ def op_collectives(op: Op, mesh: MeshAxes, machine: Machine, repeat: int = 1) ->
         if kind is not None:
             t = op.inputs[0]
             nbytes = move_bytes(move, t.shape, t.dtype, mesh)
-            yield Collective(kind, move.axes, nbytes, 1, repeat, collective_seconds(machine, mesh, kind, nbytes, move.axes), "")
+            yield Collective(
+                kind, move.axes, nbytes, 1, repeat, collective_seconds(machine, mesh, kind, nbytes, move.axes), ""
+            )
     elif op.shard is not None and op.shard.rule.inner is not None:
         for c in op.shard.rule.inner(op.shard):
             seconds = collective_seconds(machine, mesh, c.kind, c.bytes, c.axes)
@@ -128,7 +132,8 @@ def collectives(graph: Graph, mesh: MeshAxes, machine: Machine) -> tuple[Collect
     for c in _all_collectives(graph, mesh, machine, 1):
         counts.setdefault((c.kind, c.axes, c.bytes, c.trips, c.source), []).append(c)
     merged = (
-        Collective(c[0].kind, c[0].axes, c[0].bytes, len(c), c[0].trips, c[0].seconds, c[0].source) for c in counts.values()
+        Collective(c[0].kind, c[0].axes, c[0].bytes, len(c), c[0].trips, c[0].seconds, c[0].source)
+        for c in counts.values()
     )
     return tuple(sorted(merged, key=lambda c: (-c.seconds * c.count * c.trips, c.kind, c.axes, c.bytes, c.source)))
 
@@ -156,9 +161,7 @@ class Memory:
     alive: tuple[tuple[Tensor, int], ...]
 
 
-def memory(
-    graph: Graph, mesh: MeshAxes, written: set[Tensor], donated: Sequence[int]
-) -> Memory:
+def memory(graph: Graph, mesh: MeshAxes, written: set[Tensor], donated: Sequence[int]) -> Memory:
     """Peak liveness of a planned graph.
 
     **Arguments:** `donated`: indices of inputs whose memory may be reused after their last use; others live throughout.

@@ -79,7 +79,10 @@ def _cond(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
 
 def _typed(values: Sequence[Any], like: Sequence[Tensor]) -> list[Any]:
     """Values as strongly typed arrays, so that loop carries and branches agree whatever literals they came from."""
-    return [v if _compat.is_key(t.dtype) else jax.lax.convert_element_type(v, t.dtype) for v, t in zip(values, like, strict=False)]
+    return [
+        v if _compat.is_key(t.dtype) else jax.lax.convert_element_type(v, t.dtype)
+        for v, t in zip(values, like, strict=False)
+    ]
 
 
 _CONTROL = {"scan": _scan, "while": _while, "cond": _cond}

@@ -8,8 +8,8 @@ A rule names the *factors* of an op, the index classes of its einsum: `dot_gener
 * `replicate`: may not be split (a sort dimension);
 * `halo`: may be split when the local program exchanges borders with its neighbours.
 
-A mesh axis may also carry *partial sums* through an op that is linear in some operands (`Rule.linear`). Following Shardy's
-OpShardingRule (https://openxla.org/shardy/sharding_representation) and GSPMD (arXiv:2105.04663).
+A mesh axis may also carry *partial sums* through an op that is linear in some operands (`Rule.linear`). Following
+Shardy's OpShardingRule (https://openxla.org/shardy/sharding_representation) and GSPMD (arXiv:2105.04663).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ REDUCTIONS = ("sum", "max", "min")
 Strategy = tuple[int, ...]
 """Per mesh axis: the factor it splits, -1 for none, `len(factors) + j` for partial sums through `linear[j]`."""
 Dims = tuple[tuple[int, ...], ...]
-"""Per dimension of a tensor, its factors from major to minor; empty for a dimension of size 1 that no factor indexes."""
+"""Per dimension of a tensor, its factors from major to minor; empty for a dimension of size 1 that no factor indexes.
+"""
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,9 @@ def make_rule(
 
         make_rule(op, [["m", "k"], ["k", "n"]], [["m", "n"]], kinds={"k": "sum"}, linear=[{0}, {1}])
 
-    Sizes come from the shapes where a label stands alone on a dimension, else from `sizes`. Dimensions of size 1 have no factor,
-    whatever their label. `None` labels a dimension that must not be split. `flops` defaults to one per result element.
+    Sizes come from the shapes where a label stands alone on a dimension, else from `sizes`. Dimensions of size 1 have
+    no factor, whatever their label. `None` labels a dimension that must not be split. `flops` defaults to one per
+    result element.
     """
     kinds, sizes, halos, no_pad = dict(kinds or {}), dict(sizes or {}), dict(halos or {}), set(no_pad)
     order: dict[Label, int] = {}
@@ -181,9 +183,7 @@ def make_rule(
         )
         for label in order
     )
-    index = [
-        tuple(tuple(tuple(order[f] for f in d if f in order) for d in dims) for dims in side) for side in sides
-    ]
+    index = [tuple(tuple(tuple(order[f] for f in d if f in order) for d in dims) for dims in side) for side in sides]
     return Rule(
         factors,
         index[0],
@@ -437,9 +437,10 @@ TRANSCENDENTAL = frozenset(
     "erf_inv pow rsqrt sqrt cbrt lgamma digamma igamma igammac".split()
 )
 POINTWISE = TRANSCENDENTAL | frozenset(
-    "abs add add_any and bitcast_convert_type ceil clamp complex conj convert_element_type copy copy_p div eq floor ge gt "
-    "imag integer_pow is_finite le lt max min mul ne neg nextafter not one_minus_square or polynomial population_count "
-    "clz real reduce_precision rem round select_n shift_left shift_right_arithmetic shift_right_logical sign square stop_gradient "
-    "sub xor name regularized_incomplete_beta bessel_i0e bessel_i1e bessel_i0 bessel_i1 polygamma zeta igamma_grad_a "
-    "random_gamma_grad pvary pcast nan_to_num mulhi".split()
+    "abs add add_any and bessel_i0 bessel_i0e bessel_i1 bessel_i1e bitcast_convert_type ceil clamp clz "
+    "complex conj convert_element_type copy copy_p div eq floor ge gt igamma_grad_a imag integer_pow "
+    "is_finite le lt max min mul mulhi name nan_to_num ne neg nextafter not one_minus_square or pcast "
+    "polygamma polynomial population_count pvary random_gamma_grad real reduce_precision "
+    "regularized_incomplete_beta rem round select_n shift_left shift_right_arithmetic shift_right_logical "
+    "sign square stop_gradient sub xor zeta".split()
 )

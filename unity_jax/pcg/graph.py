@@ -53,9 +53,9 @@ class Tensor:
 class Op:
     """One operation. `eqn` is the jaxpr equation it came from (None for parallel ops and barriers added by tracing).
 
-    `callers` are the inlined calls around it, outermost first. `bodies` are the sub-graphs of `scan`, `while` (cond, body)
-    and `cond` (one per branch). In a planned graph `shard` says how a compute op is split (an `ops.rule.Shard`), `traced` is the
-    op of the traced graph, and parallel ops carry their `cost.reshard.Move` in `params["move"]`.
+    `callers` are the inlined calls around it, outermost first. `bodies` are the sub-graphs of `scan`, `while` (cond,
+    body) and `cond` (one per branch). In a planned graph `shard` says how a compute op is split (an `ops.rule.Shard`),
+    `traced` is the op of the traced graph, and parallel ops carry their `cost.reshard.Move` in `params["move"]`.
     """
 
     name: str
@@ -104,7 +104,8 @@ _UNSIGNED = (*_JAXPRS, "sharding", "out_sharding", "weak_type", "accuracy", "mes
 
 @dataclass(eq=False)
 class Graph:
-    """A straight-line program over tensors. `inputs` are its arguments; `outputs` may repeat or be inputs or literals."""
+    """A straight-line program over tensors. `inputs` are its arguments; `outputs` may repeat or be inputs or literals.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -150,5 +151,3 @@ def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
 def format_tensor(tensor: Tensor) -> str:
     """`f32[8,64]`, without layout."""
     return f"{short_dtype(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
-
-

@@ -1,7 +1,7 @@
 """Layouts: where a tensor lives along each mesh axis (sharded, replicated or partial).
 
-    >>> print(Layout((("data",), ()), (("model", "sum"),)).typeof((8, 64), "float32"))
-    f32[8@data,64]{sum:model}
+>>> print(Layout((("data",), ()), (("model", "sum"),)).typeof((8, 64), "float32"))
+f32[8@data,64]{sum:model}
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Layout:
     """The state of a tensor along every mesh axis.
 
     A mesh axis that appears in `dims[d]` shards dimension `d` (axes of one dimension run major to minor, in mesh
-    order); one that appears in `partial` holds terms of an unfinished reduction (`"sum"`, `"max"` or `"min"`); every other
-    axis holds equal copies. A dimension of `n` elements split `k` ways has `ceil(n / k)` elements on each device; where `k`
-    does not divide `n`, the elements beyond `n` are padding of unspecified value.
+    order); one that appears in `partial` holds terms of an unfinished reduction (`"sum"`, `"max"` or `"min"`); every
+    other axis holds equal copies. A dimension of `n` elements split `k` ways has `ceil(n / k)` elements on each device;
+    where `k` does not divide `n`, the elements beyond `n` are padding of unspecified value.
     """
 
     dims: tuple[tuple[str, ...], ...]

@@ -165,9 +165,10 @@ def _rows(root: _Node, columns: int, replicated: Iterable[str] = ()) -> list[_Ro
                 passed.append((name, child))
             earlier = next((seen[c.signature] for _, c in passed if c.signature in seen), None)
             cells = {leaf.cells for leaf in leaves}
-            if len(cells) == 1:
+            summed = all(leaf.path in known for leaf in leaves)
+            if len(cells) == 1 and (summed or not child.children):
                 rows.append(_Row(indent + name, count, cells.pop() or (), nbytes))
-            elif all(leaf.path in known for leaf in leaves):
+            elif summed:
                 rows.append(_Row(indent + name, count, ("replicated",), nbytes))
             elif earlier:
                 rows.append(_Row(indent + name, count, (f"as {earlier}",) + ("",) * (columns - 1), nbytes))

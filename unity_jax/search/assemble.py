@@ -1,9 +1,9 @@
 """From decisions to the planned graph: every op split as decided, every change of layout an op of its own.
 
-    inputs w: f32[8,16@model], x: f32[32@data,8]
-    y: f32[32@data,16@model] = dot_general x w
-    z: f32[32@data]{sum:model} = reduce_sum y
-    z': f32[32@data] = reduce[model] z
+inputs w: f32[8,16@model], x: f32[32@data,8]
+y: f32[32@data,16@model] = dot_general x w
+z: f32[32@data]{sum:model} = reduce_sum y
+z': f32[32@data] = reduce[model] z
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from unity_jax.pcg.mesh import MeshAxes
 class Decisions:
     """What the search chooses.
 
-    **Fields:** `strategies`: one per op without bodies; `layouts`: one per graph input, body input (constants, carries and
-    slices of a loop) and result of a `scan` or `cond` that is not a carry, and for those op results that are held in another
-    layout than they are made in; `outputs`: one per graph output; `keep`: whether the backward pass reuses what the forward
-    pass gathered (faster) or gathers again (smaller).
+    **Fields:** `strategies`: one per op without bodies; `layouts`: one per graph input, body input (constants, carries
+    and slices of a loop) and result of a `scan` or `cond` that is not a carry, and for those op results that are held
+    in another layout than they are made in; `outputs`: one per graph output; `keep`: whether the backward pass reuses
+    what the forward pass gathered (faster) or gathers again (smaller).
     """
 
     strategies: dict[Op, Strategy] = field(default_factory=dict)
@@ -114,7 +114,9 @@ class _Assembler:
                 self.free.update((t, op) for t in op.outputs)
             elif passes_layouts(op):
                 operands = [self._home(t) for t in op.inputs]
-                self._append(op, operands, [self._define(t, h.layout) for t, h in zip(op.outputs, operands, strict=True)])
+                self._append(
+                    op, operands, [self._define(t, h.layout) for t, h in zip(op.outputs, operands, strict=True)]
+                )
             elif op.bodies:
                 _CONTROL[op.name](self, op)
             else:
@@ -133,7 +135,12 @@ class _Assembler:
         return planned
 
     def _append(
-        self, op: Op, operands: Sequence[Tensor], outs: Sequence[Tensor], bodies: tuple[Graph, ...] = (), shard: Shard | None = None
+        self,
+        op: Op,
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor],
+        bodies: tuple[Graph, ...] = (),
+        shard: Shard | None = None,
     ) -> None:
         self.ops.append(
             Op(op.name, tuple(operands), tuple(outs), op.params, bodies, op.eqn, op.callers, op.backward, shard, op)
@@ -157,7 +164,11 @@ class _Assembler:
     def operands(self, op: Op, layouts: Sequence[Layout]) -> list[Tensor]:
         """The op's operands in the layouts it needs."""
         found: dict[int, Tensor] = {}
-        tied = [i for i, (t, lay) in enumerate(zip(op.inputs, layouts, strict=True)) if self._is_repeated(t, lay, op.backward)]
+        tied = [
+            i
+            for i, (t, lay) in enumerate(zip(op.inputs, layouts, strict=True))
+            if self._is_repeated(t, lay, op.backward)
+        ]
         for i in tied:
             beside = [j for j, t in enumerate(op.inputs) if j not in tied and t.rank > 0 and t.literal is None]
             if beside:
@@ -177,11 +188,12 @@ class _Assembler:
         return source.original and any(collective_kind(m) for m in self._path(source.tensor, layout))
 
     def _hold_back(self, tensor: Tensor, value: Tensor, layout: Layout, backward: bool) -> Tensor:
-        """Let a gather start only when `value`, what its consumer reads beside it, exists; returns `value` behind the barrier.
+        """Let a gather start only when `value`, what its consumer reads beside it, exists; returns `value` behind the
+        barrier.
 
-        XLA merges equal gathers of the two passes, and starts all forward gathers at once; both would keep every gathered
-        weight alive together. A barrier over the shard and the consumer's other operand prevents it, provided that the
-        consumer reads both of the barrier's results.
+        XLA merges equal gathers of the two passes, and starts all forward gathers at once; both would keep every
+        gathered weight alive together. A barrier over the shard and the consumer's other operand prevents it, provided
+        that the consumer reads both of the barrier's results.
         """
         source = self._nearest(tensor, layout, backward).tensor
         assert source.layout is not None and value.layout is not None
@@ -202,7 +214,11 @@ class _Assembler:
             return made
         if tensor not in self.copies:
             replicated = Layout.replicated(tensor.rank)
-            made = with_layout(tensor, replicated) if tensor.literal is not None else self._make_free(self.free[tensor], replicated)
+            made = (
+                with_layout(tensor, replicated)
+                if tensor.literal is not None
+                else self._make_free(self.free[tensor], replicated)
+            )
             assert made is not None
             self.copies[tensor] = [_Copy(made, False, True)]
         source = source or self._nearest(tensor, layout, backward).tensor

@@ -45,20 +45,30 @@ def batch_dims(program: Program, rules: RuleCache, dim: int = 0) -> Dims:
 def _visit(graph: Graph, rules: RuleCache, found: Dims) -> None:
     for op in graph.ops:
         if op.name == "optimization_barrier":
-            found |= {(o, d) for i, o in zip(op.inputs, op.outputs, strict=True) for d in range(i.rank) if (i, d) in found}
+            found |= {
+                (o, d) for i, o in zip(op.inputs, op.outputs, strict=True) for d in range(i.rank) if (i, d) in found
+            }
         elif op.bodies:
             _visit_bodies(op, rules, found)
         else:
             rule, factors = rules(op), batch_factors(op, rules, found)
             found |= {
-                (t, d) for t, dims in zip(op.outputs, rule.results, strict=True) for d, f in enumerate(dims) if f and f[0] in factors
+                (t, d)
+                for t, dims in zip(op.outputs, rule.results, strict=True)
+                for d, f in enumerate(dims)
+                if f and f[0] in factors
             }
 
 
 def batch_factors(op: Op, rules: RuleCache, found: Dims) -> set[int]:
     """The factors of an op that one of the dimensions in `found` indexes."""
     rule = rules(op)
-    return {f[0] for t, dims in zip(op.inputs, rule.operands, strict=True) for d, f in enumerate(dims) if f and (t, d) in found}
+    return {
+        f[0]
+        for t, dims in zip(op.inputs, rule.operands, strict=True)
+        for d, f in enumerate(dims)
+        if f and (t, d) in found
+    }
 
 
 def _visit_bodies(op: Op, rules: RuleCache, found: Dims) -> None:

@@ -1,8 +1,8 @@
 """The planning problem of a graph: nodes with choices, their costs, and the costs of moving tensors between them.
 
-A node is an op, a cluster of elementwise ops, or a place with a layout of its own (an input, a loop's constant, carry or
-slice, a result held for several readers). Bodies of loops are nodes like any others, with their costs times the trip count:
-one problem covers the whole step. Arrays are interned, so that equal parts of the program are the same objects.
+A node is an op, a cluster of elementwise ops, or a place with a layout of its own (an input, a loop's constant, carry
+or slice, a result held for several readers). Bodies of loops are nodes like any others, with their costs times the trip
+count: one problem covers the whole step. Arrays are interned, so that equal parts of the program are the same objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ Layouts = tuple[Layout, ...]
 
 @dataclass(eq=False)
 class Node:
-    """One decision. `layouts` for a place, `strategies` of `ops` for ops; `apply(decisions, choice)` records the choice."""
+    """One decision. `layouts` for a place, `strategies` of `ops` for ops; `apply(decisions, choice)` records the
+    choice.
+    """
 
     index: int
     kind: str  # "input", "place", "op" or "cluster"
@@ -61,7 +63,8 @@ class Space:
 
 @dataclass(frozen=True)
 class _Port:
-    """One end of a tensor: the node, and the layout that each of its choices makes or needs. `key` interns the layouts."""
+    """One end of a tensor: the node, and the layout that each of its choices makes or needs. `key` interns the layouts.
+    """
 
     node: int
     layouts: Layouts
@@ -95,8 +98,8 @@ class Built:
 class Builder:
     """Makes problems for one graph, mesh and machine; holds what equal parts share.
 
-    **Arguments:** `ties`: graph output index to the input it replaces; `pins`: layouts that inputs, outputs (by index) or inner
-    tensors must have; `written`: tensors that reach memory.
+    **Arguments:** `ties`: graph output index to the input it replaces; `pins`: layouts that inputs, outputs (by index)
+    or inner tensors must have; `written`: tensors that reach memory.
     """
 
     graph: Graph
@@ -155,7 +158,9 @@ class _Build:
     def _lifted(self, space: Space, lifted: bool) -> Space:
         if not lifted:
             return space
-        return self.b.intern(("lifted", space.key), lambda: Space(("lifted", space.key), tuple(map(lift, space.layouts))))
+        return self.b.intern(
+            ("lifted", space.key), lambda: Space(("lifted", space.key), tuple(map(lift, space.layouts)))
+        )
 
     def _space(self, t: Tensor, *, partial: bool = False, stored: bool = False) -> Space:
         """The layouts that a place for `t` may choose from."""
@@ -255,7 +260,13 @@ class _Build:
         )
 
     def _node(
-        self, kind: str, ops: tuple[Op, ...], strategies: tuple[Sequence[Strategy], ...], seconds: np.ndarray, key: Hashable, repeat: int
+        self,
+        kind: str,
+        ops: tuple[Op, ...],
+        strategies: tuple[Sequence[Strategy], ...],
+        seconds: np.ndarray,
+        key: Hashable,
+        repeat: int,
     ) -> int:
         node = Node(len(self.nodes), kind, len(seconds), ops, None, (), strategies, False, repeat)
         self.nodes.append(node)
@@ -295,7 +306,8 @@ class _Build:
             partial, where = dict(layout.partial), layout.axis_dim
             found.append(
                 tuple(
-                    len(rule.factors) + linear if a in partial else factor.get(where.get(a, -1), -1) for a in self.mesh.names
+                    len(rule.factors) + linear if a in partial else factor.get(where.get(a, -1), -1)
+                    for a in self.mesh.names
                 )
             )
         return found
@@ -311,7 +323,16 @@ class _Build:
 
     # Control flow
 
-    def _body_inputs(self, tensors: Sequence[Tensor], outer: Sequence[Tensor], op: Op, repeat: int, inner: int, partial: bool, lifted: bool) -> list[int]:
+    def _body_inputs(
+        self,
+        tensors: Sequence[Tensor],
+        outer: Sequence[Tensor],
+        op: Op,
+        repeat: int,
+        inner: int,
+        partial: bool,
+        lifted: bool,
+    ) -> list[int]:
         nodes = []
         for t, source in zip(tensors, outer, strict=True):
             node = self._place(t, self._space(t, partial=partial), "place", inner, op.backward)
@@ -358,9 +379,7 @@ class _Build:
         for branch in op.bodies[1:]:
             for t, twin in zip(branch.inputs, first.inputs, strict=True):
                 self.made[t] = self.made[twin]
-        outs = [
-            self._place(t, self._space(t), "place", repeat, op.backward) for t in op.outputs
-        ]
+        outs = [self._place(t, self._space(t), "place", repeat, op.backward) for t in op.outputs]
         for branch in op.bodies:
             self._graph(branch, repeat)
             for node, t in zip(outs, branch.outputs, strict=True):
@@ -397,7 +416,8 @@ class _Build:
             if source.node == p.node:
                 loop = self.b.intern(("diagonal", key), lambda: np.diagonal(table).copy())  # noqa: B023
                 self.unary[p.node] = self.b.intern(
-                    ("sum", id(self.unary[p.node]), ("diagonal", key)), lambda: self.unary[p.node] + loop  # noqa: B023
+                    ("sum", id(self.unary[p.node]), ("diagonal", key)),
+                    lambda: self.unary[p.node] + loop,  # noqa: B023
                 )
             elif table.any():
                 found.append(Edge(source.node, p.node, table))

@@ -1,7 +1,8 @@
-"""Expert plans: what a practitioner would write down, completed to full plans. They seed the search and are its yardstick.
+"""Expert plans: what a practitioner would write down, completed to full plans. They seed the search and are its
+yardstick.
 
-Data parallelism, ZeRO-1 (arXiv:1910.02054), FSDP (ZeRO-3), Megatron tensor parallelism (arXiv:1909.08053) with and without
-sequence sharding (arXiv:2205.05198), and their two-dimensional combinations.
+Data parallelism, ZeRO-1 (arXiv:1910.02054), FSDP (ZeRO-3), Megatron tensor parallelism (arXiv:1909.08053) with and
+without sequence sharding (arXiv:2205.05198), and their two-dimensional combinations.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from unity_jax.search.build import Built, Node
 
 @dataclass(frozen=True)
 class Expert:
-    """A style of parallelism: which axes split the batch and which the weights, and what the batch axes shard besides."""
+    """A style of parallelism: which axes split the batch and which the weights, and what the batch axes shard besides.
+    """
 
     data: tuple[str, ...]
     model: tuple[str, ...] = ()
@@ -34,7 +36,9 @@ class Expert:
     def name(self) -> str:
         data = "fsdp" if self.shard_params else "zero1" if self.shard_state else "dp"
         model = "tp+sp" if self.sequence else "tp"
-        parts = [f"{data}({','.join(self.data)})"] * bool(self.data) + [f"{model}({','.join(self.model)})"] * bool(self.model)
+        parts = [f"{data}({','.join(self.data)})"] * bool(self.data) + [f"{model}({','.join(self.model)})"] * bool(
+            self.model
+        )
         return " x ".join(parts)
 
 
@@ -69,9 +73,11 @@ class _Neighbour:
 
 
 class _Completion:
-    """Completes an expert's rules of thumb to a plan, op by op in program order, each as cheaply as what is decided allows.
+    """Completes an expert's rules of thumb to a plan, op by op in program order, each as cheaply as what is decided
+    allows.
 
-    Weights and what is computed from weights alone wait until the first op that mixes them with activations has decided.
+    Weights and what is computed from weights alone wait until the first op that mixes them with activations has
+    decided.
     """
 
     def __init__(self, program: Program, built: Built, mesh: MeshAxes, rules: RuleCache) -> None:
@@ -142,15 +148,18 @@ class _Completion:
             stack += [n.node for n in reversed(self.neighbours[j]) if chosen[n.node] < 0 and self.lazy[n.node]]
 
     def _tensor_parallel(self, node: Node, expert: Expert, chosen: np.ndarray) -> np.ndarray:
-        """Megatron's rule for an op with a weight: where the activation arrives split over the contracted dimension, contract it
-        (row parallel), else split the weight's own dimension (column parallel); an embedding is split over its rows.
+        """Megatron's rule for an op with a weight: where the activation arrives split over the contracted dimension,
+        contract it (row parallel), else split the weight's own dimension (column parallel); an embedding is split over
+        its rows.
         """
         (op,), (strategies,) = node.ops, node.strategies
         everything = np.ones(node.size, bool)
         if op.name not in ("dot_general", "conv_general_dilated", "gather"):
             return everything
         rule = self.rules(op)
-        weights = [i for i, t in enumerate(op.inputs) if (p := self.built.made.get(t)) is not None and self.lazy[p.node]]
+        weights = [
+            i for i, t in enumerate(op.inputs) if (p := self.built.made.get(t)) is not None and self.lazy[p.node]
+        ]
         factors = [{f[0] for f in dims if f} for dims in rule.operands]
         summed = {i for i, f in enumerate(rule.factors) if f.kind == "sum"}
         own = set().union(*(factors[i] for i in weights)) if weights else set().union(*map(set, factors)) - summed
@@ -168,7 +177,9 @@ class _Completion:
         return np.array([all(s[i] in own for i in at) for s in strategies])
 
     def _elementwise(self, node: Node, expert: Expert, chosen: np.ndarray) -> np.ndarray:
-        """Without sequence sharding, what lies between the matmuls is split over model axes only where it already arrives so."""
+        """Without sequence sharding, what lies between the matmuls is split over model axes only where it already
+        arrives so.
+        """
         if expert.sequence or self.lazy[node.index] or not self.wants[node.index][0]:
             return np.ones(node.size, bool)
         shape = node.ops[0].outputs[0].shape
@@ -225,7 +236,8 @@ class _Completion:
         return any(all(lay.axis_dim.get(a) in dims for a in axes) for lay in node.layouts)
 
     def _allowed_op(self, node: Node, expert: Expert) -> np.ndarray:
-        """Data axes split the batch wherever an op has one; model axes split the other operands of what uses weights."""
+        """Data axes split the batch wherever an op has one; model axes split the other operands of what uses weights.
+        """
         first, strategies, batch = node.ops[0], node.strategies[0], self.wants[node.index][0]
         at = [self.mesh.names.index(a) for a in expert.data]
         model = [self.mesh.names.index(a) for a in expert.model]

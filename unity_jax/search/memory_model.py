@@ -11,9 +11,11 @@ from unity_jax.search.problem import Usage
 
 
 def usage(program: Program, built: Built, written: set[Tensor]) -> list[Usage]:
-    """One record per written tensor: the bytes of each choice of the node that makes it, from its op to its last reader.
+    """One record per written tensor: the bytes of each choice of the node that makes it, from its op to its last
+    reader.
 
-    Time is the position of an op in program order, loop bodies unrolled once. Inputs that are not donated live throughout.
+    Time is the position of an op in program order, loop bodies unrolled once. Inputs that are not donated live
+    throughout.
     """
     born: dict[Tensor, int] = {}
     dies: dict[Tensor, int] = {}
@@ -28,7 +30,9 @@ def usage(program: Program, built: Built, written: set[Tensor]) -> list[Usage]:
     found = []
     for t, port in built.made.items():
         if t in written and t in born:
-            sizes = np.array([t.itemsize * np.prod(lay.local_shape(t.shape, mesh), dtype=float) for lay in port.layouts])
+            sizes = np.array(
+                [t.itemsize * np.prod(lay.local_shape(t.shape, mesh), dtype=float) for lay in port.layouts]
+            )
             found.append(Usage(port.node, sizes, born[t], max(dies.get(t, 0), born[t] + 1)))
     return found
 

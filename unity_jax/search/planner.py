@@ -1,7 +1,8 @@
 """Planning: the best mesh, strategies and layouts for a program on a machine, within a memory limit.
 
-For every candidate mesh the planner builds the problem (`build`), solves it (`solver`) and turns the answer into a planned graph (`assemble`),
-whose time and true peak memory decide. Expert plans are seeds: the result is never worse than any that fits.
+For every candidate mesh the planner builds the problem (`build`), solves it (`solver`) and turns the answer into a
+planned graph (`assemble`), whose time and true peak memory decide. Expert plans are seeds: the result is never worse
+than any that fits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
 
 from unity_jax.cost.fusion import materialized
 from unity_jax.cost.program import Memory, ProgramCost, memory, program_cost
@@ -32,7 +32,8 @@ from unity_jax.search.solver import solve
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One complete plan: decisions, the graph they make, what it costs, and how far it may be from the model's optimum."""
+    """One complete plan: decisions, the graph they make, what it costs, and how far it may be from the model's optimum.
+    """
 
     mesh: MeshAxes
     decisions: Decisions
@@ -66,7 +67,8 @@ NEGLIGIBLE = 0.08
 
 
 class Solved(NamedTuple):
-    """A problem without a memory limit, the best assignment found, a lower bound of its cost, and what it started from."""
+    """A problem without a memory limit, the best assignment found, a lower bound of its cost, and what it started from.
+    """
 
     built: Built
     assignment: np.ndarray
@@ -147,7 +149,8 @@ class Planner:
         return seeds
 
     def _within_limit(self, builder: Builder, mesh: MeshAxes) -> Iterator[Candidate]:
-        """Plans under the memory limit: what the problem's liveness misses tightens its limit, and it is solved again."""
+        """Plans under the memory limit: what the problem's liveness misses tightens its limit, and it is solved again.
+        """
         built = builder.build(keep=False)
         built.problem.usage = usage(self.program, built, self.written)
         seeds = expert_seeds(self.program, built, mesh, self.rules)
@@ -174,7 +177,13 @@ class Planner:
 
 
 def finish(
-    program: Program, decisions: Decisions, resharder: Resharder, rules: RuleCache, written: set[Tensor], label: str, bound: float = 0.0
+    program: Program,
+    decisions: Decisions,
+    resharder: Resharder,
+    rules: RuleCache,
+    written: set[Tensor],
+    label: str,
+    bound: float = 0.0,
 ) -> Candidate:
     """The planned graph of some decisions, with its cost and memory."""
     mesh, machine = resharder.mesh, resharder.machine
@@ -204,7 +213,8 @@ AXIS_NAMES = ("x", "y", "z")
 def mesh_candidates(devices: int, machine: Machine) -> list[MeshAxes]:
     """The meshes worth planning for: one axis, and two axes split where the network or a power of two allows.
 
-    An axis boundary inside a network level is kept to even powers of its size, so that few meshes cover all orders of size.
+    An axis boundary inside a network level is kept to even powers of its size, so that few meshes cover all orders of
+    size.
     """
     if devices == 1:
         return [MeshAxes(("x",), (1,))]
@@ -222,5 +232,3 @@ def _divisors(n: int) -> list[int]:
 def _useful(k: int, devices: int) -> bool:
     """Inner axes of 2, 4, 8, ... and those that leave a small outer axis."""
     return k in (2, 4, 8, 16) or (devices <= 12)
-
-

@@ -1,8 +1,10 @@
-"""Meshes of many axes: start from plans of coarser meshes, then plan one axis anew while the others stay, exactly, in turn.
+"""Meshes of many axes: start from plans of coarser meshes, then plan one axis anew while the others stay, exactly, in
+turn.
 
-A plan for a mesh (8) is a plan for (2, 4): both axes do what the one did. So plans of coarser meshes seed finer ones, and no
-mesh is planned worse than one it refines. With three axes an op has hundreds of strategies; those that differ from its current
-one along a single axis are few, and choosing among them for the whole program at once is a problem as small as for one axis.
+A plan for a mesh (8) is a plan for (2, 4): both axes do what the one did. So plans of coarser meshes seed finer ones,
+and no mesh is planned worse than one it refines. With three axes an op has hundreds of strategies; those that differ
+from its current one along a single axis are few, and choosing among them for the whole program at once is a problem as
+small as for one axis.
 """
 
 from __future__ import annotations
@@ -24,10 +26,7 @@ def targets(node: Node, mesh: MeshAxes) -> np.ndarray:
     if node.kind == "op":
         return np.array(node.strategies[0])
     return np.array(
-        [
-            [PARTIAL if a in lay.partial_axes else lay.axis_dim.get(a, -1) for a in mesh.names]
-            for lay in node.layouts
-        ]
+        [[PARTIAL if a in lay.partial_axes else lay.axis_dim.get(a, -1) for a in mesh.names] for lay in node.layouts]
     )
 
 
@@ -55,7 +54,9 @@ def refined(coarse: Built, assignment: Sequence[int], fine: Built, group: Sequen
 
 
 def by_axis(built: Built, seeds: Sequence[np.ndarray], rounds: int = 3) -> np.ndarray:
-    """The best seed, improved by planning each axis anew, the others fixed, until no axis improves; never worse than a seed."""
+    """The best seed, improved by planning each axis anew, the others fixed, until no axis improves; never worse than a
+    seed.
+    """
     slices = _Slices(built.problem)
     actions = _shared_targets(built)
     best = min(seeds, key=built.problem.rank)
@@ -66,7 +67,10 @@ def by_axis(built: Built, seeds: Sequence[np.ndarray], rounds: int = 3) -> np.nd
             for i, t in enumerate(actions):
                 others = np.delete(t, axis, axis=1)
                 keep[i] = np.flatnonzero((others == others[best[i]]).all(axis=1))
-            part, start = slices.take(keep), np.array([np.flatnonzero(k == b)[0] for k, b in zip(keep, best, strict=True)])
+            part, start = (
+                slices.take(keep),
+                np.array([np.flatnonzero(k == b)[0] for k, b in zip(keep, best, strict=True)]),
+            )
             found = solve(part, seeds=[start])
             better = np.array([k[c] for k, c in zip(keep, found.assignment, strict=True)])
             best = min(best, better, key=built.problem.rank)

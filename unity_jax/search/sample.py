@@ -59,4 +59,3 @@ def _draw(graph: Graph, mesh: MeshAxes, rules: RuleCache, rng: random.Random, de
                 decisions.layouts[t] = lift(rng.choice(internal(inner, mesh)))
         if op.name == "cond":
             decisions.layouts.update((t, rng.choice(internal(t, mesh))) for t in op.outputs)
-

@@ -1,0 +1,100 @@
+"""Train steps of the zoo under plans, against the unsharded steps.
+
+    reference = Reference.of(models.get("mlp", "tiny", dtype="float64"))
+    plan = reference.chosen((2, 4), memory_limit=2e5)
+    reference.errors(reference.run(plan))              # {".params['towers'][0]...": 3e-16, ...}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from models import Model
+from tests.numerics.harness import Case, Planned, error
+from unity_jax.lower.compile import spmd
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.planner import Planner, mesh_candidates
+
+STEPS = 3
+
+
+def slow(preset: str = "h100:8", factor: float = 1e5) -> Machine:
+    """A machine so slow at everything but starting collectives that the tiny models are worth sharding."""
+    m = Machine.preset(preset)
+    return dataclasses.replace(
+        m,
+        peak_flops=tuple((name, rate / factor) for name, rate in m.peak_flops),
+        memory_bandwidth=m.memory_bandwidth / factor,
+        network=tuple(dataclasses.replace(level, bandwidth=level.bandwidth / factor * 10) for level in m.network),
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class Reference:
+    """A model with three unsharded steps taken: the results to agree with."""
+
+    model: Model
+    case: Case
+    want: list[Any]  # the leaves of (state, metrics) after the last step
+
+    @staticmethod
+    def of(model: Model, options: Any = None) -> Reference:
+        args = (model.make_state(0), model.make_batch(0))
+        case = Case.traced(model.train_step, args, donate=(0,))
+        step = jax.jit(model.train_step).lower(*args).compile(compiler_options=options)
+        state = args[0]
+        for i in range(STEPS):
+            state, metrics = step(state, model.make_batch(i))
+        return Reference(model, case, jax.tree.leaves((state, metrics)))
+
+    def chosen(self, machine: Machine, sizes: tuple[int, ...] | None = None, limit: float | None = None) -> Planned:
+        """The planner's choice, on the mesh of these sizes or one of its own choosing."""
+        named = [MeshAxes(tuple("xyz"[: len(sizes)]), sizes)] if sizes else mesh_candidates(machine.num_devices, machine)
+        best = Planner(self.case.program, machine, limit).plan(named)
+        return Planned(best.mesh, best.decisions, best.graph)
+
+    def run(self, plan: Planned, options: Any = None) -> list[Any]:
+        """The leaves of (state, metrics) after as many steps under a plan."""
+        program, mesh = self.case.program, plan.mesh
+        shardings = [NamedSharding(mesh, t.layout.spec()) for t in plan.graph.inputs]
+        inputs = list(map(jax.device_put, self.case.flat, shardings))
+        step = jax.jit(spmd(plan.graph, mesh)).lower(inputs).compile(compiler_options=options)
+        for i in range(STEPS):
+            outs = step(inputs)
+            state, _ = jax.tree.unflatten(program.out_tree, outs)
+            leaves = [*program.constants, *jax.tree.leaves((state, self.model.make_batch(i + 1)))]
+            inputs = list(map(jax.device_put, leaves, shardings))
+        return outs
+
+    def errors(self, got: list[Any]) -> dict[str, float]:
+        """The error of every leaf by path, relative to its largest magnitude.
+
+        Adam scales the rounding noise of gradients that are zero in exact arithmetic up to full size: of such a leaf the
+        moments are compared, relative to the largest of all leaves of that moment, and the parameter is not.
+        """
+        paths = self.case.program.out_paths
+        largest: dict[str, float] = {}
+        for path, want in zip(paths, self.want, strict=True):
+            if moment := _moment(path):
+                largest[moment] = max(largest.get(moment, 0.0), float(np.abs(np.asarray(want)).max(initial=0)))
+        found = {}
+        for path, want, g in zip(paths, self.want, got, strict=True):
+            noise = any(part in path for part in self.model.zero_gradients)
+            if not noise:
+                found[path] = error(want, g)
+            elif moment := _moment(path):
+                found[path] = error(want, g, floor=largest[moment])
+        return found
+
+
+def _moment(path: str) -> str:
+    """`mu` or `nu` for the paths of Adam's moments."""
+    match = re.search(r"\.(mu|nu)\b", path)
+    return match[1] if match else ""
