@@ -83,6 +83,8 @@ def auto_shard(
         raise TypeError(f"like= takes a function decorated with auto_shard, not {type(like).__name__}")
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"plan= takes a Plan (unity.Plan.load reads one from a file), not {type(plan).__name__}")
+    if not isinstance(options, Options):
+        raise TypeError(f"options= takes unity.Options(...), not {options!r}")
     jit = JitSettings(donate_argnums, donate_argnames, static_argnums, static_argnames)
     jax.jit(fun, **jit.keywords())  # checks the numbers and names
     settings = planning.Settings(
@@ -189,6 +191,8 @@ class AutoSharded:
         program = plan.bound()
         layouts = [leaf.layout for leaf in plan.inputs[len(program.constants) :]]
         args, _ = jax.tree_util.tree_unflatten(program.in_tree, layouts)
+        if not -len(args) <= argument < len(args):
+            raise PlanError(f"shard: {plan.function} has {len(args)} positional arguments, there is no argument {argument}")
         mesh = self._runner(plan).mesh
         if jax.tree.structure(args[argument]) != jax.tree.structure(batch):
             raise PlanError(

@@ -86,6 +86,11 @@ class Runner:
             raise memory_error(self.plan)
         if call.is_traced:
             return self._inside(call)
+        for leaf, path in zip(call.leaves, self.program.in_paths, strict=True):
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise ValueError(
+                    f"argument {path} has been deleted: it was donated to an earlier call. Pass what that call returned in its place."
+                )
         n = len(self.constants)
         args, kwargs = call.dynamic(self._place(call.leaves, self.shardings[n:], self.donated[n:]))
         if n:

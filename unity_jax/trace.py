@@ -114,7 +114,7 @@ def _inline(jaxpr: Any, consts: Sequence[Any], scope: _Scope, callers: tuple[Any
             call = _Scope(dict(zip(opened.invars, operands, strict=True)), scope.ops, scope.captured)
             _inline(opened, inner_consts, call, (*callers, eqn))
             scope.env.update((v, call.read(a)) for v, a in zip(eqn.outvars, opened.outvars, strict=True))
-        elif name in _SAME or (name == "reshard" and _is_transposed(eqn)) or (name == "convert_element_type" and operands[0].dtype == eqn.outvars[0].aval.dtype):
+        elif name in _SAME or (name == "reshard" and (_is_transposed(eqn) or operands[0].rank == 0)) or (name == "convert_element_type" and operands[0].dtype == eqn.outvars[0].aval.dtype):
             scope.env.update(zip(eqn.outvars, operands, strict=True))  # only types that layouts replace, or weak types, change
         elif name in _CONSTRAINTS:
             scope.env[eqn.outvars[0]] = _constrain(eqn, eqn.params[_CONSTRAINTS[name]], operands[0], scope.ops, callers)

@@ -1,8 +1,8 @@
 """Train steps of the zoo under plans, against the unsharded steps.
 
-    reference = Reference.of(models.get("mlp", "tiny", dtype="float64"))
-    plan = reference.chosen((2, 4), memory_limit=2e5)
-    reference.errors(reference.run(plan))              # {".params['towers'][0]...": 3e-16, ...}
+reference = Reference.of(models.get("mlp", "tiny", dtype="float64"))
+plan = reference.chosen((2, 4), memory_limit=2e5)
+reference.errors(reference.run(plan))              # {".params['towers'][0]...": 3e-16, ...}
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Reference:
 
     def chosen(self, machine: Machine, sizes: tuple[int, ...] | None = None, limit: float | None = None) -> Planned:
         """The planner's choice, on the mesh of these sizes or one of its own choosing."""
-        named = [MeshAxes(tuple("xyz"[: len(sizes)]), sizes)] if sizes else mesh_candidates(machine.num_devices, machine)
+        named = (
+            [MeshAxes(tuple("xyz"[: len(sizes)]), sizes)] if sizes else mesh_candidates(machine.num_devices, machine)
+        )
         best = Planner(self.case.program, machine, limit).plan(named)
         return Planned(best.mesh, best.decisions, best.graph)
 

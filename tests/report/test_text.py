@@ -153,21 +153,23 @@ def test_compare_shows_what_differs():
     same(
         compare(ours, theirs),
         """
-                                 this plan         other plan
-         ────────────────────────────────────────────────────────────
-         mesh                    data=2, model=4   data=2, model=4
-         machine                 h100:8            h100:8
-         found by                search            dp(data,model)
-         step                    3 ms              3 ms
-         compute                 2 ms              2 ms
-         exposed communication   1 ms              1 ms
-         peak memory             512 MiB           512 MiB
-         [0]                     f32[128]          missing
+                                                   this plan         other plan
+         ──────────────────────────────────────────────────────────────────────────────
+         mesh                                      data=2, model=4   data=2, model=4
+         machine                                   h100:8            h100:8
+         found by                                  search            dp(data,model)
+         step                                      3 ms              3 ms
+         compute                                   2 ms              2 ms
+         exposed communication                     1 ms              1 ms
+         peak memory                               512 MiB           512 MiB
+         [0]
+           .params['norm']['{bias,scale}']         f32[128]          missing
+           .opt_state[0].{mu,nu}['norm']['bias']   f32[128]          missing
          [2]['layers'][0..2]
            ['up']
-             ['bias']            missing           f32[512@model]
-             ['kernel']          missing           f32[128,512@model]
-           ['down']['kernel']    missing           f32[512@model,128]
+             ['bias']                              missing           f32[512@model]
+             ['kernel']                            missing           f32[128,512@model]
+           ['down']['kernel']                      missing           f32[512@model,128]
         """,
     )
 

@@ -207,28 +207,15 @@ def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
     return min(candidates, key=lambda c: (c.memory.peak_bytes, c.seconds))
 
 
-AXIS_NAMES = ("x", "y", "z")
-
-
 def mesh_candidates(devices: int, machine: Machine) -> list[MeshAxes]:
-    """The meshes worth planning for: one axis, and two axes split where the network or a power of two allows.
+    """The meshes worth planning for: one axis, and two axes split at a level of the network or inside its innermost one.
 
-    An axis boundary inside a network level is kept to even powers of its size, so that few meshes cover all orders of
-    size.
+    An inner axis that spans more than one node and not all of it would be as slow as an outer one.
     """
     if devices == 1:
         return [MeshAxes(("x",), (1,))]
-    found = [(devices,)]
-    inner = [math.prod(level.size for level in machine.network[i:]) for i in range(1, len(machine.network))]
-    splits = sorted({k for k in _divisors(devices) if k in inner or _useful(k, devices)})
-    found += [(devices // k, k) for k in splits]
-    return [MeshAxes(AXIS_NAMES[: len(sizes)], sizes) for sizes in found]
-
-
-def _divisors(n: int) -> list[int]:
-    return [k for k in range(2, n) if n % k == 0]
-
-
-def _useful(k: int, devices: int) -> bool:
-    """Inner axes of 2, 4, 8, ... and those that leave a small outer axis."""
-    return k in (2, 4, 8, 16) or (devices <= 12)
+    innermost = machine.network[-1].size
+    levels = [math.prod(level.size for level in machine.network[i:]) for i in range(1, len(machine.network))]
+    inner = [k for k in range(2, devices) if devices % k == 0 and (k in levels or innermost % k == 0)]
+    sizes = [(devices,), *((devices // k, k) for k in inner)]
+    return [MeshAxes(("x", "y")[: len(s)], s) for s in sizes]

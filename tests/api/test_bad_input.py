@@ -1,0 +1,350 @@
+"""Bad and unusual input: an error that names the argument or starts at the user's line and says what to do, or what is documented."""
+
+import json
+import traceback
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import unity_jax as unity
+from tests.api.steps import close, mlp_batch, mlp_state, mlp_step
+
+X = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+
+
+def double(x):
+    return x * 2
+
+
+def plan(fun=double, *args, **settings):
+    return unity.auto_shard(fun, **settings).plan(*(args or (X,)))
+
+
+def fails(error, match, fun, *args, **kwargs):
+    """The call raises this error, whose message fits on a screen, from which pytest hides our frames."""
+    with pytest.raises(error, match=match) as caught:
+        fun(*args, **kwargs)
+    assert len(str(caught.value)) < 1500
+    return caught
+
+
+# Decoration
+
+DECORATIONS = [
+    ({"memory_limit": -1}, ValueError, "memory_limit= takes a positive number of bytes"),
+    ({"memory_limit": "16GB"}, ValueError, "memory_limit= takes a positive number of bytes"),
+    ({"machine": "tpu9000:8"}, ValueError, r"unknown machine 'tpu9000'.*v5e:XxY"),
+    ({"machine": "v5e:4"}, ValueError, "malformed topology '4'"),
+    ({"mesh": "data"}, TypeError, "mesh= takes a jax.sharding.Mesh or a sequence of devices"),
+    ({"mesh": []}, ValueError, "at least one device"),
+    ({"mesh": [1, 2]}, ValueError, "devices only"),
+    ({"mesh": "twice"}, ValueError, "a device twice"),
+    ({"like": double}, TypeError, "like= takes a function decorated with auto_shard"),
+    ({"plan": "plan.json"}, TypeError, "unity.Plan.load reads one from a file"),
+    ({"donate_argnums": 3}, ValueError, "donate_argnums.*3"),
+    ({"static_argnames": "nothing"}, ValueError, "nothing"),
+    ({"options": {"cache": None}}, TypeError, "options= takes unity.Options"),
+]
+
+
+@pytest.mark.parametrize(("settings", "error", "match"), DECORATIONS)
+def test_decoration(settings, error, match):
+    if settings.get("mesh") == "twice":
+        settings = {"mesh": [jax.devices()[0]] * 2}
+    fails(error, match, unity.auto_shard, double, **settings)
+
+
+def test_not_a_function():
+    fails(TypeError, "auto_shard needs a function, not 3 of type int", unity.auto_shard, 3)
+    fails(TypeError, "unexpected keyword argument 'meshh'", unity.auto_shard, double, meshh=None)
+
+
+# Arguments
+
+
+def test_argument_that_is_no_array():
+    step = unity.auto_shard(lambda x: x["a"]["n"])
+    fails(unity.UnsupportedError, r"argument \[0\]\['a'\]\['n'\] is 'text' of type str, not an array; mark", step, {"a": {"n": "text"}})
+    fails(unity.UnsupportedError, r"argument \[0\]\['a'\]\['n'\] is .* of type object", step, {"a": {"n": object()}})
+
+
+def test_unhashable_static_argument():
+    step = unity.auto_shard(lambda x, n: x, static_argnums=1)
+    fails(TypeError, "static argument 1 must be hashable", step, X, [1])
+
+
+def test_error_in_the_users_code_starts_at_the_users_line():
+    def broken(x):
+        return x @ jnp.ones((3, 3))
+
+    caught = fails(TypeError, "dot_general requires contracting dimensions to have the same shape", unity.auto_shard(broken), X)
+    frames = [Path(f.filename) for f in traceback.extract_tb(caught.tb)]
+    shown = [f for f in caught.traceback if not f.ishidden()]
+    assert not any("unity_jax" in str(f.path).split("/tests/")[0].rsplit("/main/")[-1] for f in shown)
+    assert any(f.name == Path(__file__).name for f in frames)
+
+
+def test_empty_batch_and_zero_size_arrays(mesh):
+    close(unity.auto_shard(lambda x: (x * 2, x.sum(), jnp.concatenate([x, x])))(X[:0]), (X[:0], jnp.float32(0), X[:0]))
+    close(unity.auto_shard(lambda w, x: x @ w, mesh=mesh, in_shardings=(P(None, "b"), None))(X, X[:0]), X[:0] @ jnp.asarray(X))
+
+
+def test_complex_and_integer_state(mesh):
+    def step(state):
+        return {"z": state["z"] * (1 + 2j) + state["n"].sum(), "n": state["n"] // 2, "b": ~state["b"]}
+
+    state = {"z": (X + 1j).astype(np.complex64), "n": np.arange(8), "b": np.arange(8) > 3}
+    planned = unity.auto_shard(step, mesh=mesh, in_shardings={"z": P("a", "b"), "n": P("a"), "b": P("b")}, donate_argnums=0)
+    close(planned(state), jax.jit(step)(state))
+
+
+def test_python_integer_out_of_range():
+    fails(OverflowError, "", unity.auto_shard(double), 2**40)
+
+
+def test_no_arguments_and_no_results():
+    close(unity.auto_shard(lambda: jnp.ones(8))(), jnp.ones(8))
+    assert unity.auto_shard(lambda x: None)(X) is None
+    close(unity.auto_shard(lambda x: (x, 3))(X), (jnp.asarray(X), jnp.asarray(3)))
+
+
+# State and effects
+
+
+def test_ref_arguments_and_ref_state_are_refused():
+    ref = jax.ref.new_ref(jnp.zeros(3))
+    fails(unity.UnsupportedError, r"argument \[0\] is a jax.Ref.*return the updated arrays", unity.auto_shard(lambda r: r[...]), ref)
+
+    def inside(x):
+        ref = jax.ref.new_ref(x)
+        ref[...] += 1
+        return ref[...]
+
+    fails(unity.UnsupportedError, r"^\S*test_bad_input.py:\d+.*jax.Ref", unity.auto_shard(inside), X)
+
+    def captured(x):
+        ref[...] += x.sum()
+        return x
+
+    fails(unity.UnsupportedError, r"jax.Ref", unity.auto_shard(captured), X)
+
+
+def test_ordered_effects_are_refused():
+    from jax.experimental import io_callback
+
+    def printing(x):
+        jax.debug.print("{x}", x=x[0, 0], ordered=True)
+        return x
+
+    def calling(x):
+        return io_callback(lambda v: v, jax.ShapeDtypeStruct((8, 8), np.float32), x, ordered=True)
+
+    for fun in (printing, calling):
+        fails(unity.UnsupportedError, r"^\S*test_bad_input.py:\d+.*ordered=True.*use ordered=False", unity.auto_shard(fun), X)
+
+
+def test_captured_tracer_is_refused():
+    def outer(w):
+        return unity.auto_shard(lambda x: x @ w)(X)
+
+    fails(unity.UnsupportedError, "captures a value that an outer transformation is tracing.*pass it as an argument", jax.jit(outer), X)
+
+
+def test_forward_mode_says_so(mesh):
+    f = unity.auto_shard(lambda x: x.sum(), mesh=mesh)
+    fails(TypeError, "forward-mode", jax.jvp, f, (jnp.asarray(X),), (jnp.asarray(X),))
+
+
+# Donation
+
+
+def test_wrong_donation_warns_as_jit_does():
+    f = unity.auto_shard(lambda x: x.sum(), donate_argnums=0, mesh=jax.devices()[:1])
+    with pytest.warns(UserWarning, match="donated buffers were not usable"):
+        f(jnp.asarray(X))
+
+
+def test_deleted_argument():
+    step = unity.auto_shard(double, donate_argnums=0)
+    x = step(jnp.asarray(X))
+    step(x)
+    fails((RuntimeError, ValueError), "deleted", step, x)
+
+
+# Pins
+
+PINS = [
+    (P("c"), r"in_shardings of \[0\]: .*'c'.*names mesh axes \['c'\], the mesh has \(a=2, b=4\); pass the mesh you mean as mesh="),
+    (P(None, None, "a"), "3 entries, the array .8, 8. has 2 dimensions"),
+    (P(P.UNCONSTRAINED, "a"), "unconstrained; name every dimension"),
+    (P(("b", "a")), r"axes \['b', 'a'\] of dimension 0 must be in the order of the mesh"),
+    (7, "a NamedSharding or PartitionSpec is needed, not int"),
+    ((P(), P()), "in_shardings has 2 entries for 1 positional arguments"),
+    ({"missing": P()}, "in_shardings is not a tree prefix of the arguments"),
+]
+
+
+@pytest.mark.parametrize(("pin", "match"), PINS)
+def test_bad_pin(mesh, pin, match):
+    fails(unity.PinError, match, plan, in_shardings=pin if isinstance(pin, tuple) and not isinstance(pin, P) else (pin,), mesh=mesh)
+
+
+def test_pin_on_a_missing_path(mesh):
+    pins = ({"w1": P("a"), "w3": P("b"), "step": None}, None)
+    message = fails(unity.PinError, "w3", plan, mlp_step, mlp_state(), mlp_batch(), mesh=mesh, in_shardings=pins)
+    assert "in_shardings" in str(message.value) and "w2" in str(message.value)
+    message = fails(unity.PinError, "out_shardings", plan, double, mesh=mesh, out_shardings=(P(), P()))
+
+
+def test_pin_that_does_not_divide(mesh):
+    match = r"in_shardings of \[0\]: dimension 0 of \[7, 8\] has 7 elements, which mesh axes \['a'\] \(2 shards\) do not divide"
+    fails(unity.PinError, match, plan, double, X[:7], mesh=mesh, in_shardings=P("a"))
+
+
+def test_pin_for_another_mesh(mesh):
+    other = Mesh(np.array(jax.devices()), ("a",))
+    match = r"is for mesh axes {'a': 8}, the plan for the mesh \(a=2, b=4\); pass mesh="
+    fails(unity.PinError, match, plan, double, X, mesh=mesh, in_shardings=NamedSharding(other, P("a")))
+    struct = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=NamedSharding(other, P("a")))
+    fails(unity.PinError, r"argument \[0\]: " + match.replace("is", ".* is", 1), plan, double, struct, mesh=mesh)
+    constrained = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(other, P("a")))  # noqa: E731
+    fails((unity.PinError, ValueError), r"mesh", plan, constrained, X, mesh=mesh)
+    fails(unity.PinError, r"^\S*test_bad_input.py:\d+.*constraint is for mesh axes {'a': 8}", plan, constrained, X, mesh=jax.devices())
+
+
+def test_pin_without_a_mesh():
+    fails(unity.PinError, r"names mesh axes \['data'\], the mesh has \(x=8\); pass the mesh", plan, double, X, in_shardings=P("data"))
+
+
+def test_two_pins_that_disagree(mesh):
+    struct = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=NamedSharding(mesh, P("a")))
+    fails(unity.PinError, r"\[0\] is pinned twice: \[a,.\] by its ShapeDtypeStruct", plan, double, struct, mesh=mesh, in_shardings=P("b"))
+    match = r"result \['w1'\] replaces argument \[0\]\['w1'\], so they need one layout, but they are pinned to \[.,b\] and \[a,.\]"
+    fails(unity.PinError, match, plan, lambda s: {"w1": s["w1"] * 2}, {"w1": X}, mesh=mesh,
+          in_shardings={"w1": P("a")}, out_shardings={"w1": P(None, "b")})  # fmt: skip
+
+
+def test_mesh_and_machine_that_disagree(mesh):
+    fails(ValueError, r"mesh= has 8 devices, machine v5e:4x4 has 16: they must agree", plan, mesh=mesh, machine="v5e:4x4")
+    abstract = jax.sharding.AbstractMesh((3,), ("x",))
+    fails(ValueError, r"the mesh \(x=3\) has no devices: pass machine=", plan, mesh=abstract)
+
+
+# Memory
+
+
+def test_over_tight_memory_limit():
+    step = unity.auto_shard(mlp_step, memory_limit=100)
+    assert not step.plan(mlp_state(), mlp_batch()).fits
+    error = fails(unity.MemoryLimitError, "memory_limit=", step, mlp_state(), mlp_batch())
+    assert "w1" in str(error.value) or "w2" in str(error.value)
+
+
+# Plans from files
+
+
+@pytest.fixture
+def saved(tmp_path, mesh):
+    path = tmp_path / "plan.json"
+    plan(mlp_step, mlp_state(), mlp_batch(), mesh=mesh).save(path)
+    return path
+
+
+def changed(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return path
+
+
+def test_plan_file_missing_truncated_or_something_else(saved, tmp_path):
+    load = unity.Plan.load
+    fails(unity.PlanError, "there is no plan file '.*nothing.json'", load, tmp_path / "nothing.json")
+    text = saved.read_text()
+    saved.write_text(text[: len(text) // 2])
+    fails(unity.PlanError, "is not a plan file: .*Save the plan again", load, saved)
+    saved.write_bytes(b"\xff\xfe\x00")
+    fails(unity.PlanError, "is not a plan file", load, saved)
+    saved.write_text("[1, 2]")
+    fails(unity.PlanError, "no format 'unity_jax plan'", load, saved)
+    fails(unity.PlanError, "is not a plan file", load, tmp_path)
+
+
+@pytest.mark.parametrize(("values", "match"), [({"version": 99}, "plan version 99, this unity_jax reads version"), ({"inputs": None}, "damaged"),
+                                               ({"decisions": {}}, "damaged: KeyError"), ({"mesh": {"names": ["a"], "sizes": ["x"]}}, "damaged")])  # fmt: skip
+def test_plan_file_of_another_version_or_damaged(saved, values, match):
+    fails(unity.PlanError, match, unity.Plan.load, changed(saved, **values))
+
+
+def test_plan_for_another_signature(saved):
+    loaded = unity.Plan.load(saved)
+    match = r"another signature of mlp_step: argument \[1\]\['x'\] is float32\[4, 8\] here and float32\[8, 8\] in the plan"
+    fails(unity.PlanError, match, unity.auto_shard(mlp_step, plan=loaded), mlp_state(), mlp_batch(4))
+    fails(unity.PlanError, r"argument \[0\]\['step'\] is missing here", unity.auto_shard(double, plan=loaded), X)
+
+
+def test_plan_for_another_program(saved):
+    def mlp_step_changed(state, batch):
+        state, metrics = mlp_step(state, batch)
+        return {**state, "w1": state["w1"] * 2}, metrics
+
+    changed = unity.auto_shard(mlp_step_changed, plan=unity.Plan.load(saved))
+    fails(unity.PlanError, "made for another version of mlp_step: its program differs; plan again", changed, mlp_state(), mlp_batch())
+
+
+def test_plan_for_another_mesh_or_machine(saved):
+    loaded = unity.Plan.load(saved)
+    other = unity.auto_shard(mlp_step, plan=loaded, mesh=Mesh(np.array(jax.devices()), ("a",)))
+    fails(unity.PlanError, r"the plan is for the mesh \(a=2, b=4\), mesh= is \(a=8\)", other, mlp_state(), mlp_batch())
+    fewer = unity.auto_shard(mlp_step, plan=loaded, mesh=jax.devices()[:4])
+    fails((unity.PlanError, ValueError), "devices", fewer, mlp_state(), mlp_batch())
+    odd = unity.Plan.load(changed(saved, machine="my cluster"))
+    fails(unity.PlanError, "the machine 'my cluster', which is no preset: pass machine=", unity.auto_shard(mlp_step, plan=odd),
+          mlp_state(), mlp_batch())  # fmt: skip
+
+
+def test_loaded_plan_asked_for_what_it_cannot_know(saved):
+    loaded = unity.Plan.load(saved)
+    assert "[0]['w1']" in loaded.in_shardings
+    fails(unity.PlanError, "auto_shard\\(step, plan=plan\\)", lambda: loaded.pcg)
+    fails(unity.PlanError, "does not know its function", loaded.abstract_state)
+    fails(unity.PlanError, "does not know its function", loaded.explain, "w1")
+
+
+# Stages in the wrong order or with the wrong arguments
+
+
+def test_init_and_shard_before_a_plan():
+    step = unity.auto_shard(mlp_step)
+    fails(unity.PlanError, "init: there is no plan yet", step.init, mlp_state)
+    fails(unity.PlanError, "shard: there is no plan yet", step.shard, mlp_batch())
+
+
+def test_init_and_shard_of_something_else():
+    step = unity.auto_shard(mlp_step)
+    step.plan(mlp_state(), mlp_batch())
+    fails(unity.PlanError, r"no argument of mlp_step has a leaf \['w9'\] of type float32\[3\]", step.init, lambda: {"w9": jnp.ones(3)})
+    fails(unity.PlanError, "shard: the batch has structure", step.shard, {"x": X})
+    fails(unity.PlanError, "shard: mlp_step has 2 positional arguments, there is no argument 5", step.shard, mlp_batch(), 5)
+
+
+def test_wrong_tie():
+    options = unity.Options(ties={"[9]": "[0]"})
+    fails(ValueError, r"options.ties: '\[9\]' -> '\[0\]' names no output or no input", plan, double, X, options=options)
+
+
+def test_primitive_without_a_rule_is_said():
+    said = plan(lambda x: jnp.linalg.qr(x)[1], X).replicated
+    assert any("test_bad_input.py" in s for s in said)
+
+
+def test_explain_without_a_match():
+    fails(ValueError, "no argument and no op of double matches 'nothing'", plan().explain, "nothing")

@@ -1,0 +1,90 @@
+"""Costs of planned graphs, against sums done by hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from unity_jax.cost.communication import collective_seconds
+from unity_jax.cost.fusion import materialized
+from unity_jax.cost.program import collectives, memory, program_cost
+from unity_jax.cost.reshard import Resharder
+from unity_jax.machine.machine import Machine
+from unity_jax.ops.rule import rule_of
+from unity_jax.pcg.graph import Graph
+from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program, trace
+from unity_jax.search.assemble import Decisions, RuleCache, assemble
+
+MESH, MACHINE = MeshAxes(("x",), (8,)), Machine.preset("h100:8")
+
+
+def f32(*dims: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def contracted(program: Program) -> Graph:
+    """The one matmul of a program, contracted over shards, with whole results."""
+    dot = next(op for op in program.graph.walk() if op.name == "dot_general")
+    rule = rule_of(dot)
+    k = next(i for i, f in enumerate(rule.factors) if f.kind == "sum")
+    decisions = Decisions({dot: (k,)}, {}, (Layout.replicated(2),))
+    for body in [program.graph, *(b for op in program.graph.ops for b in op.bodies)]:
+        decisions.layouts.update({t: Layout.replicated(t.rank) for t in body.inputs})
+        decisions.strategies.update({op: (-1,) for op in body.ops if not op.bodies and op is not dot})
+    for t, factors in zip(dot.inputs, rule.operands, strict=True):
+        decisions.layouts[t] = Layout(tuple(("x",) if f == (k,) else () for f in factors))
+    return assemble(program.graph, decisions, Resharder(MACHINE, MESH), RuleCache())
+
+
+def test_a_contraction_over_shards_pays_one_all_reduce() -> None:
+    program = trace(lambda a, b: a @ b, (f32(32, 64), f32(64, 16)), {})
+    graph = contracted(program)
+    (c,) = collectives(graph, MESH, MACHINE)
+    assert (c.kind, c.axes, c.bytes, c.count, c.trips) == ("all_reduce", ("x",), 32 * 16 * 4, 1, 1)
+    assert c.seconds == collective_seconds(MACHINE, MESH, "all_reduce", 32 * 16 * 4, ("x",))
+    cost = program_cost(graph, MESH, MACHINE, materialized(program.graph))
+    assert cost.communication_seconds == pytest.approx(c.seconds)
+    assert cost.flops == 2 * 32 * 64 * 16 / 8
+
+
+def test_loops_multiply() -> None:
+    def f(a, x):
+        return jax.lax.scan(lambda c, _: (c @ a, None), x, None, length=5)[0]
+
+    program = trace(f, (f32(64, 64), f32(64, 64)), {})
+    graph = contracted(program)
+    (scatter,) = [c for c in collectives(graph, MESH, MACHINE) if c.kind == "reduce_scatter"]  # into the split carry
+    assert (scatter.count, scatter.trips, scatter.bytes) == (1, 5, 64 * 64 * 4)
+    assert program_cost(graph, MESH, MACHINE, materialized(program.graph)).flops == 5 * 2 * 64**3 / 8
+
+
+def test_chains_of_elementwise_ops_stay_in_registers() -> None:
+    def f(x, w):
+        y = jnp.tanh(x) * 2 + 1
+        return (y @ w).sum()
+
+    program = trace(f, (f32(8, 8), f32(8, 8)), {})
+    written = materialized(program.graph)
+    by_name = {op.name: op.outputs[0] in written for op in program.graph.ops}
+    assert not by_name["tanh"]
+    assert not by_name["mul"]
+    assert by_name["add"], "a matmul reads it"
+    assert by_name["dot_general"]
+
+
+def test_peak_memory_is_the_largest_sum_alive() -> None:
+    """x, then x and its sort, then both with the sort of the sort; donation frees x after its last use."""
+
+    def f(x):
+        return jnp.sort(jnp.sort(x, stable=False), stable=False)
+
+    n = 1000 * 4
+    for donated, peak in (((), 3 * n), ((0,), 2 * n)):
+        program = trace(f, (f32(1000),), {}, donate_argnums=donated)
+        whole = Layout.replicated(1)
+        decisions = Decisions({op: (-1,) for op in program.graph.ops}, {program.graph.inputs[0]: whole}, (whole,))
+        graph = assemble(program.graph, decisions, Resharder(MACHINE, MESH), RuleCache())
+        assert memory(graph, MESH, materialized(program.graph), program.donated).peak_bytes == peak

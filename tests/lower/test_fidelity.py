@@ -1,0 +1,45 @@
+"""The lowered program contains exactly the collectives that the plan predicts."""
+
+import jax
+import pytest
+from jax.sharding import NamedSharding
+
+import models
+from tests.numerics.harness import Planned
+from tests.numerics.plans import NAMES, named_plans
+from tests.numerics.steps import slow
+from unity_jax.cost.program import collectives
+from unity_jax.lower.compile import spmd
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import trace
+from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
+
+MACHINE = slow()
+AXES = MeshAxes(("x", "y"), (2, 4))
+
+
+def lower(plan: Planned) -> jax.stages.Lowered:
+    mesh = plan.mesh
+    shapes = [
+        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh, t.layout.spec())) for t in plan.graph.inputs
+    ]
+    return jax.jit(spmd(plan.graph, mesh)).lower(shapes)
+
+
+def predicted(plan: Planned) -> list[Collective]:
+    return [Collective(c.kind, c.axes, c.bytes, c.count) for c in collectives(plan.graph, plan.axes, MACHINE)]
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_lowered_collectives_are_the_planned_ones(name):
+    model = models.get(name, "tiny")
+    program = trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0)
+    seen = {}
+    for label, plan in named_plans(program, MACHINE, AXES):
+        planned = predicted(plan)
+        found = stablehlo_collectives(lower(plan).compiler_ir("stablehlo"), AXES)
+        assert count_difference(planned, found) == [], f"{name}, {label}"
+        seen[label] = sum(c.count for c in found)
+    assert set(seen) == set(NAMES)
+    assert all(seen.values()), f"a plan without communication shows nothing: {seen}"
+    assert seen["random"] > 10 * seen["dp"] or seen["random"] > 50

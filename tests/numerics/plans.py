@@ -1,0 +1,47 @@
+"""The plans that tests compare: the planner's choice, three experts' and a random one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from tests.numerics.harness import Planned
+from unity_jax.cost.reshard import Resharder
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program
+from unity_jax.search.assemble import Decisions, assemble
+from unity_jax.search.build import Builder
+from unity_jax.search.experts import expert_seeds
+from unity_jax.search.planner import Planner
+from unity_jax.search.sample import sample
+
+EXPERTS = {"dp": "dp(", "fsdp": "fsdp(", "tp": "tp("}
+"""Our names of the experts that use all mesh axes in one way, and how the planner's names of them begin."""
+NAMES = ("chosen", *EXPERTS, "random")
+
+
+def named_plans(
+    program: Program, machine: Machine, axes: MeshAxes, names: tuple[str, ...] = NAMES, seed: int = 0
+) -> Iterator[tuple[str, Planned]]:
+    """Each plan with its name; an expert whose plan equals another's is left out."""
+    planner = Planner(program, machine)
+    resharder = Resharder(machine, axes)
+
+    def planned(decisions: Decisions) -> Planned:
+        return Planned(axes, decisions, assemble(program.graph, decisions, resharder, planner.rules))
+
+    if "chosen" in names:
+        best = planner.plan([axes])
+        yield "chosen", Planned(axes, best.decisions, best.graph)
+    if set(names) & set(EXPERTS):
+        built = Builder(program.graph, program.ties, resharder, machine, planner.rules, planner.written).build(
+            keep=False
+        )
+        seeds = expert_seeds(program, built, axes, planner.rules)
+        for name in names:
+            found = [k for k in seeds if name in EXPERTS and k.startswith(EXPERTS[name]) and " x " not in k]
+            if found:
+                yield name, planned(built.decisions(seeds[found[0]], keep=False))
+    if "random" in names:
+        yield "random", planned(sample(program.graph, program.ties, axes, planner.rules, random.Random(seed)))
