@@ -85,6 +85,6 @@ def test_peak_memory_is_the_largest_sum_alive() -> None:
     for donated, peak in (((), 3 * n), ((0,), 2 * n)):
         program = trace(f, (f32(1000),), {}, donate_argnums=donated)
         whole = Layout.replicated(1)
-        decisions = Decisions({op: (-1,) for op in program.graph.ops}, {program.graph.inputs[0]: whole}, (whole,))
+        decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), {program.graph.inputs[0]: whole}, (whole,))
         graph = assemble(program.graph, decisions, Resharder(MACHINE, MESH), RuleCache())
         assert memory(graph, MESH, materialized(program.graph), program.donated).peak_bytes == peak

@@ -208,7 +208,7 @@ def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
 
 
 def mesh_candidates(devices: int, machine: Machine) -> list[MeshAxes]:
-    """The meshes worth planning for: one axis, and two axes split at a level of the network or inside its innermost one.
+    """The meshes worth planning for: one axis, and two axes split at a level of the network or inside its innermost.
 
     An inner axis that spans more than one node and not all of it would be as slow as an outer one.
     """

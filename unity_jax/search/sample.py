@@ -12,6 +12,10 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import Decisions, RuleCache, is_free, lift, passes_layouts
 
 
+HELD = 0.1
+"""How often a result is held in a layout of its own."""
+
+
 def sample(graph: Graph, ties: dict[int, int], mesh: MeshAxes, rules: RuleCache, rng: random.Random) -> Decisions:
     """A plan in which every op draws one of its strategies, and every input and loop value one of its layouts.
 
@@ -48,6 +52,8 @@ def _draw(graph: Graph, mesh: MeshAxes, rules: RuleCache, rng: random.Random, de
             continue
         if not op.bodies:
             decisions.strategies[op] = rng.choice(rules.strategies(op, mesh))
+            held = [t for t in op.outputs if rng.random() < HELD]
+            decisions.layouts.update((t, rng.choice(internal(t, mesh))) for t in held)
             continue
         for body in op.bodies:
             for t in body.inputs:
