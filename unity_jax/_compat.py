@@ -123,7 +123,8 @@ def abstract_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> Any:
 
 
 def auto_mesh(mesh: Any) -> Any:
-    """The same mesh with all axes of type Auto: `shard_map` over Explicit axes would check types that our layouts replace."""
+    """The same mesh with all axes of type Auto: `shard_map` over Explicit axes would check types that our layouts
+    replace."""
     if isinstance(mesh, jax.sharding.AbstractMesh):
         return mesh.update(axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.axis_names))
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names)

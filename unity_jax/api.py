@@ -27,9 +27,9 @@ from unity_jax.runner import Runner
 class Options:
     """What few users need.
 
-    **Fields:** `cache`: folder of plans found earlier (None: no cache; the default is `$UNITY_JAX_CACHE`, or `unity_jax` in the
-    user's cache folder); `ties`: path of a result to the path of the argument that it replaces, where neither donation nor
-    equal paths say so.
+    **Fields:** `cache`: folder of plans found earlier (None: no cache; the default is `$UNITY_JAX_CACHE`, or
+    `unity_jax` in the user's cache folder); `ties`: path of a result to the path of the argument that it replaces,
+    where neither donation nor equal paths say so.
     """
 
     cache: str | Path | None = "default"
@@ -51,7 +51,7 @@ def auto_shard(
     out_shardings: Any = None,
     plan: Plan | None = None,
     like: AutoSharded | None = None,
-    options: Options = Options(),  # noqa: B008
+    options: Options = Options(),
 ) -> Any:
     """Run a function written for one device on many, well. Use it like `jax.jit`.
 
@@ -63,7 +63,8 @@ def auto_shard(
     **Arguments:**
 
     - `mesh`: a `Mesh`, whose axes are used as given, or a sequence of devices, whose axes the planner chooses (default:
-      the mesh of `jax.set_mesh`, or `jax.devices()`); devices of an ahead-of-time topology are fine for `.lower(...).compile()`.
+      the mesh of `jax.set_mesh`, or `jax.devices()`); devices of an ahead-of-time topology are fine for
+      `.lower(...).compile()`.
     - `machine`: a `Machine` or preset name that prices plans (default: detected from the devices).
     - `memory_limit`: bytes per device (default: the machine's).
     - `donate_argnums`, `donate_argnames`, `static_argnums`, `static_argnames`: as in `jax.jit`.
@@ -124,8 +125,7 @@ class AutoSharded:
         self._known: list[Plan] = []  # distinct plans, the first one first
         self._runners: dict[int, Runner] = {}  # by identity of the plan
         self._derivative: Derivative | None = None
-        # Lines of the plan and of errors are the user's: the frames of this package are not.
-        source_info_util.register_exclusion(str(Path(__file__).parent))
+        _exclude_our_frames()
 
     # Stages
 
@@ -162,7 +162,7 @@ class AutoSharded:
         return runner(call)
 
     def init(self, make_state: Callable[..., Any], *args: Any) -> Any:
-        """Build the state already sharded, never whole on one device: `make_state(*args)` runs under the planned layouts.
+        """Build the state already sharded, never whole on one device: `make_state(*args)` runs in the planned layouts.
 
         Call `.plan(...)` (or the function) for some shapes first, so that there is a plan whose state this is.
         """
@@ -176,13 +176,15 @@ class AutoSharded:
             name, dtype = jax.tree_util.keystr(path), str(leaf.dtype)
             layout = pins.find(layouts, name, name, leaf.shape, dtype)
             if layout is None:
-                raise PlanError(f"init: no argument of {first.function} has a leaf {name} of type {dtype}{list(leaf.shape)}")
+                raise PlanError(
+                    f"init: no argument of {first.function} has a leaf {name} of type {dtype}{list(leaf.shape)}"
+                )
             shardings.append(NamedSharding(mesh, layout.spec()))
         placed = jax.device_put(args, NamedSharding(mesh, jax.P()))
         return jax.jit(make_state, out_shardings=jax.tree_util.tree_unflatten(tree, shardings))(*placed)
 
     def shard(self, batch: Any, argument: int = -1) -> Any:
-        """A host batch as arrays in the planned layout of an argument, the last positional one unless `argument` says otherwise.
+        """A host batch as arrays in the planned layout of an argument, by default the last positional one.
 
         With several processes each passes its own part of the batch.
         """
@@ -192,11 +194,14 @@ class AutoSharded:
         layouts = [leaf.layout for leaf in plan.inputs[len(program.constants) :]]
         args, _ = jax.tree_util.tree_unflatten(program.in_tree, layouts)
         if not -len(args) <= argument < len(args):
-            raise PlanError(f"shard: {plan.function} has {len(args)} positional arguments, there is no argument {argument}")
+            raise PlanError(
+                f"shard: {plan.function} has {len(args)} positional arguments, there is no argument {argument}"
+            )
         mesh = self._runner(plan).mesh
         if jax.tree.structure(args[argument]) != jax.tree.structure(batch):
             raise PlanError(
-                f"shard: the batch has structure {jax.tree.structure(batch)}, argument {argument} of {plan.function} has "
+                f"shard: the batch has structure {jax.tree.structure(batch)}, argument {argument} of "
+                f"{plan.function} has "
                 f"{jax.tree.structure(args[argument])}"
             )
         return jax.tree.map(lambda layout, x: _from_host(x, layout, mesh), args[argument], batch)
@@ -239,7 +244,8 @@ class AutoSharded:
         return self._runners[id(found)]
 
     def _related(self, fun: Callable[..., Any], in_shardings: Any) -> AutoSharded:
-        """Another function on the same mesh: the forward (static arguments as here) or the backward pass of this one."""
+        """Another function on the same mesh: the forward (static arguments as here) or the backward pass of this
+        one."""
         jit = self._settings.jit if in_shardings is None else JitSettings()
         settings = replace(
             self._settings,
@@ -250,6 +256,12 @@ class AutoSharded:
             ties=None,
         )
         return AutoSharded(fun, settings, self if self._known and in_shardings is None else None)
+
+
+@functools.cache
+def _exclude_our_frames() -> None:
+    """Lines in plans and errors are the user's; called once, and not at import, which touches nothing global."""
+    source_info_util.register_exclusion(str(Path(__file__).parent))
 
 
 def _from_host(x: Any, layout: Layout, mesh: Mesh) -> jax.Array:
@@ -269,7 +281,9 @@ def _mesh(mesh: Any) -> Mesh | AbstractMesh | tuple[Any, ...] | None:
             raise ValueError("mesh= has no devices")
         return mesh
     if not isinstance(mesh, (Sequence, np.ndarray)) or isinstance(mesh, str):
-        raise TypeError(f"mesh= takes a jax.sharding.Mesh or a sequence of devices, not {mesh!r} of type {type(mesh).__name__}")
+        raise TypeError(
+            f"mesh= takes a jax.sharding.Mesh or a sequence of devices, not {mesh!r} of type {type(mesh).__name__}"
+        )
     devices = tuple(np.asarray(mesh, object).flat)
     if not devices or not all(hasattr(d, "device_kind") for d in devices):
         raise ValueError(f"mesh= needs at least one device, and devices only; got {mesh!r}")

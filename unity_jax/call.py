@@ -33,7 +33,8 @@ class Call:
     """The arguments of one call.
 
     **Fields:** `args`, `kwargs`: as given; `static`: positions and names of static arguments; `leaves`: the arrays (or
-    `jax.ShapeDtypeStruct`s) in the other arguments; `tree`: their structure, of `(args, kwargs)` without static arguments.
+    `jax.ShapeDtypeStruct`s) in the other arguments; `tree`: their structure, of `(args, kwargs)` without static
+    arguments.
     """
 
     args: tuple[Any, ...]
@@ -64,8 +65,8 @@ class Call:
     def key(self) -> Any:
         """What decides whether to trace anew: tree, shapes, dtypes, static values, and settings that change tracing.
 
-        Weak types and pins are in the key, layouts of arrays are not; calls that differ only in weak types share a plan unless the
-        types of their programs really differ.
+        Weak types and pins are in the key, layouts of arrays are not; calls that differ only in weak types share a
+        plan unless the types of their programs really differ.
         """
         settings = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, jax.sharding.get_abstract_mesh()
         key = self.tree, tuple(_type(x) for x in self.leaves), self.fixed, settings
@@ -110,7 +111,8 @@ class Call:
         where, leaf = jax.tree_util.keystr(paths[index][0][1:]), self.leaves[index]
         if isinstance(leaf, jax.ref.Ref):
             raise UnsupportedError(
-                f"argument {where} is a jax.Ref. Mutable state cannot be sharded: pass it as arrays and return the updated arrays."
+                f"argument {where} is a jax.Ref. Mutable state cannot be sharded: pass it as arrays and return the "
+                f"updated arrays."
             )
         raise UnsupportedError(
             f"argument {where} is {leaf!r} of type {type(leaf).__name__}, not an array; mark the argument static with "
@@ -118,8 +120,23 @@ class Call:
         )
 
 
+_concrete: set[type] = set()  # classes of arrays with data, as met: `isinstance` on `jax.Array` is slow for each leaf
+
+
+def is_concrete(leaf: Any) -> bool:
+    """Whether a leaf is a `jax.Array` with data, not a tracer."""
+    if type(leaf) in _concrete:
+        return True
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, (jax.core.Tracer, jax.ref.Ref)):
+        _concrete.add(type(leaf))
+        return True
+    return False
+
+
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is an array, the shape of one, or a Python number."""
+    if is_concrete(leaf):
+        return True
     if isinstance(leaf, (bool, int, float, complex)):
         return True
     if isinstance(leaf, jax.ref.Ref) or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):

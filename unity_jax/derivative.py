@@ -15,10 +15,13 @@ from unity_jax.call import Call, JitSettings, abstract
 class Derivative:
     """Reverse-mode derivatives.
 
-    **Arguments:** `fun`: the undecorated function; `decorate(fun, in_shardings)`: makes a planned function of another one.
+    **Arguments:** `fun`: the undecorated function; `decorate(fun, in_shardings)`: makes a planned function of another
+    one.
     """
 
-    def __init__(self, fun: Callable[..., Any], jit: JitSettings, decorate: Callable[[Callable[..., Any], Any], Any]) -> None:
+    def __init__(
+        self, fun: Callable[..., Any], jit: JitSettings, decorate: Callable[[Callable[..., Any], Any], Any]
+    ) -> None:
         @functools.wraps(fun)
         def forward(*args: Any, **kwargs: Any) -> Any:
             call = Call.of(fun, jit, args, kwargs)

@@ -29,10 +29,11 @@ Inherited = Mapping[tuple[str, tuple[int, ...], str], Layout]
 def resolve(program: Program, mesh: MeshAxes, in_shardings: Any, out_shardings: Any, structs: Sequence[Any]) -> Pins:
     """Every pin of a call, checked.
 
-    **Arguments:** `in_shardings`, `out_shardings`: tree prefixes, of shardings, specs or None (free); `structs`: a sharding or None
-    per argument leaf, from `ShapeDtypeStruct`s.
+    **Arguments:** `in_shardings`, `out_shardings`: tree prefixes, of shardings, specs or None (free); `structs`: a
+    sharding or None per argument leaf, from `ShapeDtypeStruct`s.
     **Raises:** `PinError` naming the path.
     """
+    __tracebackhide__ = True
     inputs: dict[Tensor, Layout] = {}
     for t, sharding in zip(program.leaves, structs, strict=True):
         if sharding is not None:
@@ -41,7 +42,9 @@ def resolve(program: Program, mesh: MeshAxes, in_shardings: Any, out_shardings: 
         if sharding is not None:
             layout = _layout(sharding, t, mesh, f"in_shardings of {t.name}")
             if inputs.setdefault(t, layout) != layout:
-                raise PinError(f"{t.name} is pinned twice: {inputs[t]} by its ShapeDtypeStruct, {layout} by in_shardings")
+                raise PinError(
+                    f"{t.name} is pinned twice: {inputs[t]} by its ShapeDtypeStruct, {layout} by in_shardings"
+                )
     outputs: dict[int, Layout] = {}
     graph = program.graph
     for i, (t, sharding) in enumerate(zip(graph.outputs, _out_shardings(program, out_shardings), strict=True)):
@@ -50,7 +53,8 @@ def resolve(program: Program, mesh: MeshAxes, in_shardings: Any, out_shardings: 
             source = graph.inputs[program.ties[i]] if i in program.ties else None
             if source is not None and inputs.setdefault(source, outputs[i]) != outputs[i]:
                 raise PinError(
-                    f"result {program.out_paths[i]} replaces argument {source.name}, so they need one layout, but they are pinned "
+                    f"result {program.out_paths[i]} replaces argument {source.name}, so they need one layout, but "
+                    f"they are pinned "
                     f"to {outputs[i]} and {inputs[source]}"
                 )
     _check_code(graph, mesh)
@@ -104,19 +108,22 @@ def _check_code(graph: Graph, mesh: MeshAxes) -> None:
             wrong = {a: theirs[a] for a in used if ours.get(a) != theirs[a]}
             if wrong:
                 raise PinError(
-                    f"{op.source}: the sharding constraint is for mesh axes {wrong}, the plan for the mesh ({mesh}); pass the mesh "
+                    f"{op.source}: the sharding constraint is for mesh axes {wrong}, the plan for the mesh "
+                    f"({mesh}); pass the mesh "
                     "of the constraint as mesh="
                 )
         elif op.name == "shard_map":
             theirs = {a: n for a, n in op.params["mesh"].shape.items() if n > 1}
             if theirs != ours:
                 raise UnsupportedError(
-                    f"{op.source}: shard_map over the mesh {theirs}, the plan is for the mesh ({mesh}); pass the mesh of the "
+                    f"{op.source}: shard_map over the mesh {theirs}, the plan is for the mesh ({mesh}); pass the "
+                    f"mesh of the "
                     "shard_map as mesh="
                 )
 
 
 def _layout(sharding: Any, t: Tensor, mesh: MeshAxes, where: str) -> Layout:
+    __tracebackhide__ = True
     axes = dict(zip(mesh.names, mesh.sizes, strict=True))
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return Layout.replicated(t.rank)
@@ -126,7 +133,7 @@ def _layout(sharding: Any, t: Tensor, mesh: MeshAxes, where: str) -> Layout:
     wrong = {a: sharding.mesh.shape[a] for dim in layout.dims for a in dim if axes.get(a) != sharding.mesh.shape[a]}
     if wrong:
         raise PinError(f"{where}: {sharding.spec} is for mesh axes {wrong}, the plan for the mesh ({mesh}); pass mesh=")
-    return layout_of(sharding.spec, {**{a: 1 for a in sharding.mesh.axis_names}, **axes}, t.shape, where)
+    return layout_of(sharding.spec, {**dict.fromkeys(sharding.mesh.axis_names, 1), **axes}, t.shape, where)
 
 
 def _is_sharding(x: Any) -> bool:
@@ -155,6 +162,7 @@ def _out_shardings(program: Program, given: Any) -> list[Any]:
 
 def _broadcast(prefix: Any, full: Any, name: str, of: str) -> list[Any]:
     """A tree prefix, one entry per leaf of `full`."""
+    __tracebackhide__ = True
     try:
         return jax.tree.leaves(jax.tree_util.tree_broadcast(prefix, full, is_leaf=_is_sharding), is_leaf=_is_sharding)
     except ValueError as error:

@@ -1,4 +1,5 @@
-"""The plan: what was decided, what it will cost, and why, as an immutable value that can be read, compared, saved and run."""
+"""The plan: what was decided, what it will cost, and why, as an immutable value that can be read, compared, saved
+and run."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class Predicted:
     """What the machine model expects of one step, per device.
 
     **Fields:** `step_seconds`, `compute_seconds`, `exposed_communication_seconds`; `peak_bytes` of memory; `flops`;
-    `collectives`, in order of total time; `lower_bound_seconds`: no plan over the same choices takes less, under the model (0 if
-    unknown).
+    `collectives`, in order of total time; `lower_bound_seconds`: no plan over the same choices takes less, under the
+    model (0 if unknown).
     """
 
     step_seconds: float
@@ -75,9 +76,9 @@ class Plan:
     """How one function runs on one mesh. Made by `unity_jax.plan` or `auto_shard(f).plan(...)`; deterministic.
 
     **Fields:** `mesh`: a `Mesh`, or an `AbstractMesh` for a plan made without devices; `machine`: the machine's name;
-    `memory_limit` in bytes per device; `predicted`; `inputs` and `outputs`: every leaf with its layout; `label`: `"search"`, or
-    the expert whose plan won; `replicated`: ops that no rule could split, with their lines; `rewrites`: algebraic rewrites (none
-    yet); `program_hash`.
+    `memory_limit` in bytes per device; `predicted`; `inputs` and `outputs`: every leaf with its layout; `label`:
+    `"search"`, or the expert whose plan won; `replicated`: ops that no rule could split, with their lines;
+    `rewrites`: algebraic rewrites (none yet); `program_hash`.
     """
 
     mesh: Any
@@ -108,7 +109,8 @@ class Plan:
 
     @property
     def pcg(self) -> Graph:
-        """The planned Parallel Computation Graph: `print(plan.pcg)` shows every op and every collective with layouts."""
+        """The planned Parallel Computation Graph: `print(plan.pcg)` shows every op and every collective with
+        layouts."""
         if self.graph is None:
             raise PlanError(
                 "a loaded plan has no graph until it meets its function: run auto_shard(step, plan=plan), or call "
@@ -130,7 +132,8 @@ class Plan:
 
     @property
     def out_shardings(self) -> Any:
-        """A `NamedSharding` per result leaf, in the structure of the result (a dict by path for a plan without its function)."""
+        """A `NamedSharding` per result leaf, in the structure of the result (a dict by path for a plan without its
+        function)."""
         shardings = [self._sharding(leaf) for leaf in self.outputs]
         if self.program is None:
             return {leaf.path: s for leaf, s in zip(self.outputs, shardings, strict=True)}
@@ -153,7 +156,9 @@ class Plan:
     def bound(self) -> Program:
         """The program this plan is for. Raises `PlanError` for a loaded plan that has not met its function."""
         if self.program is None:
-            raise PlanError("a loaded plan does not know its function: call auto_shard(step, plan=plan).plan(*args) first")
+            raise PlanError(
+                "a loaded plan does not know its function: call auto_shard(step, plan=plan).plan(*args) first"
+            )
         return self.program
 
     def layouts(self, every: bool = False) -> dict[tuple[str, tuple[int, ...], str], Layout]:
@@ -183,9 +188,10 @@ class Plan:
     def explain(self, pattern: str = "*") -> str:
         """Why matching leaves and ops are laid out as they are.
 
-        **Arguments:** `pattern`: part of an argument path, of an op's scope or of its `file:line`; `*` and `?` match as in a shell.
-        **Returns:** for each matching leaf the layouts that were rejected and what each would cost, and for each matching op its rule,
-        its strategy and the collectives around it, with lines.
+        **Arguments:** `pattern`: part of an argument path, of an op's scope or of its `file:line`; `*` and `?` match
+        as in a shell.
+        **Returns:** for each matching leaf the layouts that were rejected and what each would cost, and for each
+        matching op its rule, its strategy and the collectives around it, with lines.
         """
         from unity_jax.report.explain import explain
 
@@ -218,12 +224,15 @@ class Plan:
             raise PlanError(f"{str(path)!r} is not a plan file (no format {FORMAT!r})")
         if data.get("version") != VERSION:
             raise PlanError(
-                f"{str(path)!r} has plan version {data.get('version')}, this unity_jax reads version {VERSION}: plan again"
+                f"{str(path)!r} has plan version {data.get('version')}, this unity_jax reads version {VERSION}: "
+                f"plan again"
             )
         try:
             return _from_json(data)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise PlanError(f"{str(path)!r} is damaged: {type(error).__name__}: {error}. Save the plan again.") from None
+            raise PlanError(
+                f"{str(path)!r} is damaged: {type(error).__name__}: {error}. Save the plan again."
+            ) from None
 
     def _to_json(self) -> dict[str, Any]:
         axes = mesh_axes(self.mesh)
@@ -260,11 +269,19 @@ def _layout(data: Any) -> Layout:
 
 
 def _leaf_json(leaf: Leaf) -> dict[str, Any]:
-    return {"path": leaf.path, "shape": leaf.shape, "dtype": leaf.dtype, "layout": _layout_json(leaf.layout), "bytes": leaf.bytes}
+    return {
+        "path": leaf.path,
+        "shape": leaf.shape,
+        "dtype": leaf.dtype,
+        "layout": _layout_json(leaf.layout),
+        "bytes": leaf.bytes,
+    }
 
 
 def _leaf(data: dict[str, Any]) -> Leaf:
-    return Leaf(data["path"], tuple(map(int, data["shape"])), data["dtype"], _layout(data["layout"]), int(data["bytes"]))
+    return Leaf(
+        data["path"], tuple(map(int, data["shape"])), data["dtype"], _layout(data["layout"]), int(data["bytes"])
+    )
 
 
 def _from_json(data: dict[str, Any]) -> Plan:
@@ -337,7 +354,9 @@ def make_plan(program: Program, mesh: Any, machine: Machine, limit: float, found
 def _leaf_of(axes: MeshAxes, path: str, tensor: Tensor) -> Leaf:
     assert tensor.layout is not None
     local = tensor.layout.local_shape(tensor.shape, axes)
-    return Leaf(path, tensor.shape, str(tensor.dtype), tensor.layout, int(np.prod(local, dtype=np.int64)) * tensor.itemsize)
+    return Leaf(
+        path, tensor.shape, str(tensor.dtype), tensor.layout, int(np.prod(local, dtype=np.int64)) * tensor.itemsize
+    )
 
 
 def _describe(t: Tensor, makers: dict[Tensor, Op]) -> str:

@@ -54,7 +54,8 @@ def trace_call(fun: Callable[..., Any], call: Call, settings: Settings) -> Progr
 def make(program: Program, call: Call, settings: Settings, base: Plan | None, known: Sequence[Plan]) -> Plan:
     """The plan of a traced call.
 
-    **Arguments:** `base`: the plan whose mesh and state layouts to take over; `known`: plans made for this function before.
+    **Arguments:** `base`: the plan whose mesh and state layouts to take over; `known`: plans made for this function
+    before.
     """
     __tracebackhide__ = True
     mesh = _mesh(program, call, settings, base)
@@ -90,7 +91,9 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
     _check_same(program, saved)
     axes = mesh_axes(mesh)
     if axes != mesh_axes(saved.mesh):
-        raise PlanError(f"the plan is for the mesh ({mesh_axes(saved.mesh)}), mesh= is ({axes}): plan again, or drop mesh=")
+        raise PlanError(
+            f"the plan is for the mesh ({mesh_axes(saved.mesh)}), mesh= is ({axes}): plan again, or drop mesh="
+        )
     decisions = from_record(program.graph, saved.record)
     resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
     made = finish(program, decisions, resharder, RuleCache(), materialized(program.graph), saved.label, bound)
@@ -98,7 +101,8 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
 
 
 def _mesh(program: Program, call: Call, settings: Settings, base: Plan | None) -> Any:
-    """Who decides the mesh: `mesh=`, the plan that this one follows, the pins, the code, `jax.set_mesh`; None: all devices."""
+    """Who decides the mesh: `mesh=`, the plan that this one follows, the pins, the code, `jax.set_mesh`; None: all
+    devices."""
     saved = settings.saved
     ambient = _compat.ambient_mesh()
     if settings.mesh is not None:
@@ -113,7 +117,8 @@ def _mesh(program: Program, call: Call, settings: Settings, base: Plan | None) -
     if call.is_traced and ambient is not None:
         if mesh is not None and not isinstance(mesh, tuple) and mesh_axes(mesh) != mesh_axes(ambient):
             raise PlanError(
-                f"{program.name} is planned for the mesh ({mesh_axes(mesh)}) and called inside jit under jax.set_mesh of "
+                f"{program.name} is planned for the mesh ({mesh_axes(mesh)}) and called inside jit under "
+                f"jax.set_mesh of "
                 f"({mesh_axes(ambient)}): pass that mesh as mesh="
             )
         return ambient
@@ -132,7 +137,9 @@ def _machine(mesh: Any, settings: Settings, base: Plan | None) -> Machine:
             try:
                 machine = Machine.preset(known.machine)
             except ValueError:
-                raise PlanError(f"the plan was made for the machine {known.machine!r}, which is no preset: pass machine=") from None
+                raise PlanError(
+                    f"the plan was made for the machine {known.machine!r}, which is no preset: pass machine="
+                ) from None
         elif isinstance(mesh, AbstractMesh) and mesh.size != len(jax.devices()):
             raise ValueError(f"the mesh ({mesh_axes(mesh)}) has no devices: pass machine= to plan for it")
         else:
@@ -140,7 +147,9 @@ def _machine(mesh: Any, settings: Settings, base: Plan | None) -> Machine:
     assert machine is not None
     count = len(mesh) if isinstance(mesh, tuple) else None if mesh is None else mesh_axes(mesh).num_devices
     if count is not None and count != machine.num_devices:
-        raise ValueError(f"mesh= has {count} devices, machine {machine.name} has {machine.num_devices}: they must agree")
+        raise ValueError(
+            f"mesh= has {count} devices, machine {machine.name} has {machine.num_devices}: they must agree"
+        )
     return machine
 
 
@@ -151,7 +160,8 @@ def _candidates(mesh: Any, machine: Machine) -> list[MeshAxes]:
 
 
 def _with_devices(mesh: Any, axes: MeshAxes) -> Any:
-    """A mesh with these axes: the caller's, or one over the caller's devices, or an abstract one if there are too few."""
+    """A mesh with these axes: the caller's, or one over the caller's devices, or an abstract one if there are too
+    few."""
     if isinstance(mesh, (Mesh, AbstractMesh)):
         return mesh
     devices = jax.devices() if mesh is None else mesh
@@ -161,7 +171,8 @@ def _with_devices(mesh: Any, axes: MeshAxes) -> Any:
 
 
 def attach_devices(plan: Plan) -> Plan:
-    """A plan made without devices (offline, or inside `jit`), over those of `jax.set_mesh` or all, if their number agrees."""
+    """A plan made without devices (offline, or inside `jit`), over those of `jax.set_mesh` or all, if their number
+    agrees."""
     ambient, axes = _compat.ambient_mesh(), mesh_axes(plan.mesh)
     if isinstance(ambient, Mesh) and mesh_axes(ambient) == axes:
         return replace(plan, mesh=ambient)
@@ -200,7 +211,8 @@ def _check_same(program: Program, saved: Plan) -> None:
     for path in [*theirs, *ours]:
         if theirs.get(path) != ours.get(path):
             raise PlanError(
-                f"the plan is for another signature of {saved.function}: argument {path} is {typed(ours.get(path))} here and "
+                f"the plan is for another signature of {saved.function}: argument {path} is {typed(ours.get(path))} "
+                f"here and "
                 f"{typed(theirs.get(path))} in the plan; plan again"
             )
     raise PlanError(f"the plan was made for another version of {saved.function}: its program differs; plan again")

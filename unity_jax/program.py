@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from unity_jax import _compat
 from unity_jax.errors import UnsupportedError
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.trace import build
@@ -22,9 +23,10 @@ KeyPath = tuple[Any, ...]
 class Program:
     """A traced function.
 
-    **Fields:** `graph`; its inputs are `constants` (captured arrays) followed by the leaves of the arguments; `in_tree` of
-    `(args, kwargs)` without static arguments; `out_tree`; `in_paths` and `out_paths`: readable names of the leaves; `in_suffixes`: the
-    same below the argument (what functions that share a state have in common); `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces.
+    **Fields:** `graph`; its inputs are `constants` (captured arrays) followed by the leaves of the arguments;
+    `in_tree` of `(args, kwargs)` without static arguments; `out_tree`; `in_paths` and `out_paths`: readable names of
+    the leaves; `in_suffixes`: the same below the argument (what functions that share a state have in common);
+    `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces.
     """
 
     name: str
@@ -70,12 +72,16 @@ def trace(
 ) -> Program:
     """Trace `fun` as `jax.jit` would. Array arguments may be `jax.ShapeDtypeStruct`s.
 
-    **Arguments:** `ties`: output path to the path of the input that it replaces, where donation and equal paths do not say so.
+    **Arguments:** `ties`: output path to the path of the input that it replaces, where donation and equal paths do
+    not say so.
     **Raises:** `UnsupportedError` for `jax.Ref` state.
     """
+    __tracebackhide__ = True
+
     # Tracing caches on the function object: a fresh one keeps plans of one function under several meshes apart.
     @functools.wraps(fun)
     def fresh(*a: Any, **k: Any) -> Any:
+        __tracebackhide__ = True
         return fun(*a, **k)
 
     jitted = jax.jit(
@@ -89,13 +95,13 @@ def trace(
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(traced.args_info)
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
     in_keys = [path for path, _ in in_leaves]
+    if len(_compat.open_jaxpr(traced.jaxpr)[0].invars) != len(in_keys):
+        raise UnsupportedError(
+            f"{_name(fun)} captures a value that an outer transformation is tracing, or a jax.Ref: pass it as an "
+            f"argument"
+        )
     constants: list[Any] = []
     graph = build(traced.jaxpr, [jax.tree_util.keystr(_without_kind(p)) for p in in_keys], constants)
-    for value in constants:
-        if isinstance(value, jax.core.Tracer):
-            raise UnsupportedError(
-                f"{_name(fun)} captures a value that an outer transformation is tracing ({value}): pass it as an argument"
-            )
     n = len(constants)
     donated = tuple(n + i for i, (_, info) in enumerate(in_leaves) if info.donated)
     found = _tie(graph, in_keys, [p for p, _ in out_leaves], n, set(donated), ties or {})
@@ -123,26 +129,36 @@ def _without_kind(path: KeyPath) -> KeyPath:
 
 
 def _tie(
-    graph: Graph, in_keys: Sequence[KeyPath], out_keys: Sequence[KeyPath], constants: int, donated: set[int], named: Mapping[str, str]
+    graph: Graph,
+    in_keys: Sequence[KeyPath],
+    out_keys: Sequence[KeyPath],
+    constants: int,
+    donated: set[int],
+    named: Mapping[str, str],
 ) -> dict[int, int]:
     """Which output replaces which input.
 
-    An output replaces the input whose path, below its argument, equals its own path or its path below its first key, if shape
-    and dtype agree; a donated input that is still free then takes the first equal output, as donation itself would.
+    An output replaces the input whose path, below its argument, equals its own path or its path below its first key,
+    if shape and dtype agree; a donated input that is still free then takes the first equal output, as donation would.
     """
     names = {jax.tree_util.keystr(_without_kind(p)): constants + i for i, p in enumerate(in_keys)}
     found: dict[int, int] = {}
     for out, source in named.items():
         outs = [i for i, p in enumerate(out_keys) if jax.tree_util.keystr(p) == out]
         if not outs or source not in names:
-            raise ValueError(f"options.ties: {out!r} -> {source!r} names no output or no input (inputs: {', '.join(list(names)[:5])}, ...)")
+            raise ValueError(
+                f"options.ties: {out!r} -> {source!r} names no output or no input (inputs: "
+                f"{', '.join(list(names)[:5])}, ...)"
+            )
         found[outs[0]] = names[source]
     below: dict[KeyPath, list[int]] = {}
     for i, path in enumerate(in_keys):
         below.setdefault(path[2:], []).append(constants + i)
     for i, path in enumerate(out_keys):
         for key in (path, path[1:]):
-            free = [j for j in below.get(key, ()) if j not in found.values() and _same(graph.outputs[i], graph.inputs[j])]
+            free = [
+                j for j in below.get(key, ()) if j not in found.values() and _same(graph.outputs[i], graph.inputs[j])
+            ]
             free = [j for j in free if j in donated or key]
             if i not in found and free:
                 found[i] = min(free, key=lambda j: (j not in donated, j))  # donated inputs are state by the user's word

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from unity_jax import _compat
-from unity_jax.call import Call, abstract
+from unity_jax.call import Call, abstract, is_concrete
 from unity_jax.errors import MemoryLimitError, PlanError
 from unity_jax.lower.compile import spmd
 from unity_jax.plan import Plan, mesh_axes
@@ -46,7 +46,8 @@ class Runner:
             return self.plan.mesh
         axes = mesh_axes(self.plan.mesh)
         raise PlanError(
-            f"the plan is for {axes.num_devices} devices ({axes}) and there are {len(jax.devices())}: it can be read, saved "
+            f"the plan is for {axes.num_devices} devices ({axes}) and there are {len(jax.devices())}: it can be "
+            f"read, saved "
             "and compared, not run here"
         )
 
@@ -87,9 +88,10 @@ class Runner:
         if call.is_traced:
             return self._inside(call)
         for leaf, path in zip(call.leaves, self.program.in_paths, strict=True):
-            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            if is_concrete(leaf) and leaf.is_deleted():
                 raise ValueError(
-                    f"argument {path} has been deleted: it was donated to an earlier call. Pass what that call returned in its place."
+                    f"argument {path} has been deleted: it was donated to an earlier call. Pass what that call "
+                    f"returned in its place."
                 )
         n = len(self.constants)
         args, kwargs = call.dynamic(self._place(call.leaves, self.shardings[n:], self.donated[n:]))
@@ -120,17 +122,20 @@ class Runner:
         if ambient.empty or not _compat.has_explicit_axes(ambient):
             return self._inner(*args, **kwargs)
         specs = [leaf.layout.spec() for leaf in self.plan.outputs]
-        auto = jax.sharding.auto_axes(self._inner, out_sharding=jax.tree_util.tree_unflatten(self.program.out_tree, specs))
+        auto = jax.sharding.auto_axes(
+            self._inner, out_sharding=jax.tree_util.tree_unflatten(self.program.out_tree, specs)
+        )
         return auto(*args, **kwargs)
 
     def _place(self, leaves: Any, shardings: list[NamedSharding], donated: list[bool]) -> tuple[Any, ...]:
-        """Every leaf in its planned layout; nothing moves once the results of one step come back as arguments of the next."""
+        """Every leaf in its planned layout; nothing moves once the results of one step come back as arguments of the
+        next."""
         placed = list(leaves)
         away = [i for i, x in enumerate(placed) if getattr(x, "sharding", None) != shardings[i]]
         if away:
             moved = jax.device_put([_typed(placed[i]) for i in away], [shardings[i] for i in away])
             for i, new in zip(away, moved, strict=True):
-                if donated[i] and isinstance(placed[i], jax.Array):
+                if donated[i] and is_concrete(placed[i]):
                     _free(placed[i], new)
                 placed[i] = new
         return tuple(placed)
@@ -157,7 +162,9 @@ def memory_error(plan: Plan) -> MemoryLimitError:
     """Why a plan that does not fit will not run: the largest tensors at the peak, and what helps."""
     top = "\n".join(f"  {size(n):>10}  {name}" for name, n in plan.largest[:5])
     return MemoryLimitError(
-        f"{plan.function} needs {size(plan.predicted.peak_bytes)} on each device, the limit is {size(plan.memory_limit)} "
-        f"(memory_limit=). The largest tensors at the peak are\n{top}\nWhat helps: more devices, a smaller batch, jax.checkpoint "
+        f"{plan.function} needs {size(plan.predicted.peak_bytes)} on each device, the limit is "
+        f"{size(plan.memory_limit)} "
+        f"(memory_limit=). The largest tensors at the peak are\n{top}\nWhat helps: more devices, a smaller batch, "
+        f"jax.checkpoint "
         "around the layers, donating the state (donate_argnums=), or a larger memory_limit=."
     )

@@ -17,19 +17,24 @@ def layout_of(spec: Any, axes: Mapping[str, int], shape: Sequence[int], where: s
     **Arguments:** `where`: what the error starts with, the user's line or the name of an argument.
     **Raises:** `PinError`.
     """
+    __tracebackhide__ = True
     if not isinstance(spec, PartitionSpec):
         raise PinError(f"{where}: a NamedSharding or PartitionSpec is needed, not {type(spec).__name__}")
     if len(spec) > len(shape):
         raise PinError(f"{where}: {spec} has {len(spec)} entries, the array {list(shape)} has {len(shape)} dimensions")
     if any(e is PartitionSpec.UNCONSTRAINED for e in spec):
-        raise PinError(f"{where}: {spec} leaves a dimension unconstrained; name every dimension, or drop the constraint")
+        raise PinError(
+            f"{where}: {spec} leaves a dimension unconstrained; name every dimension, or drop the constraint"
+        )
     if getattr(spec, "unreduced", None):
         raise PinError(f"{where}: {spec} asks for unreduced values, which arrays at a boundary cannot hold")
     asked = Layout.from_spec(spec, len(shape))
     unknown = sorted({a for dim in asked.dims for a in dim if a not in axes})
     if unknown:
         mesh = ", ".join(f"{a}={n}" for a, n in axes.items())
-        raise PinError(f"{where}: {spec} names mesh axes {unknown}, the mesh has ({mesh}); pass the mesh you mean as mesh=")
+        raise PinError(
+            f"{where}: {spec} names mesh axes {unknown}, the mesh has ({mesh}); pass the mesh you mean as mesh="
+        )
     layout = Layout(tuple(tuple(a for a in dim if axes[a] > 1) for dim in asked.dims))
     order = list(axes)
     for d, dim in enumerate(layout.dims):
@@ -38,11 +43,13 @@ def layout_of(spec: Any, axes: Mapping[str, int], shape: Sequence[int], where: s
             ways *= axes[a]
         if shape[d] % ways:
             raise PinError(
-                f"{where}: dimension {d} of {list(shape)} has {shape[d]} elements, which mesh axes {list(dim)} ({ways} shards) "
+                f"{where}: dimension {d} of {list(shape)} has {shape[d]} elements, which mesh axes {list(dim)} "
+                f"({ways} shards) "
                 "do not divide; shard another dimension"
             )
         if list(dim) != sorted(dim, key=order.index):
             raise PinError(
-                f"{where}: axes {list(dim)} of dimension {d} must be in the order of the mesh, {sorted(dim, key=order.index)}"
+                f"{where}: axes {list(dim)} of dimension {d} must be in the order of the mesh, "
+                f"{sorted(dim, key=order.index)}"
             )
     return layout

@@ -1,8 +1,8 @@
 """Trace: a jit-able function to a Parallel Computation Graph.
 
-`build(jaxpr)` inlines calls, keeps `scan`, `while` and `cond` as ops with sub-graphs, drops dead code and remembers for each
-op the user's line. `remat2` is inlined too: its inputs pass an `optimization_barrier`, exactly as JAX lowers it, so XLA
-cannot merge the recomputation with the forward pass.
+`build(jaxpr)` inlines calls, keeps `scan`, `while` and `cond` as ops with sub-graphs, drops dead code and remembers
+for each op the user's line. `remat2` is inlined too: its inputs pass an `optimization_barrier`, exactly as JAX lowers
+it, so XLA cannot merge the recomputation with the forward pass.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _SAME = ("mesh_cast", "pvary", "pcast")  # change types that layouts replace, no
 class _Scope:
     """One graph under construction: what its variables stand for, its ops, and the arrays its code has captured.
 
-    An inner `jit` or loop body keeps captured arrays as constants of its own jaxpr. They become inputs of the graph, one per array,
-    so that they are laid out like any other input and not copied into the program.
+    An inner `jit` or loop body keeps captured arrays as constants of its own jaxpr. They become inputs of the graph,
+    one per array, so that they are laid out like any other input and not copied into the program.
     """
 
     env: dict[Any, Tensor] = field(default_factory=dict)
@@ -71,8 +71,10 @@ class _Scope:
 def build(jaxpr: Any, names: Sequence[str] = (), captured: list[Any] | None = None) -> Graph:
     """The graph of a closed jaxpr. Arrays that its code captured are its first inputs (`const0`, ...).
 
-    **Arguments:** `names`: a name for every input of the jaxpr (argument paths); `captured`: receives the captured arrays.
-    **Raises:** `UnsupportedError` for `Ref` state and for effects that cannot run once on many devices, with the user's line.
+    **Arguments:** `names`: a name for every input of the jaxpr (argument paths); `captured`: receives the captured
+    arrays.
+    **Raises:** `UnsupportedError` for `Ref` state and for effects that cannot run once on many devices, with the
+    user's line.
     """
     opened, consts = _compat.open_jaxpr(jaxpr)
     scope = _Scope()
@@ -114,8 +116,14 @@ def _inline(jaxpr: Any, consts: Sequence[Any], scope: _Scope, callers: tuple[Any
             call = _Scope(dict(zip(opened.invars, operands, strict=True)), scope.ops, scope.captured)
             _inline(opened, inner_consts, call, (*callers, eqn))
             scope.env.update((v, call.read(a)) for v, a in zip(eqn.outvars, opened.outvars, strict=True))
-        elif name in _SAME or (name == "reshard" and (_is_transposed(eqn) or operands[0].rank == 0)) or (name == "convert_element_type" and operands[0].dtype == eqn.outvars[0].aval.dtype):
-            scope.env.update(zip(eqn.outvars, operands, strict=True))  # only types that layouts replace, or weak types, change
+        elif (
+            name in _SAME
+            or (name == "reshard" and (_is_transposed(eqn) or operands[0].rank == 0))
+            or (name == "convert_element_type" and operands[0].dtype == eqn.outvars[0].aval.dtype)
+        ):
+            scope.env.update(
+                zip(eqn.outvars, operands, strict=True)
+            )  # only types that layouts replace, or weak types, change
         elif name in _CONSTRAINTS:
             scope.env[eqn.outvars[0]] = _constrain(eqn, eqn.params[_CONSTRAINTS[name]], operands[0], scope.ops, callers)
         else:
@@ -137,7 +145,8 @@ def _op(eqn: Any, operands: tuple[Tensor, ...], scope: _Scope, callers: tuple[An
 
 
 def _is_out_sharding(eqn: Any) -> bool:
-    """Whether the user wrote `out_sharding=` here. JAX fills it in by itself under Auto meshes and when it transposes."""
+    """Whether the user wrote `out_sharding=` here. JAX fills it in by itself under Auto meshes and when it
+    transposes."""
     asked = eqn.params.get("out_sharding")
     if not isinstance(asked, NamedSharding) or not _compat.has_explicit_axes(asked.mesh) or _is_transposed(eqn):
         return False
@@ -179,7 +188,9 @@ def _control(
         operands = (operands[0], *every, *operands[1:])
         graphs = []
         for graph, inner in built:
-            inside = dict(zip((scope.constant(v, t.dtype) for t, v in inner.captured.values()), inner.captures, strict=True))
+            inside = dict(
+                zip((scope.constant(v, t.dtype) for t, v in inner.captured.values()), inner.captures, strict=True)
+            )
             first = tuple(inside.get(t) or Tensor(t.shape, t.dtype) for t in every)
             graphs.append(Graph((*first, *graph.inputs[len(inside) :]), graph.outputs, graph.ops))
         return operands, params, tuple(graphs)
@@ -227,8 +238,8 @@ def has_effects(op: Op) -> bool:
 
 
 def _mark_backward(graph: Graph, inside: bool = False) -> Graph:
-    """Mark the ops of the second half of a step: those made by transposition or rematerialization, what follows them, and
-    what only that needs (the optimizer's own arithmetic). A function without a backward pass has no second half.
+    """Mark the ops of the second half of a step: those made by transposition or rematerialization, what follows them,
+    and what only that needs (the optimizer's own arithmetic). A function without a backward pass has no second half.
     """
     late = {op for op in graph.ops if op.eqn is not None and _is_backward(op)}
     needed = {t for op in late for t in op.inputs}
@@ -255,18 +266,21 @@ def _check_effects(op: Op) -> None:
     """Refuse effects that a program on several devices cannot have, naming the line."""
     if op.name in _REFS:
         raise UnsupportedError(
-            f"{op.source}: `{op.name}` reads or writes a `jax.Ref`. Mutable state cannot be sharded: pass it as arrays and "
+            f"{op.source}: `{op.name}` reads or writes a `jax.Ref`. Mutable state cannot be sharded: pass it as "
+            f"arrays and "
             "return the updated arrays."
         )
     if op.bodies or not has_effects(op):
         return
     if op.params.get("ordered"):
         raise UnsupportedError(
-            f"{op.source}: `{op.name}` with ordered=True. Devices run side by side, so the order of host calls cannot be "
+            f"{op.source}: `{op.name}` with ordered=True. Devices run side by side, so the order of host calls "
+            f"cannot be "
             "kept: use ordered=False, or pass what must be ordered through the results of the step."
         )
     if op.name not in _ONCE and op.name not in ("shard_map", "pallas_call"):
         effects = ", ".join(sorted(str(e) for e in op.eqn.effects))
         raise UnsupportedError(
-            f"{op.source}: `{op.name}` has side effects ({effects}) and no rule says how to run them once on many devices"
+            f"{op.source}: `{op.name}` has side effects ({effects}) and no rule says how to run them once on many "
+            f"devices"
         )

@@ -29,7 +29,10 @@ def mlp_step(state, batch):
     params = {k: state[k] for k in ("w1", "w2")}
     loss, grads = jax.value_and_grad(mlp_loss)(params, batch)
     new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-    return {**new, "step": state["step"] + 1}, {"loss": loss, "norm": jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads)))}
+    return {**new, "step": state["step"] + 1}, {
+        "loss": loss,
+        "norm": jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads))),
+    }
 
 
 def close(found, expected, rtol=2e-5):
@@ -39,4 +42,4 @@ def close(found, expected, rtol=2e-5):
         if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert a.shape == b.shape and a.dtype == b.dtype
-        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=rtol, atol=1e-6)
+        np.testing.assert_allclose(np.asarray(a, np.complex128), np.asarray(b, np.complex128), rtol=rtol, atol=1e-6)

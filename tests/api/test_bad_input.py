@@ -1,4 +1,5 @@
-"""Bad and unusual input: an error that names the argument or starts at the user's line and says what to do, or what is documented."""
+"""Bad and unusual input: an error that names the argument or starts at the user's line and says what to do, or what
+is documented."""
 
 import json
 import traceback
@@ -74,7 +75,12 @@ def test_not_a_function():
 
 def test_argument_that_is_no_array():
     step = unity.auto_shard(lambda x: x["a"]["n"])
-    fails(unity.UnsupportedError, r"argument \[0\]\['a'\]\['n'\] is 'text' of type str, not an array; mark", step, {"a": {"n": "text"}})
+    fails(
+        unity.UnsupportedError,
+        r"argument \[0\]\['a'\]\['n'\] is 'text' of type str, not an array; mark",
+        step,
+        {"a": {"n": "text"}},
+    )
     fails(unity.UnsupportedError, r"argument \[0\]\['a'\]\['n'\] is .* of type object", step, {"a": {"n": object()}})
 
 
@@ -87,16 +93,22 @@ def test_error_in_the_users_code_starts_at_the_users_line():
     def broken(x):
         return x @ jnp.ones((3, 3))
 
-    caught = fails(TypeError, "dot_general requires contracting dimensions to have the same shape", unity.auto_shard(broken), X)
+    caught = fails(
+        TypeError, "dot_general requires contracting dimensions to have the same shape", unity.auto_shard(broken), X
+    )
     frames = [Path(f.filename) for f in traceback.extract_tb(caught.tb)]
-    shown = [f for f in caught.traceback if not f.ishidden()]
-    assert not any("unity_jax" in str(f.path).split("/tests/")[0].rsplit("/main/")[-1] for f in shown)
+    shown = [f for f in caught.traceback if not f.ishidden(caught)]
+    ours = Path(unity.__file__).parent
+    assert not any(Path(f.path).is_relative_to(ours) for f in shown)
     assert any(f.name == Path(__file__).name for f in frames)
 
 
 def test_empty_batch_and_zero_size_arrays(mesh):
     close(unity.auto_shard(lambda x: (x * 2, x.sum(), jnp.concatenate([x, x])))(X[:0]), (X[:0], jnp.float32(0), X[:0]))
-    close(unity.auto_shard(lambda w, x: x @ w, mesh=mesh, in_shardings=(P(None, "b"), None))(X, X[:0]), X[:0] @ jnp.asarray(X))
+    close(
+        unity.auto_shard(lambda w, x: x @ w, mesh=mesh, in_shardings=(P(None, "b"), None))(X, X[:0]),
+        X[:0] @ jnp.asarray(X),
+    )
 
 
 def test_complex_and_integer_state(mesh):
@@ -104,12 +116,14 @@ def test_complex_and_integer_state(mesh):
         return {"z": state["z"] * (1 + 2j) + state["n"].sum(), "n": state["n"] // 2, "b": ~state["b"]}
 
     state = {"z": (X + 1j).astype(np.complex64), "n": np.arange(8), "b": np.arange(8) > 3}
-    planned = unity.auto_shard(step, mesh=mesh, in_shardings={"z": P("a", "b"), "n": P("a"), "b": P("b")}, donate_argnums=0)
+    planned = unity.auto_shard(
+        step, mesh=mesh, in_shardings={"z": P("a", "b"), "n": P("a"), "b": P("b")}, donate_argnums=0
+    )
     close(planned(state), jax.jit(step)(state))
 
 
 def test_python_integer_out_of_range():
-    fails(OverflowError, "", unity.auto_shard(double), 2**40)
+    fails(OverflowError, "int", unity.auto_shard(double), 2**40)
 
 
 def test_no_arguments_and_no_results():
@@ -123,7 +137,12 @@ def test_no_arguments_and_no_results():
 
 def test_ref_arguments_and_ref_state_are_refused():
     ref = jax.ref.new_ref(jnp.zeros(3))
-    fails(unity.UnsupportedError, r"argument \[0\] is a jax.Ref.*return the updated arrays", unity.auto_shard(lambda r: r[...]), ref)
+    fails(
+        unity.UnsupportedError,
+        r"argument \[0\] is a jax.Ref.*return the updated arrays",
+        unity.auto_shard(lambda r: r[...]),
+        ref,
+    )
 
     def inside(x):
         ref = jax.ref.new_ref(x)
@@ -150,14 +169,24 @@ def test_ordered_effects_are_refused():
         return io_callback(lambda v: v, jax.ShapeDtypeStruct((8, 8), np.float32), x, ordered=True)
 
     for fun in (printing, calling):
-        fails(unity.UnsupportedError, r"^\S*test_bad_input.py:\d+.*ordered=True.*use ordered=False", unity.auto_shard(fun), X)
+        fails(
+            unity.UnsupportedError,
+            r"^\S*test_bad_input.py:\d+.*ordered=True.*use ordered=False",
+            unity.auto_shard(fun),
+            X,
+        )
 
 
 def test_captured_tracer_is_refused():
     def outer(w):
         return unity.auto_shard(lambda x: x @ w)(X)
 
-    fails(unity.UnsupportedError, "captures a value that an outer transformation is tracing.*pass it as an argument", jax.jit(outer), X)
+    fails(
+        unity.UnsupportedError,
+        "captures a value that an outer transformation is tracing.*pass it as an argument",
+        jax.jit(outer),
+        X,
+    )
 
 
 def test_forward_mode_says_so(mesh):
@@ -184,7 +213,11 @@ def test_deleted_argument():
 # Pins
 
 PINS = [
-    (P("c"), r"in_shardings of \[0\]: .*'c'.*names mesh axes \['c'\], the mesh has \(a=2, b=4\); pass the mesh you mean as mesh="),
+    (
+        P("c"),
+        r"in_shardings of \[0\]: .*'c'.*names mesh axes \['c'\], the mesh has \(a=2, b=4\); pass the mesh you mean as "
+        "mesh=",
+    ),
     (P(None, None, "a"), "3 entries, the array .8, 8. has 2 dimensions"),
     (P(P.UNCONSTRAINED, "a"), "unconstrained; name every dimension"),
     (P(("b", "a")), r"axes \['b', 'a'\] of dimension 0 must be in the order of the mesh"),
@@ -196,7 +229,13 @@ PINS = [
 
 @pytest.mark.parametrize(("pin", "match"), PINS)
 def test_bad_pin(mesh, pin, match):
-    fails(unity.PinError, match, plan, in_shardings=pin if isinstance(pin, tuple) and not isinstance(pin, P) else (pin,), mesh=mesh)
+    fails(
+        unity.PinError,
+        match,
+        plan,
+        in_shardings=pin if isinstance(pin, tuple) and not isinstance(pin, P) else (pin,),
+        mesh=mesh,
+    )
 
 
 def test_pin_on_a_missing_path(mesh):
@@ -207,7 +246,9 @@ def test_pin_on_a_missing_path(mesh):
 
 
 def test_pin_that_does_not_divide(mesh):
-    match = r"in_shardings of \[0\]: dimension 0 of \[7, 8\] has 7 elements, which mesh axes \['a'\] \(2 shards\) do not divide"
+    match = (
+        r"in_shardings of \[0\]: dimension 0 of \[7, 8\] has 7 elements, which mesh axes \['a'\] \(2 shards\) do not"
+    )
     fails(unity.PinError, match, plan, double, X[:7], mesh=mesh, in_shardings=P("a"))
 
 
@@ -219,23 +260,47 @@ def test_pin_for_another_mesh(mesh):
     fails(unity.PinError, r"argument \[0\]: " + match.replace("is", ".* is", 1), plan, double, struct, mesh=mesh)
     constrained = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(other, P("a")))  # noqa: E731
     fails((unity.PinError, ValueError), r"mesh", plan, constrained, X, mesh=mesh)
-    fails(unity.PinError, r"^\S*test_bad_input.py:\d+.*constraint is for mesh axes {'a': 8}", plan, constrained, X, mesh=jax.devices())
+    fails(
+        unity.PinError,
+        r"^\S*test_bad_input.py:\d+.*constraint is for mesh axes {'a': 8}",
+        plan,
+        constrained,
+        X,
+        mesh=jax.devices(),
+    )
 
 
 def test_pin_without_a_mesh():
-    fails(unity.PinError, r"names mesh axes \['data'\], the mesh has \(x=8\); pass the mesh", plan, double, X, in_shardings=P("data"))
+    fails(
+        unity.PinError,
+        r"names mesh axes \['data'\], the mesh has \(x=8\); pass the mesh",
+        plan,
+        double,
+        X,
+        in_shardings=P("data"),
+    )
 
 
 def test_two_pins_that_disagree(mesh):
     struct = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=NamedSharding(mesh, P("a")))
-    fails(unity.PinError, r"\[0\] is pinned twice: \[a,.\] by its ShapeDtypeStruct", plan, double, struct, mesh=mesh, in_shardings=P("b"))
-    match = r"result \['w1'\] replaces argument \[0\]\['w1'\], so they need one layout, but they are pinned to \[.,b\] and \[a,.\]"
+    fails(
+        unity.PinError,
+        r"\[0\] is pinned twice: \[a,.\] by its ShapeDtypeStruct",
+        plan,
+        double,
+        struct,
+        mesh=mesh,
+        in_shardings=P("b"),
+    )
+    match = r"\['w1'\] replaces argument \[0\]\['w1'\], so they need one layout, .* pinned to \[.,b\] and \[a,.\]"
     fails(unity.PinError, match, plan, lambda s: {"w1": s["w1"] * 2}, {"w1": X}, mesh=mesh,
           in_shardings={"w1": P("a")}, out_shardings={"w1": P(None, "b")})  # fmt: skip
 
 
 def test_mesh_and_machine_that_disagree(mesh):
-    fails(ValueError, r"mesh= has 8 devices, machine v5e:4x4 has 16: they must agree", plan, mesh=mesh, machine="v5e:4x4")
+    fails(
+        ValueError, r"mesh= has 8 devices, machine v5e:4x4 has 16: they must agree", plan, mesh=mesh, machine="v5e:4x4"
+    )
     abstract = jax.sharding.AbstractMesh((3,), ("x",))
     fails(ValueError, r"the mesh \(x=3\) has no devices: pass machine=", plan, mesh=abstract)
 
@@ -278,15 +343,24 @@ def test_plan_file_missing_truncated_or_something_else(saved, tmp_path):
     fails(unity.PlanError, "is not a plan file", load, tmp_path)
 
 
-@pytest.mark.parametrize(("values", "match"), [({"version": 99}, "plan version 99, this unity_jax reads version"), ({"inputs": None}, "damaged"),
-                                               ({"decisions": {}}, "damaged: KeyError"), ({"mesh": {"names": ["a"], "sizes": ["x"]}}, "damaged")])  # fmt: skip
+DAMAGES = [
+    ({"version": 99}, "plan version 99, this unity_jax reads version"),
+    ({"inputs": None}, "damaged"),
+    ({"decisions": {}}, "damaged: KeyError"),
+    ({"mesh": {"names": ["a"], "sizes": ["x"]}}, "damaged"),
+]
+
+
+@pytest.mark.parametrize(("values", "match"), DAMAGES)
 def test_plan_file_of_another_version_or_damaged(saved, values, match):
     fails(unity.PlanError, match, unity.Plan.load, changed(saved, **values))
 
 
 def test_plan_for_another_signature(saved):
     loaded = unity.Plan.load(saved)
-    match = r"another signature of mlp_step: argument \[1\]\['x'\] is float32\[4, 8\] here and float32\[8, 8\] in the plan"
+    match = (
+        r"another signature of mlp_step: argument \[1\]\['x'\] is float32\[4, 8\] here and float32\[8, 8\] in the plan"
+    )
     fails(unity.PlanError, match, unity.auto_shard(mlp_step, plan=loaded), mlp_state(), mlp_batch(4))
     fails(unity.PlanError, r"argument \[0\]\['step'\] is missing here", unity.auto_shard(double, plan=loaded), X)
 
@@ -297,7 +371,13 @@ def test_plan_for_another_program(saved):
         return {**state, "w1": state["w1"] * 2}, metrics
 
     changed = unity.auto_shard(mlp_step_changed, plan=unity.Plan.load(saved))
-    fails(unity.PlanError, "made for another version of mlp_step: its program differs; plan again", changed, mlp_state(), mlp_batch())
+    fails(
+        unity.PlanError,
+        "made for another version of mlp_step: its program differs; plan again",
+        changed,
+        mlp_state(),
+        mlp_batch(),
+    )
 
 
 def test_plan_for_another_mesh_or_machine(saved):
@@ -307,8 +387,8 @@ def test_plan_for_another_mesh_or_machine(saved):
     fewer = unity.auto_shard(mlp_step, plan=loaded, mesh=jax.devices()[:4])
     fails((unity.PlanError, ValueError), "devices", fewer, mlp_state(), mlp_batch())
     odd = unity.Plan.load(changed(saved, machine="my cluster"))
-    fails(unity.PlanError, "the machine 'my cluster', which is no preset: pass machine=", unity.auto_shard(mlp_step, plan=odd),
-          mlp_state(), mlp_batch())  # fmt: skip
+    step = unity.auto_shard(mlp_step, plan=odd)
+    fails(unity.PlanError, "machine 'my cluster', which is no preset: pass machine=", step, mlp_state(), mlp_batch())
 
 
 def test_loaded_plan_asked_for_what_it_cannot_know(saved):
@@ -331,9 +411,20 @@ def test_init_and_shard_before_a_plan():
 def test_init_and_shard_of_something_else():
     step = unity.auto_shard(mlp_step)
     step.plan(mlp_state(), mlp_batch())
-    fails(unity.PlanError, r"no argument of mlp_step has a leaf \['w9'\] of type float32\[3\]", step.init, lambda: {"w9": jnp.ones(3)})
+    fails(
+        unity.PlanError,
+        r"no argument of mlp_step has a leaf \['w9'\] of type float32\[3\]",
+        step.init,
+        lambda: {"w9": jnp.ones(3)},
+    )
     fails(unity.PlanError, "shard: the batch has structure", step.shard, {"x": X})
-    fails(unity.PlanError, "shard: mlp_step has 2 positional arguments, there is no argument 5", step.shard, mlp_batch(), 5)
+    fails(
+        unity.PlanError,
+        "shard: mlp_step has 2 positional arguments, there is no argument 5",
+        step.shard,
+        mlp_batch(),
+        5,
+    )
 
 
 def test_wrong_tie():

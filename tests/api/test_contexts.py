@@ -90,7 +90,9 @@ def test_captured_arrays_are_inputs_and_sharded():
     text = planned.lower(X).as_text()
     assert "constant dense<[[" not in text
     lowered = planned.lower(X).compile()
-    held = tuple(jax.device_put(c, s) for c, s in zip(plan.program.constants, planned._runner(plan).shardings, strict=False))
+    held = tuple(
+        jax.device_put(c, s) for c, s in zip(plan.program.constants, planned._runner(plan).shardings, strict=False)
+    )
     close(lowered(held, planned.shard(X)), jax.jit(f)(X), rtol=1e-4)
 
 
@@ -177,7 +179,9 @@ def test_other_mesh_inside_jit_is_refused(auto):
     other = unity.auto_shard(mlp_step, mesh=Mesh(np.array(jax.devices()), ("x",)))
     with jax.set_mesh(auto):
         jax.jit(step)(mlp_state(), mlp_batch())
-        with pytest.raises(unity.PlanError, match=r"planned for the mesh \(x=8\) and called inside jit under .*\(a=2, b=4\)"):
+        with pytest.raises(
+            unity.PlanError, match=r"planned for the mesh \(x=8\) and called inside jit under .*\(a=2, b=4\)"
+        ):
             jax.jit(other)(mlp_state(), mlp_batch())
         other(mlp_state(), mlp_batch())
 
@@ -280,7 +284,9 @@ def test_users_shard_map(auto):
     assert plan.mesh == auto
     assert any(c.kind == "all_reduce" and c.axes == ("b",) for c in plan.predicted.collectives)
     close(planned(X, X), jax.jit(jax.value_and_grad(f))(X, X), rtol=1e-4)
-    with pytest.raises(unity.UnsupportedError, match=r"test_contexts.py:\d+.*shard_map over the mesh .*'a': 2.*pass the mesh"):
+    with pytest.raises(
+        unity.UnsupportedError, match=r"test_contexts.py:\d+.*shard_map over the mesh .*'a': 2.*pass the mesh"
+    ):
         unity.auto_shard(f, mesh=jax.devices()).plan(X, X)
 
 
@@ -310,7 +316,9 @@ def test_pallas_call_is_replicated_and_said_so():
 
 def test_unknown_primitive_is_replicated_and_said_so(auto):
     planned = unity.auto_shard(lambda x: jnp.linalg.cholesky(x @ x.T + 8 * jnp.eye(8)), mesh=auto, in_shardings=P("a"))
-    assert any(said.startswith("cholesky f32[8, 8] at ") and "test_contexts.py" in said for said in planned.plan(X).replicated)
+    assert any(
+        said.startswith("cholesky f32[8, 8] at ") and "test_contexts.py" in said for said in planned.plan(X).replicated
+    )
     close(planned(X), jnp.linalg.cholesky(X @ X.T + 8 * np.eye(8, dtype=np.float32)), rtol=1e-4)
 
 
@@ -370,7 +378,9 @@ def test_offline_plan_needs_no_accelerator():
     plan = unity.plan(mlp_step, *shapes, machine="v5e:4x4", donate_argnums=0)
     assert plan.mesh.size == 16 and plan.machine == "v5e:4x4" and plan.fits
     assert plan.in_shardings[0]["w1"].shard_shape((8, 16))
-    with pytest.raises(unity.PlanError, match="16 devices .* there are 8: it can be read, saved and compared, not run here"):
+    with pytest.raises(
+        unity.PlanError, match=r"16 devices .* there are 8: it can be read, saved and compared, not run here"
+    ):
         unity.auto_shard(mlp_step, machine="v5e:4x4")(mlp_state(), mlp_batch())
 
 
@@ -394,13 +404,17 @@ def test_plan_over_the_limit_is_returned_and_does_not_run():
     step = unity.auto_shard(mlp_step, memory_limit=500)
     plan = step.plan(mlp_state(), mlp_batch())
     assert not plan.fits and "DOES NOT FIT" in str(plan)
-    with pytest.raises(unity.MemoryLimitError, match=r"(?s)mlp_step needs .*the limit is 500 B.*\n.*(w1|w2|x).*jax.checkpoint"):
+    with pytest.raises(
+        unity.MemoryLimitError, match=r"(?s)mlp_step needs .*the limit is 500 B.*\n.*(w1|w2|x).*jax.checkpoint"
+    ):
         step(mlp_state(), mlp_batch())
 
 
 def run_python(code, **environment):
     env = {**os.environ, "JAX_PLATFORMS": "cpu", **environment}
-    return subprocess.Popen([sys.executable, "-c", code], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def test_import_touches_nothing_global():

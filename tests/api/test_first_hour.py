@@ -114,7 +114,9 @@ def test_optax_states(mesh, name):
         return optax.apply_updates(params, updates), opt_state
 
     expected = jax.jit(step)(params, optimizer.init(params), mlp_batch())
-    found = unity.auto_shard(step, mesh=mesh, in_shardings=(None, None, P("x")))(params, optimizer.init(params), mlp_batch())
+    found = unity.auto_shard(step, mesh=mesh, in_shardings=(None, None, P("x")))(
+        params, optimizer.init(params), mlp_batch()
+    )
     close(found, expected)
 
 
@@ -156,7 +158,10 @@ def test_layouts_of_arrays_are_no_pins_and_not_in_the_key(mesh):
     places = [None, jax.devices()[3], NamedSharding(mesh, P()), plan.in_shardings[0]]
     other = jax.sharding.Mesh(np.array(jax.devices()[::-1]).reshape(2, 4), ("a", "b"))
     results = [step(mlp_state(), mlp_batch())]
-    results += [step(jax.device_put(mlp_state(), p) if p else jax.tree.map(jnp.asarray, mlp_state()), mlp_batch()) for p in places]
+    results += [
+        step(jax.device_put(mlp_state(), p) if p else jax.tree.map(jnp.asarray, mlp_state()), mlp_batch())
+        for p in places
+    ]
     restored = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(other, P("a") if x.ndim else P())), mlp_state())
     results.append(step(restored, mlp_batch()))
     assert len(step._known) == 1 and step.plan(restored, mlp_batch()) is plan
@@ -259,7 +264,9 @@ def test_cache_misses_where_the_plan_would_differ(tmp_path, mesh):
 
     options = unity.Options(cache=tmp_path)
     unity.auto_shard(mlp_step, options=options).plan(mlp_state(), mlp_batch())
-    for n, settings in enumerate([{"memory_limit": 1e9}, {"mesh": mesh, "in_shardings": DATA}, {"mesh": jax.devices()[:2]}]):
+    for n, settings in enumerate(
+        [{"memory_limit": 1e9}, {"mesh": mesh, "in_shardings": DATA}, {"mesh": jax.devices()[:2]}]
+    ):
         unity.auto_shard(mlp_step, options=options, **settings).plan(mlp_state(), mlp_batch())
         assert files() == n + 2
 
@@ -295,7 +302,11 @@ def test_init_builds_the_state_sharded(mesh):
 
     def make(key):
         w1, w2 = jax.random.split(key)
-        return {"w1": jax.random.normal(w1, (8, 16)), "w2": jax.random.normal(w2, (16, 8)), "step": jnp.zeros((), jnp.int32)}
+        return {
+            "w1": jax.random.normal(w1, (8, 16)),
+            "w2": jax.random.normal(w2, (16, 8)),
+            "step": jnp.zeros((), jnp.int32),
+        }
 
     step.plan(jax.eval_shape(make, jax.random.key(0)), mlp_batch())
     state = step.init(make, jax.random.key(0))

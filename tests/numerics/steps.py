@@ -78,8 +78,8 @@ class Reference:
     def errors(self, got: list[Any]) -> dict[str, float]:
         """The error of every leaf by path, relative to its largest magnitude.
 
-        Adam scales the rounding noise of gradients that are zero in exact arithmetic up to full size: of such a leaf the
-        moments are compared, relative to the largest of all leaves of that moment, and the parameter is not.
+        Adam scales the rounding noise of gradients that are zero in exact arithmetic up to full size: of such a leaf
+        the moments are compared, relative to the largest of all leaves of that moment, and the parameter is not.
         """
         paths = self.case.program.out_paths
         largest: dict[str, float] = {}

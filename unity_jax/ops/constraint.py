@@ -1,6 +1,7 @@
 """Sharding constraints in the user's code: an identity whose operand and result have the layout the user wrote.
 
-`with_sharding_constraint(x, P("data"))` and, under Explicit meshes, `reshard` and `out_sharding=` all are traced to this op.
+`with_sharding_constraint(x, P("data"))` and, under Explicit meshes, `reshard` and `out_sharding=` all are traced to
+this op.
 """
 
 from __future__ import annotations

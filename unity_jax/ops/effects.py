@@ -1,4 +1,4 @@
-"""Prints and host callbacks: the first device runs them, on whole operands, so that they happen once and not once per device.
+"""Prints and host callbacks: the first device runs them, on whole operands, so that they happen once, not once each.
 
 What an `io_callback` returns reaches the other devices by an all-reduce, to which they contribute zeros.
 """
@@ -52,4 +52,8 @@ def _broadcast(x: Any, axes: tuple[str, ...]) -> Any:
 
 def _broadcasts(shard: Shard) -> list[InnerCollective]:
     axes = _axes(shard)
-    return [InnerCollective("all_reduce", axes, shard.result_bytes(i)) for i in range(len(shard.op.outputs))] if axes else []
+    return (
+        [InnerCollective("all_reduce", axes, shard.result_bytes(i)) for i in range(len(shard.op.outputs))]
+        if axes
+        else []
+    )

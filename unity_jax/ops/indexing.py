@@ -150,6 +150,8 @@ def _gather_shard(shard: Shard, numbers: Numbers, labels: Sequence[Label], table
     )
     rows = _split_rows(shard, labels)
     if not rows:
+        if params["mode"] == GatherScatterMode.CLIP and math.prod(ids.shape[:-1]) == 1:
+            ids = _rows(shard, numbers, [], window, ids)[0]  # XLA makes a slice of it; see `ops.shape._clamped`
         return _bind(shard, (table, ids), params, not _padded_indices(shard))
     clipped, inside, local = _rows(shard, numbers, rows, window, ids)
     fill = params["mode"] == GatherScatterMode.FILL_OR_DROP
@@ -217,6 +219,10 @@ def _scatter_shard(
             clipped = clipped.at[..., numbers.indexed.index(d)].set(row)
         ids = jnp.where(drop[..., None], -1, clipped)
         params["mode"] = GatherScatterMode.FILL_OR_DROP
+    if math.prod(ids.shape[:-1]) == 1:
+        # XLA (of JAX 0.10) reads what this scatter replaces by a slice of `x`, also at an index that is dropped, and
+        # merges it with the slice that made our shard by adding their starts unclamped: another shard would leak in.
+        x = lax.optimization_barrier(x)
     return _bind(shard, (x, ids, updates), params, not rows and not _padded_indices(shard))
 
 

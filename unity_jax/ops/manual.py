@@ -1,7 +1,7 @@
 """A `shard_map` that the user wrote inside the step: its body runs as it is, on operands laid out by its own specs.
 
-The plan has the mesh axes of the user's mesh, so the body's collectives mean the same inside the planned program. An axis that
-the user left to the compiler (`axis_names=`) holds copies.
+The plan has the mesh axes of the user's mesh, so the body's collectives mean the same inside the planned program. An
+axis that the user left to the compiler (`axis_names=`) holds copies.
 """
 
 from __future__ import annotations

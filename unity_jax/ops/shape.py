@@ -154,16 +154,26 @@ def slice_(op: Op) -> Rule:
 def dynamic_slice(op: Op) -> Rule:
     x, y = op.inputs[0], op.outputs[0]
     labels = _same(op, [d for d in range(x.rank) if x.shape[d] != y.shape[d]])
+    limits = [n - m for n, m in zip(x.shape, y.shape, strict=True)]
     return make_rule(
         op,
         [labels, *([[]] * (len(op.inputs) - 1))],
         [labels],
         linear=_linear(op, 0),
-        # Where the slice has the full size its start is clamped to 0, on every shard as in the whole.
-        local=lambda shard, *xs: _with(shard, *xs, slice_sizes=shard.result_shape()),
+        local=lambda shard, x, *starts: _with(shard, x, *_clamped(starts, limits), slice_sizes=shard.result_shape()),
         flops=0,
         bytes=_result_bytes,
     )
+
+
+def _clamped(starts: Sequence[Any], limits: Sequence[int]) -> list[Any]:
+    """The starts of a slice of the whole, in `[0, limit]`.
+
+    That is where the slice clamps them, but XLA (of JAX 0.10) merges it with the slice that makes a shard of its
+    operand or its result by adding their starts unclamped.
+    """
+    tops = [min(n, int(jnp.iinfo(s.dtype).max)) for s, n in zip(starts, limits, strict=True)]
+    return [jnp.clip(s, 0, n) if n else jnp.zeros_like(s) for s, n in zip(starts, tops, strict=True)]
 
 
 @register("dynamic_update_slice")
@@ -184,12 +194,13 @@ def dynamic_update_slice(op: Op) -> Rule:
 
 def _update_shard(shard: Shard, cut: Sequence[int], x: Any, update: Any, *starts: Any) -> Any:
     """Each device writes the part of the update that falls into its shard."""
-    shape, starts = shard.op.inputs[0].shape, list(starts)
+    shape = shard.op.inputs[0].shape
+    starts = _clamped(starts, [n - m for n, m in zip(shape, shard.op.inputs[1].shape, strict=True)])
     split = [d for d in cut if shard.operand_layouts[0].dims[d]]
     inside = True
     for d in split:
         n, size = x.shape[d], update.shape[d]
-        start = jnp.clip(starts[d], 0, shape[d] - size).astype(jnp.int32)
+        start = starts[d].astype(jnp.int32)
         position = shard.offset(shard.rule.operands[0][d][0]) + lax.iota(jnp.int32, n) - start
         update = jnp.take(update, jnp.clip(position, 0, size - 1), axis=d)
         within = (position >= 0) & (position < size)

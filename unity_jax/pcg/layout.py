@@ -99,12 +99,12 @@ def layouts(shape: tuple[int, ...], mesh: MeshAxes, *, even: bool = False, parti
     **Arguments:** `even`: only splits that divide (what can be stored); `partial`: also partial sums.
     """
     found = []
-    choices = [-1, *(d for d, n in enumerate(shape) if n > 1), *([len(shape)] if partial else [])]
+    choices = [-1, *(d for d, n in enumerate(shape) if n > 1 and 0 not in shape), *([len(shape)] if partial else [])]
     for where in itertools.product(*(choices if size > 1 else [-1] for size in mesh.sizes)):
         placed = list(zip(mesh.names, where, strict=True))
         dims = tuple(tuple(a for a, d in placed if d == i) for i in range(len(shape)))
         ways = [mesh.size(axes) for axes in dims]
-        if all(k <= n and (n % k == 0 or not even) for n, k in zip(shape, ways, strict=True)):
+        if all(k <= max(n, 1) and (n % k == 0 or not even) for n, k in zip(shape, ways, strict=True)):
             found.append(Layout(dims, tuple((a, "sum") for a, d in placed if d == len(shape))))
     return tuple(found)
 

@@ -91,7 +91,7 @@ def assemble(graph: Graph, decisions: Decisions, resharder: Resharder, rules: Ru
 class _Copy:
     tensor: Tensor
     backward: bool  # made for the backward pass
-    original: bool  # as its producer holds it
+    original: bool  # as its producer holds it, or the sum of the terms that its producer holds
 
 
 class _Assembler:
@@ -226,7 +226,10 @@ class _Assembler:
             moved = with_layout(tensor, move.after)
             moved.literal = None
             self.ops.append(Op(move.kind, (source,), (moved,), {"move": move}, backward=backward))
-            self.copies[tensor].append(_Copy(moved, backward, False))
+            # A finished sum serves both passes: two reductions in different orders could differ in their last bit,
+            # and a maximum would no longer be equal to the element that it is.
+            finished = bool(self.copies[tensor][0].tensor.layout.partial) and not move.after.partial
+            self.copies[tensor].append(_Copy(moved, backward, finished and bool(move.before.partial)))
             source = moved
         return source
 

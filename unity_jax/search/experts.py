@@ -94,6 +94,7 @@ class _Completion:
         forward = {t for op in program.graph.walk() if not op.backward for t in op.inputs}
         self.params = state & forward
         self.state = state - forward
+        self.considered: dict[object, np.ndarray] = {}
         self.lazy = [self._waits(n) for n in built.nodes]
         self.wants = [self._batch_of(n) for n in built.nodes]
 
@@ -209,14 +210,22 @@ class _Completion:
 
     def _allowed(self, node: Node, expert: Expert) -> np.ndarray:
         """Which choices of a node the expert would consider; all, if none of them is possible."""
-        everything = np.ones(node.size, bool)
+        wants = frozenset(self.wants[node.index][0])
         if node.ops:
-            allowed = self._allowed_op(node, expert)
-        elif node.kind == "input" or node.tensor is not None:
-            allowed = np.array([self._allowed_place(node, lay, expert) for lay in node.layouts])
+            first = node.ops[0]
+            positions = frozenset(batch_factors(first, self.rules, self.positions))
+            key: object = (expert, id(node.strategies[0]), wants, positions, first.name in _WEIGHTED)
         else:
-            return everything
-        return allowed if allowed.any() else everything
+            key = (expert, id(node.layouts), wants, node.kind, node.tensor in self.params)
+        if key not in self.considered:
+            if node.ops:
+                allowed = self._allowed_op(node, expert, positions)
+            elif node.kind == "output":
+                allowed = np.ones(node.size, bool)
+            else:
+                allowed = np.array([self._allowed_place(node, lay, expert) for lay in node.layouts])
+            self.considered[key] = allowed if allowed.any() else np.ones(node.size, bool)
+        return self.considered[key]
 
     def _allowed_place(self, node: Node, layout: Layout, expert: Expert) -> bool:
         where = layout.axis_dim
@@ -235,7 +244,7 @@ class _Completion:
     def _fits(self, node: Node, dims: set[int], axes: tuple[str, ...]) -> bool:
         return any(all(lay.axis_dim.get(a) in dims for a in axes) for lay in node.layouts)
 
-    def _allowed_op(self, node: Node, expert: Expert) -> np.ndarray:
+    def _allowed_op(self, node: Node, expert: Expert, positions: frozenset[int]) -> np.ndarray:
         """Data axes split the batch wherever an op has one; model axes split the other operands of what uses weights.
         """
         first, strategies, batch = node.ops[0], node.strategies[0], self.wants[node.index][0]
@@ -249,8 +258,8 @@ class _Completion:
         if model:
             # Model axes never split the batch, and split positions only between the matmuls, if at all.
             moves = expert.sequence and first.name not in _WEIGHTED
-            positions = set() if moves else batch_factors(first, self.rules, self.positions)
-            allowed &= np.array([not any(s[i] in batch | positions for i in model) for s in strategies])
+            kept = batch if moves else batch | positions
+            allowed &= np.array([not any(s[i] in kept for i in model) for s in strategies])
         return allowed
 
 

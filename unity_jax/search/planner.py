@@ -62,6 +62,19 @@ class Pins:
 NO_PINS = Pins({}, {})
 
 
+CLOSE = 1.1
+"""How far above the solution of a problem a seed may be to be assembled and compared with it."""
+
+MANY_CHOICES = 100_000
+"""Strategies of all ops together, beyond which two axes are planned one at a time."""
+
+
+def by_one_axis_at_a_time(built: Built) -> bool:
+    """Whether all axes together make too many choices: three axes always, two axes for thousands of ops."""
+    axes = len(built.mesh.names)
+    return axes > 2 or (axes == 2 and sum(node.size for node in built.nodes) > MANY_CHOICES)
+
+
 NEGLIGIBLE = 0.08
 """The part of a step that communication may take before other meshes are worth trying."""
 
@@ -104,7 +117,10 @@ class Planner:
         """The planner's answer for one mesh, after the seeds it started from."""
         builder = self._builder(mesh)
         built, assignment, bound, seeds = self._solved(mesh)
-        found = [self._finish(built.decisions(s, True), builder.resharder, name, 0.0) for name, s in seeds.items()]
+        # Assembling shares reshards that the problem prices twice, so a seed a little above the solution may still win.
+        most = CLOSE * built.problem.cost(assignment)
+        near = {name: s for name, s in seeds.items() if built.problem.cost(s) <= most}
+        found = [self._finish(built.decisions(s, True), builder.resharder, name, 0.0) for name, s in near.items()]
         found.append(self._finish(built.decisions(assignment, True), builder.resharder, "search", bound))
         if not best(found, self.limit).fits(self.limit):
             found += self._within_limit(builder, mesh)
@@ -130,11 +146,11 @@ class Planner:
             built = self._builder(mesh).build(keep=True)
             # One axis is solved exactly, so experts cannot be better; over several they are where the search starts.
             seeds = self._seeds(built, mesh) if len(mesh.names) > 1 else {}
-            if len(mesh.names) <= 2:
+            if by_one_axis_at_a_time(built):
+                self._solutions[mesh] = Solved(built, by_axis(built, list(seeds.values())), 0.0, seeds)
+            else:
                 solution = solve(built.problem, seeds=list(seeds.values()))
                 self._solutions[mesh] = Solved(built, solution.assignment, solution.lower_bound, seeds)
-            else:
-                self._solutions[mesh] = Solved(built, by_axis(built, list(seeds.values())), 0.0, seeds)
         return self._solutions[mesh]
 
     def _seeds(self, built: Built, mesh: MeshAxes) -> dict[str, np.ndarray]:
@@ -159,12 +175,12 @@ class Planner:
         limit = self.limit
         for _ in range(3):
             built.problem.limit = limit
-            if len(mesh.names) <= 2:
-                solution = solve(built.problem, seeds=list(seeds.values()))
-                assignment, bound, possible = solution.assignment, solution.lower_bound, solution.feasible
-            else:
+            if by_one_axis_at_a_time(built):
                 assignment, bound = by_axis(built, list(seeds.values())), 0.0
                 possible = built.problem.fits(assignment)
+            else:
+                solution = solve(built.problem, seeds=list(seeds.values()))
+                assignment, bound, possible = solution.assignment, solution.lower_bound, solution.feasible
             candidate = self._finish(built.decisions(assignment, False), builder.resharder, "search", bound)
             yield candidate
             excess = candidate.memory.peak_bytes - self.limit
