@@ -11,7 +11,6 @@ from unity_jax.pcg.layout import Layout, layouts
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import Decisions, RuleCache, is_free, lift, passes_layouts
 
-
 HELD = 0.1
 """How often a result is held in a layout of its own."""
 
