@@ -96,9 +96,9 @@ def test_every_layout_of_a_carry():
 def test_moved_keys():
     """Typed keys travel as their words, also where their number does not divide."""
     case = Case.of(lambda k: jax.vmap(jax.random.split)(jax.random.split(k, 6)), (jax.random.key(1),), options=QUICK)
-    for seed in range(6):
+    for seed in range(2):
         for sizes in ((8,), (4, 2), (3, 2)):
-            agree(case, case.sample(sizes, seed, held=0.5))
+            agree(case, case.sample(sizes, seed))
 
 
 def test_barriers_are_lowered():

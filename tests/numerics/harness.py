@@ -27,7 +27,7 @@ from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
-from unity_jax.search.sample import internal, sample
+from unity_jax.search.sample import sample
 
 TOLERANCE = 1e-9
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -81,15 +81,10 @@ class Case:
         program = trace(fn, args, {}, donate_argnums=tuple(donate))
         return Case(program, [*program.constants, *jax.tree.leaves(tuple(args))], [])
 
-    def sample(self, sizes: tuple[int, ...], seed: int, machine: str = "cpu", held: float = 0.1) -> Planned:
-        """A random plan; `held` of the floating-point results are moved to a random layout as soon as they are made."""
+    def sample(self, sizes: tuple[int, ...], seed: int, machine: str = "cpu") -> Planned:
+        """A random plan."""
         axes = MeshAxes(tuple("xyz"[: len(sizes)]), sizes)
-        rng = random.Random(seed)
-        decisions = sample(self.program.graph, self.program.ties, axes, self.rules, rng)
-        for op in list(decisions.strategies):
-            for t in op.outputs:
-                if _compat.is_float(t.dtype) and t.rank and rng.random() < held:
-                    decisions.layouts[t] = rng.choice(internal(t, axes))
+        decisions = sample(self.program.graph, self.program.ties, axes, self.rules, random.Random(seed))
         return self.planned(axes, decisions, machine)
 
     def planned(self, axes: MeshAxes, decisions: Decisions, machine: str = "cpu") -> Planned:

@@ -10,7 +10,7 @@ from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.search.assemble import Decisions, assemble
+from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.build import Builder
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.planner import Planner
@@ -21,16 +21,17 @@ EXPERTS = {"dp": "dp(", "fsdp": "fsdp(", "tp": "tp("}
 NAMES = ("chosen", *EXPERTS, "random")
 
 
+def planned(program: Program, decisions: Decisions, machine: Machine, axes: MeshAxes) -> Planned:
+    """The plan of some decisions."""
+    return Planned(axes, decisions, assemble(program.graph, decisions, Resharder(machine, axes), RuleCache()))
+
+
 def named_plans(
     program: Program, machine: Machine, axes: MeshAxes, names: tuple[str, ...] = NAMES, seed: int = 0
 ) -> Iterator[tuple[str, Planned]]:
     """Each plan with its name; an expert whose plan equals another's is left out."""
     planner = Planner(program, machine)
     resharder = Resharder(machine, axes)
-
-    def planned(decisions: Decisions) -> Planned:
-        return Planned(axes, decisions, assemble(program.graph, decisions, resharder, planner.rules))
-
     if "chosen" in names:
         best = planner.plan([axes])
         yield "chosen", Planned(axes, best.decisions, best.graph)
@@ -42,6 +43,7 @@ def named_plans(
         for name in names:
             found = [k for k in seeds if name in EXPERTS and k.startswith(EXPERTS[name]) and " x " not in k]
             if found:
-                yield name, planned(built.decisions(seeds[found[0]], keep=False))
+                yield name, planned(program, built.decisions(seeds[found[0]], keep=False), machine, axes)
     if "random" in names:
-        yield "random", planned(sample(program.graph, program.ties, axes, planner.rules, random.Random(seed)))
+        decisions = sample(program.graph, program.ties, axes, planner.rules, random.Random(seed))
+        yield "random", planned(program, decisions, machine, axes)

@@ -6,7 +6,18 @@ from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
 _FREE_SHAPES = frozenset(
-    ["broadcast_in_dim", "iota", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "pad"]
+    [
+        "broadcast_in_dim",
+        "iota",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "transpose",
+        "slice",
+        "rev",
+        "pad",
+        "sharding_constraint",
+    ]
 )
 _REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"])
 

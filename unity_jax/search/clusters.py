@@ -29,12 +29,17 @@ class Cluster:
 
 
 def linear_set(op: Op, uniform: set[Tensor]) -> int | None:
-    """The index in `rule.linear` of the set that holds exactly the operands that are not constant over the shape."""
-    full = frozenset(
-        i for i, t in enumerate(op.inputs) if t.shape == op.outputs[0].shape and t not in uniform and t.literal is None
-    )
-    sets = linear_sets(op)
-    return sets.index(full) if full and full in sets else None
+    """The index in `rule.linear` of the set of operands that vary over the shape, zeros aside."""
+    shape = op.outputs[0].shape
+    full = {i for i, t in enumerate(op.inputs) if t.shape == shape and t not in uniform and t.literal is None}
+    for index, operands in enumerate(linear_sets(op)):
+        if full and full <= operands and all(_is_zero(op.inputs[i]) for i in operands - full):
+            return index
+    return None
+
+
+def _is_zero(t: Tensor) -> bool:
+    return t.literal is not None and not t.literal.any()
 
 
 def clusters(graph: Graph, uniform: set[Tensor]) -> dict[Op, Cluster]:
@@ -49,9 +54,11 @@ def clusters(graph: Graph, uniform: set[Tensor]) -> dict[Op, Cluster]:
             continue
         shape = op.outputs[0].shape
         linear = linear_set(op, uniform) is not None
-        near = [home[t] for t in op.inputs if t in home and t.shape == shape]
-        near = [(j, c) for j, c in near if c.backward == op.backward and (linear or not c.linear)]
-        cluster = max(near, key=lambda jc: jc[0])[1] if near else Cluster(shape, linear, op.backward)
+        operands = [t for t in op.inputs if t.shape == shape and t not in uniform and t.literal is None]
+        whole = all(t in home and not home[t][1].linear for t in operands)  # none of them can be partial
+        near = [home[t] for t in operands if t in home]
+        near = [(j, c) for j, c in near if c.backward == op.backward and c.linear == (linear and not whole)]
+        cluster = max(near, key=lambda jc: jc[0])[1] if near else Cluster(shape, linear and not whole, op.backward)
         cluster.ops.append(op)
         found[op] = cluster
         home.update((t, (i, cluster)) for t in op.outputs)

@@ -7,7 +7,7 @@ without sequence sharding (arXiv:2205.05198), and their two-dimensional combinat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,7 @@ from unity_jax.search.build import Built, Node
 
 @dataclass(frozen=True)
 class Expert:
-    """A style of parallelism: which axes split the batch and which the weights, and what the batch axes shard besides.
-    """
+    """A style of parallelism: which axes split the batch, which the weights, and what the batch axes shard besides."""
 
     data: tuple[str, ...]
     model: tuple[str, ...] = ()
@@ -53,12 +52,17 @@ def experts(mesh: MeshAxes) -> Iterator[Expert]:
                 yield Expert(data, model, params, state, sequence)
 
 
-def expert_seeds(program: Program, built: Built, mesh: MeshAxes, rules: RuleCache) -> dict[str, np.ndarray]:
-    """A full assignment of the problem for every expert, by name; those that come out equal are kept once."""
+def expert_seeds(
+    program: Program, built: Built, mesh: MeshAxes, rules: RuleCache, styles: Iterable[Expert] | None = None
+) -> dict[str, np.ndarray]:
+    """A full assignment of the problem for every expert, by name; those that come out equal are kept once.
+
+    **Arguments:** `styles`: the experts to complete, all of the mesh by default.
+    """
     completion = _Completion(program, built, mesh, rules)
     found: dict[bytes, str] = {}
     seeds: dict[str, np.ndarray] = {}
-    for expert in experts(mesh):
+    for expert in experts(mesh) if styles is None else styles:
         assignment = completion.complete(expert)
         if np.isfinite(built.problem.cost(assignment)) and assignment.tobytes() not in found:
             found[assignment.tobytes()] = expert.name
@@ -245,8 +249,7 @@ class _Completion:
         return any(all(lay.axis_dim.get(a) in dims for a in axes) for lay in node.layouts)
 
     def _allowed_op(self, node: Node, expert: Expert, positions: frozenset[int]) -> np.ndarray:
-        """Data axes split the batch wherever an op has one; model axes split the other operands of what uses weights.
-        """
+        """Data axes split the batch wherever an op has one; model axes split what else the op has."""
         first, strategies, batch = node.ops[0], node.strategies[0], self.wants[node.index][0]
         at = [self.mesh.names.index(a) for a in expert.data]
         model = [self.mesh.names.index(a) for a in expert.model]

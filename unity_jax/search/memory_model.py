@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.program import Program
 from unity_jax.search.build import Built
-from unity_jax.search.problem import Usage
+from unity_jax.search.problem import Problem, Usage
 
 
 def usage(program: Program, built: Built, written: set[Tensor]) -> list[Usage]:
@@ -35,6 +37,29 @@ def usage(program: Program, built: Built, written: set[Tensor]) -> list[Usage]:
             )
             found.append(Usage(port.node, sizes, born[t], max(dies.get(t, 0), born[t] + 1)))
     return found
+
+
+def least_peak(usage: Sequence[Usage]) -> float:
+    """A bound on the peak of every plan: the bytes alive if each tensor took its smallest layout."""
+    change = np.zeros(2 + max((u.end for u in usage), default=0))
+    for u in usage:
+        change[u.start] += u.bytes.min()
+        change[u.end] -= u.bytes.min()
+    return float(np.cumsum(change).max())
+
+
+def priced_by_memory(problem: Problem) -> Problem:
+    """The problem with bytes at the busiest time step as its first concern: its solution is a plan that needs little
+    memory.
+    """
+    first = [int(np.argmin(u)) for u in problem.unary]
+    busiest = int(np.argmax(problem.profile(first)))
+    unary = list(problem.unary)
+    scale = 1.0 + sum(float(u[np.isfinite(u)].max(initial=0.0)) for u in unary)
+    for u in problem.usage:
+        if u.start <= busiest < u.end:
+            unary[u.node] = unary[u.node] + u.bytes * (scale / max(1.0, u.bytes.max()))
+    return Problem(unary, problem.edges, problem.shared, [], None)
 
 
 def _times(graph: Graph, clock: int, born: dict[Tensor, int], dies: dict[Tensor, int]) -> int:

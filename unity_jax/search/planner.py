@@ -24,16 +24,15 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.build import Builder, Built
-from unity_jax.search.experts import expert_seeds
-from unity_jax.search.memory_model import usage
+from unity_jax.search.experts import expert_seeds, experts
+from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, coarser, refined
 from unity_jax.search.solver import solve
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One complete plan: decisions, the graph they make, what it costs, and how far it may be from the model's optimum.
-    """
+    """One complete plan: decisions, the graph they make, what it costs, and a lower bound (0 if unknown)."""
 
     mesh: MeshAxes
     decisions: Decisions
@@ -80,8 +79,7 @@ NEGLIGIBLE = 0.08
 
 
 class Solved(NamedTuple):
-    """A problem without a memory limit, the best assignment found, a lower bound of its cost, and what it started from.
-    """
+    """A problem without a memory limit, the best assignment found, a lower bound of its cost, and the seeds."""
 
     built: Built
     assignment: np.ndarray
@@ -109,8 +107,11 @@ class Planner:
         for mesh in meshes:
             found += self.candidates(mesh)
             now = best(found, self.limit)
-            if now.fits(self.limit) and now.cost.communication_seconds < NEGLIGIBLE * now.seconds:
-                break
+            if now.fits(self.limit):
+                if now.cost.communication_seconds < NEGLIGIBLE * now.seconds:
+                    break
+            elif len(mesh.names) == 1 and self.least_bytes(mesh) > self.limit:
+                break  # finer meshes split no tensor further
         return best(found, self.limit)
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
@@ -154,39 +155,55 @@ class Planner:
         return self._solutions[mesh]
 
     def _seeds(self, built: Built, mesh: MeshAxes) -> dict[str, np.ndarray]:
-        """Expert plans, and the plans of the meshes that this one refines."""
-        seeds = expert_seeds(self.program, built, mesh, self.rules)
+        """Plans of the meshes that this one refines, and the expert plans that none of those could express."""
+        lifted = {}
         if not (self.pins.tensors or self.pins.outputs):  # pins name the axes of one mesh
             for coarse, group in coarser(mesh):
                 solved = self._solved(coarse)
-                lifted = refined(solved.built, solved.assignment, built, group)
-                if lifted is not None:
-                    seeds[f"search on ({coarse})"] = lifted
-        return seeds
+                found = refined(solved.built, solved.assignment, built, group)
+                if found is not None:
+                    lifted[f"search on ({coarse})"] = found
+        if len(lifted) < len(mesh.names) - 1:
+            return {**expert_seeds(self.program, built, mesh, self.rules), **lifted}
+        combined = [e for e in experts(mesh) if e.data and e.model] if len(mesh.names) == 2 else []
+        return {**expert_seeds(self.program, built, mesh, self.rules, combined), **lifted}
 
     def _within_limit(self, builder: Builder, mesh: MeshAxes) -> Iterator[Candidate]:
-        """Plans under the memory limit: what the problem's liveness misses tightens its limit, and it is solved again.
+        """Plans under the memory limit: what the problem's liveness misses tightens its limit, and it is solved
+        again.
         """
         built = builder.build(keep=False)
-        built.problem.usage = usage(self.program, built, self.written)
+        problem = built.problem
+        problem.usage = usage(self.program, built, self.written)
+        if self.least_bytes(mesh) > self.limit:
+            solution = solve(priced_by_memory(problem))
+            yield self._finish(built.decisions(solution.assignment, False), builder.resharder, "search", 0.0)
+            return
         seeds = expert_seeds(self.program, built, mesh, self.rules)
         for name, s in seeds.items():
             yield self._finish(built.decisions(s, False), builder.resharder, name, 0.0)
         limit = self.limit
         for _ in range(3):
-            built.problem.limit = limit
+            problem.limit = limit
             if by_one_axis_at_a_time(built):
                 assignment, bound = by_axis(built, list(seeds.values())), 0.0
-                possible = built.problem.fits(assignment)
+                possible = problem.fits(assignment)
             else:
-                solution = solve(built.problem, seeds=list(seeds.values()))
+                solution = solve(problem, seeds=list(seeds.values()))
                 assignment, bound, possible = solution.assignment, solution.lower_bound, solution.feasible
             candidate = self._finish(built.decisions(assignment, False), builder.resharder, "search", bound)
             yield candidate
             excess = candidate.memory.peak_bytes - self.limit
-            limit = min(limit, built.problem.peak(assignment)) - excess
+            limit = min(limit, problem.peak(assignment)) - excess
             if excess <= 0 or limit <= 0 or not possible:
                 return
+
+    def least_bytes(self, mesh: MeshAxes) -> float:
+        """Bytes per device that any plan on as many devices keeps alive at some time: every tensor split all ways it
+        can.
+        """
+        built = self._solved(mesh).built
+        return least_peak(usage(self.program, built, self.written))
 
     def _finish(self, decisions: Decisions, resharder: Resharder, label: str, bound: float) -> Candidate:
         return finish(self.program, decisions, resharder, self.rules, self.written, label, bound)

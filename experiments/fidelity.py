@@ -1,0 +1,189 @@
+"""What was planned against what was lowered and compiled: the collectives of every model under five plans.
+
+    python experiments/fidelity.py                    # the lowered StableHLO: must be equal
+    python experiments/fidelity.py --compile cpu      # XLA:CPU's program too
+    python experiments/fidelity.py --compile tpu      # XLA:TPU's, for v5e:2x4; needs the extra tpu-aot, no TPU
+    python experiments/fidelity.py --memory           # FSDP with repeated gathers: peak memory on v5e, no TPU
+
+Compilers combine collectives, merge equal ones and move casts across them, so compiled programs are compared by kind
+and mesh axes: none may appear that the plan lacks. XLA:CPU also widens reductions of bfloat16 to float32 (their bytes
+double), which is noted.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import argparse
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import models
+from tests.numerics.harness import Planned
+from tests.numerics.plans import NAMES, named_plans, planned
+from tests.numerics.steps import slow
+from unity_jax.cost.program import collectives
+from unity_jax.lower.compile import spmd
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program, trace
+from unity_jax.report.aot import tpu_topology
+from unity_jax.report.collectives import (
+    Collective,
+    bytes_difference,
+    compiled_collectives,
+    count_difference,
+    stablehlo_collectives,
+)
+
+AXES = MeshAxes(("x", "y"), (2, 4))
+TPU = "v5e:2x4"
+
+
+def lower(plan: Planned, program: Program, mesh: Mesh) -> jax.stages.Lowered:
+    """The planned program with the caller's donation."""
+    inputs = [
+        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh, t.layout.spec())) for t in plan.graph.inputs
+    ]
+    run = spmd(plan.graph, mesh)
+    outs = tuple(NamedSharding(mesh, t.layout.spec()) for t in plan.graph.outputs)
+    return jax.jit(lambda *flat: tuple(run(flat)), donate_argnums=program.donated, out_shardings=outs).lower(*inputs)
+
+
+def planned_collectives(plan: Planned, machine: Machine) -> list[Collective]:
+    return [Collective(c.kind, c.axes, c.bytes, c.count) for c in collectives(plan.graph, plan.axes, machine)]
+
+
+def devices_mesh(compile_for: str | None, axes: MeshAxes) -> Mesh:
+    devices = tpu_topology(TPU) if compile_for == "tpu" else jax.devices()
+    return Mesh(np.array(devices).reshape(axes.sizes), axes.names)
+
+
+def compare(console: Console, names: list[str], plans: tuple[str, ...], compile_for: str | None) -> int:
+    """Print a row per model and plan; returns the number of differences that break the contract."""
+    table = Table(title=f"Collectives on {AXES}")
+    for column in ("model", "plan", "planned", "bytes", "lowered"):
+        table.add_column(column)
+    if compile_for:
+        table.add_column(f"pairs that only XLA:{compile_for.upper()} has")
+    mesh, machine, broken, notes = devices_mesh(compile_for, AXES), slow(), 0, []
+    for name in names:
+        model = models.get(name, "tiny", dtype=jnp.bfloat16)
+        program = trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0)
+        for label, plan in named_plans(program, machine, AXES, plans):
+            console.print(f"[dim]{name}, {label}", end="\r")
+            expected = planned_collectives(plan, machine)
+            lowered = lower(plan, program, mesh)
+            difference = count_difference(expected, stablehlo_collectives(lowered.compiler_ir("stablehlo"), AXES))
+            total = sum(c.bytes * c.count for c in expected)
+            row = [name, label, f"{sum(c.count for c in expected)}", f"{total:,}", "; ".join(difference) or "equal"]
+            broken += bool(difference)
+            if compile_for:
+                compiled = compiled_collectives(lowered.compile().as_text(), AXES)
+                new = {(c.kind, c.axes) for c in compiled} - {(c.kind, c.axes) for c in expected}
+                row.append("; ".join(f"{kind} over {'+'.join(axes)}" for kind, axes in sorted(new)) or "none")
+                broken += bool(new)
+                notes += [f"{name}, {label}: {line}" for line in bytes_difference(expected, compiled)]
+            table.add_row(*row)
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+    return broken
+
+
+def chain(layers: int, width: int, batch: int) -> tuple[Any, tuple[Any, ...]]:
+    """A train step of an MLP whose float32 weights are used in bfloat16."""
+
+    def step(params: list[Any], x: Any, y: Any) -> Any:
+        def loss(params: list[Any]) -> Any:
+            h = x
+            for w in params:
+                h = jnp.tanh(h @ w.astype(jnp.bfloat16))
+            return ((h - y).astype(jnp.float32) ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+    weight, data = jax.ShapeDtypeStruct((width, width), jnp.float32), jax.ShapeDtypeStruct((batch, width), jnp.bfloat16)
+    return step, ([weight] * layers, data, data)
+
+
+def fsdp_memory(console: Console, width: int = 8192, batch: int = 2048) -> int:
+    """FSDP of an MLP on one axis of eight: temporaries with gathers kept, repeated, and repeated without barriers."""
+    axes, machine = MeshAxes(("x",), (8,)), Machine.preset(TPU)
+    mesh = devices_mesh("tpu", axes)
+    whole = width * width * 4
+    table = Table(title=f"FSDP on {TPU}, float32 weights of {whole / 2**20:.0f} MiB each when gathered")
+    for column in ("layers", "gathers", "arguments", "temporaries", "all-gathers planned", "compiled"):
+        table.add_column(column)
+    temporaries = {}
+    for layers in (4, 8):
+        fn, args = chain(layers, width, batch)
+        program = trace(fn, args, {}, donate_argnums=0)
+        (base,) = (plan for _, plan in named_plans(program, machine, axes, ("fsdp",)))
+        for label in ("kept", "repeated", "repeated, no barriers"):
+            plan = planned(program, dataclasses.replace(base.decisions, keep=label == "kept"), machine, axes)
+            if label.endswith("no barriers"):
+                plan = dataclasses.replace(plan, graph=without_barriers(plan.graph))
+            compiled = lower(plan, program, mesh).compile()
+            memory = compiled.memory_analysis()
+            temporaries[layers, label] = memory.temp_size_in_bytes
+            count = [
+                sum(c.count for c in side if c.kind == "all_gather")
+                for side in (planned_collectives(plan, machine), compiled_collectives(compiled.as_text(), axes))
+            ]
+            sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes)
+            table.add_row(f"{layers}", label, *(f"{n / 2**20:,.0f} MiB" for n in sizes), *map(str, count))
+    console.print(table)
+    grown = temporaries[8, "repeated"] - temporaries[4, "repeated"]
+    console.print(f"four more layers take {grown / 2**20:+,.0f} MiB; gathered they have {4 * whole / 2**20:,.0f} MiB")
+    return int(grown > whole)
+
+
+def without_barriers(graph: Graph) -> Graph:
+    """A planned graph whose repeated gathers may be merged and moved as the compiler likes."""
+    behind: dict[Tensor, Tensor] = {}
+    ops = []
+    for op in graph.ops:
+        inputs = tuple(behind.get(t, t) for t in op.inputs)
+        if op.name == "optimization_barrier":
+            behind.update(zip(op.outputs, inputs, strict=True))
+        else:
+            ops.append(dataclasses.replace(op, inputs=inputs))
+    return Graph(graph.inputs, tuple(behind.get(t, t) for t in graph.outputs), ops)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(models.names()))
+    parser.add_argument("--plans", default=",".join(NAMES), help="of " + ", ".join(NAMES))
+    parser.add_argument("--compile", choices=("cpu", "tpu"))
+    parser.add_argument("--memory", action="store_true")
+    options = parser.parse_args()
+    console = Console(width=150)
+    if (options.compile == "tpu" or options.memory) and importlib.util.find_spec("libtpu") is None:
+        console.print("skipped: the TPU compiler is not installed (pip install 'unity_jax\\[tpu-aot]')")
+        return
+    if options.memory:
+        sys.exit(fsdp_memory(console))
+    sys.exit(compare(console, options.models.split(","), tuple(options.plans.split(",")), options.compile))
+
+
+if __name__ == "__main__":
+    main()
