@@ -54,11 +54,9 @@ def clusters(graph: Graph, uniform: set[Tensor]) -> dict[Op, Cluster]:
             continue
         shape = op.outputs[0].shape
         linear = linear_set(op, uniform) is not None
-        operands = [t for t in op.inputs if t.shape == shape and t not in uniform and t.literal is None]
-        whole = all(t in home and not home[t][1].linear for t in operands)  # none of them can be partial
-        near = [home[t] for t in operands if t in home]
-        near = [(j, c) for j, c in near if c.backward == op.backward and c.linear == (linear and not whole)]
-        cluster = max(near, key=lambda jc: jc[0])[1] if near else Cluster(shape, linear and not whole, op.backward)
+        near = [home[t] for t in op.inputs if t in home and t.shape == shape]
+        near = [(j, c) for j, c in near if c.backward == op.backward and (linear or not c.linear)]
+        cluster = max(near, key=lambda jc: jc[0])[1] if near else Cluster(shape, linear, op.backward)
         cluster.ops.append(op)
         found[op] = cluster
         home.update((t, (i, cluster)) for t in op.outputs)
