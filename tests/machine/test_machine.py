@@ -10,6 +10,8 @@ import pytest
 from unity_jax.cost.compute import op_seconds
 from unity_jax.machine.machine import Machine
 
+pytestmark = pytest.mark.slow  # the same numbers on every JAX version
+
 PRESETS = {"cpu:8": 8, "v5e:2x4": 8, "v5e:16x16": 256, "h100:8": 8, "h100:2x8": 16, "v100-summit:4x6": 24}
 
 

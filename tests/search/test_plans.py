@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.search.planning import mesh, planner, program
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.planner import Candidate, best, finish
+
+pytestmark = pytest.mark.slow  # the same numbers on every JAX version
 
 
 def chosen(name: str, size: str, machine: str, limit: float | None = None, **overrides: int) -> tuple[Candidate, Graph]:

@@ -17,6 +17,8 @@ from unity_jax.search.prune import pruned
 from unity_jax.search.solver import solve
 from unity_jax.search.tables import Store
 
+pytestmark = pytest.mark.slow  # the same numbers on every JAX version
+
 KINDS = ("tree", "chain", "cycle", "hub")
 
 
