@@ -5,9 +5,9 @@
     python experiments/fidelity.py --compile tpu      # XLA:TPU's, for v5e:2x4; needs the extra tpu-aot, no TPU
     python experiments/fidelity.py --memory           # FSDP with repeated gathers: peak memory on v5e, no TPU
 
-Compilers combine collectives, merge equal ones and move casts across them, so compiled programs are compared by kind
-and mesh axes: none may appear that the plan lacks. XLA:CPU also widens reductions of bfloat16 to float32 (their bytes
-double), which is noted.
+Compilers combine collectives, merge equal ones, move casts across them and decompose small ones, so compiled programs
+are compared by kind and mesh axes: none may appear that the plan lacks and that is no decomposition of a planned one.
+XLA:CPU also widens reductions of bfloat16 to float32 (their bytes double), which is noted.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def compare(console: Console, names: list[str], plans: tuple[str, ...], compile_
             broken += bool(difference)
             if compile_for:
                 compiled = compiled_collectives(lowered.compile().as_text(), AXES)
-                new = {(c.kind, c.axes) for c in compiled} - {(c.kind, c.axes) for c in expected}
-                row.append("; ".join(f"{kind} over {'+'.join(axes)}" for kind, axes in sorted(new)) or "none")
+                new = unplanned(expected, compiled)
+                row.append("; ".join(f"{kind} over {'+'.join(axes)}" for kind, axes in new) or "none")
                 broken += bool(new)
                 notes += [f"{name}, {label}: {line}" for line in bytes_difference(expected, compiled)]
             table.add_row(*row)
@@ -105,6 +105,21 @@ def compare(console: Console, names: list[str], plans: tuple[str, ...], compile_
     for note in notes:
         console.print(note, markup=False, highlight=False)
     return broken
+
+
+DECOMPOSED = {"all_reduce": ("reduce_scatter",), "permute": ("all_gather", "all_to_all", "reduce_scatter")}
+"""What XLA:TPU makes of collectives over small or unaligned shapes, as in the tiny models: a reduce-scatter becomes an
+all-reduce and a slice, others a few permutes. None of these appears at the sizes of `--memory`."""
+
+
+def unplanned(expected: list[Collective], compiled: list[Collective]) -> list[tuple[str, tuple[str, ...]]]:
+    """The (kind, axes) pairs that only the compiled program has and that decompose no planned one."""
+    planned_pairs = {(c.kind, c.axes) for c in expected}
+    return sorted(
+        pair
+        for pair in {(c.kind, c.axes) for c in compiled} - planned_pairs
+        if not any((kind, pair[1]) in planned_pairs for kind in DECOMPOSED.get(pair[0], ()))
+    )
 
 
 def chain(layers: int, width: int, batch: int) -> tuple[Any, tuple[Any, ...]]:
@@ -128,8 +143,8 @@ def fsdp_memory(console: Console, width: int = 8192, batch: int = 2048) -> int:
     """FSDP of an MLP on one axis of eight: temporaries with gathers kept, repeated, and repeated without barriers."""
     axes, machine = MeshAxes(("x",), (8,)), Machine.preset(TPU)
     mesh = devices_mesh("tpu", axes)
-    whole = width * width * 4
-    table = Table(title=f"FSDP on {TPU}, float32 weights of {whole / 2**20:.0f} MiB each when gathered")
+    whole = width * width * 2
+    table = Table(title=f"FSDP on {TPU}: weights of {whole / 2**20:.0f} MiB each when gathered in bfloat16")
     for column in ("layers", "gathers", "arguments", "temporaries", "all-gathers planned", "compiled"):
         table.add_column(column)
     temporaries = {}
@@ -153,7 +168,7 @@ def fsdp_memory(console: Console, width: int = 8192, batch: int = 2048) -> int:
     console.print(table)
     grown = temporaries[8, "repeated"] - temporaries[4, "repeated"]
     console.print(f"four more layers take {grown / 2**20:+,.0f} MiB; gathered they have {4 * whole / 2**20:,.0f} MiB")
-    return int(grown > whole)
+    return int(grown >= 4 * whole)
 
 
 def without_barriers(graph: Graph) -> Graph:

@@ -23,7 +23,7 @@ from rich.table import Table
 
 import models
 import unity_jax as unity
-from unity_jax.plan import mesh_axes
+from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report.text import seconds, size
 
 BERT = "h100:8"
@@ -106,7 +106,7 @@ def measure(model: str, size: str, machine: str, **overrides: Any) -> dict[str, 
         "plan": total - traced,
         "memory": memory * unit,
         "ops": sum(1 for _ in plan.program.graph.walk()),
-        "mesh": str(mesh_axes(plan.mesh)),
+        "mesh": str(MeshAxes.of(plan.mesh)),
         "label": plan.label,
         "step": plan.predicted.step_seconds,
         "fits": plan.fits,

@@ -26,7 +26,7 @@ from rich.table import Table
 
 import models
 import unity_jax as unity
-from unity_jax.plan import mesh_axes
+from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report import collectives as read
 from unity_jax.report.text import size
 
@@ -100,7 +100,7 @@ def excerpt(plan: unity.Plan, shown: int = 16) -> list[str]:
 
 def check_collectives(plan: unity.Plan, stablehlo: str, hlo: str) -> None:
     """The plan's collectives against those of the program as we lowered it and as XLA compiled it."""
-    axes = mesh_axes(plan.mesh)
+    axes = MeshAxes.of(plan.mesh)
     planned = plan.predicted.collectives
     found = read.stablehlo_collectives(stablehlo, axes), read.compiled_collectives(hlo, axes)
     rows = Table("kind", "axes", "planned", "StableHLO", "compiled by XLA:CPU", box=None, pad_edge=False)

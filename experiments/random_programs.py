@@ -15,7 +15,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import argparse
-import concurrent.futures
 import multiprocessing
 import random
 import sys
@@ -71,7 +70,7 @@ def check(seed: int, outcome: Outcome) -> None:
         outcome.failures.append(f"program {seed} on {sizes} ({machine}): {', '.join(bad)}\n    {program}")
 
 
-def batch(seeds: range) -> Outcome:
+def batch(seeds: range) -> tuple[range, Outcome]:
     jax.config.update("jax_enable_x64", True)
     outcome = Outcome()
     for seed in seeds:
@@ -80,7 +79,7 @@ def batch(seeds: range) -> Outcome:
         except Exception:
             outcome.failures.append(f"program {seed}: {traceback.format_exc(limit=-3)}")
     jax.clear_caches()
-    return outcome
+    return seeds, outcome
 
 
 def main() -> None:
@@ -95,21 +94,16 @@ def main() -> None:
     total = Outcome()
     text, bar = Progress.get_default_columns()[:2]
     columns = (text, bar, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    context = multiprocessing.get_context("spawn")
-    with (
-        Progress(*columns) as progress,
-        concurrent.futures.ProcessPoolExecutor(options.processes, context, max_tasks_per_child=10) as pool,
-    ):
+    pool = multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=10)  # XLA keeps some memory
+    with Progress(*columns) as progress, pool:
         task = progress.add_task("programs", total=options.count)
-        running = {pool.submit(batch, seeds): seeds for seeds in batches}
-        for done in concurrent.futures.as_completed(running):
-            outcome = done.result()
+        for seeds, outcome in pool.imap_unordered(batch, batches):
             total.merge(outcome)
-            progress.update(task, advance=len(running[done]), description=f"{len(total.failures)} failures")
+            progress.update(task, advance=len(seeds), description=f"{len(total.failures)} failures")
             for failure in outcome.failures:
                 progress.console.print(failure, markup=False, highlight=False)
             if not progress.console.is_terminal:
-                print(f"{running[done]}: {len(outcome.failures)} failures", file=sys.stderr, flush=True)
+                print(f"{seeds}: {len(outcome.failures)} failures", file=sys.stderr, flush=True)
     print(f"\n{total.coverage}\n")
     print(f"{options.count} programs, {total.ops} planned ops, {len(total.failures)} failures")
     print(f"largest error of those that agree: {total.worst:.1e}")

@@ -19,7 +19,8 @@ from unity_jax.derivative import Derivative
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
-from unity_jax.plan import Plan, mesh_axes
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.plan import Plan
 from unity_jax.runner import Runner
 
 
@@ -269,7 +270,7 @@ def _from_host(x: Any, layout: Layout, mesh: Mesh) -> jax.Array:
     if jax.process_count() > 1:
         return jax.make_array_from_process_local_data(NamedSharding(mesh, layout.spec()), np.asarray(x))
     x = np.asarray(x, abstract(x).dtype) if not isinstance(x, jax.Array) else x
-    sizes = mesh_axes(mesh)
+    sizes = MeshAxes.of(mesh)
     dims = tuple(axes if n % sizes.size(axes) == 0 else () for n, axes in zip(x.shape, layout.dims, strict=True))
     return jax.device_put(x, NamedSharding(mesh, Layout(dims).spec()))
 

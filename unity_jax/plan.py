@@ -22,6 +22,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout, short_dtype
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
+from unity_jax.report import text
 from unity_jax.search.assemble import Decisions
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
 
@@ -181,9 +182,7 @@ class Plan:
 
     def compare(self, other: Plan) -> str:
         """What differs between two plans of one function: predictions, then every leaf whose layout differs."""
-        from unity_jax.report.text import compare
-
-        return compare(self, other)
+        return text.compare(self, other)
 
     def explain(self, pattern: str = "*") -> str:
         """Why matching leaves and ops are laid out as they are.
@@ -193,14 +192,12 @@ class Plan:
         **Returns:** for each matching leaf the layouts that were rejected and what each would cost, and for each
         matching op its rule, its strategy and the collectives around it, with lines.
         """
-        from unity_jax.report.explain import explain
+        from unity_jax.report.explain import explain  # which searches for plans, and so imports this module
 
         return explain(self, pattern)
 
     def __str__(self) -> str:
-        from unity_jax.report.text import table
-
-        return table(self)
+        return text.table(self)
 
     # Files
 
@@ -235,7 +232,7 @@ class Plan:
             ) from None
 
     def _to_json(self) -> dict[str, Any]:
-        axes = mesh_axes(self.mesh)
+        axes = MeshAxes.of(self.mesh)
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -310,17 +307,12 @@ def _from_json(data: dict[str, Any]) -> Plan:
     )
 
 
-def mesh_axes(mesh: Any) -> MeshAxes:
-    """The axes of a `Mesh` or `AbstractMesh`."""
-    return MeshAxes(tuple(mesh.axis_names), tuple(mesh.shape[a] for a in mesh.axis_names))
-
-
 # Making plans
 
 
 def make_plan(program: Program, mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
     """The plan that a candidate of the search stands for."""
-    axes, graph, cost = mesh_axes(mesh), found.graph, found.cost
+    axes, graph, cost = MeshAxes.of(mesh), found.graph, found.cost
     predicted = Predicted(
         found.seconds,
         cost.compute_seconds,

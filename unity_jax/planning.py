@@ -19,7 +19,7 @@ from unity_jax.cost.reshard import Resharder
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.plan import Plan, from_record, make_plan, mesh_axes
+from unity_jax.plan import Plan, from_record, make_plan
 from unity_jax.program import Program, trace
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.planner import Pins, Planner, finish, mesh_candidates
@@ -67,9 +67,9 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         if _is_same(program, plan) and _text(program, asked) == _text(plan.bound(), plan.pins):
             return plan
     if settings.saved is not None and not known:
-        return rebuild(program, settings.saved, _with_devices(mesh, mesh_axes(settings.saved.mesh)), machine, asked)
+        return rebuild(program, settings.saved, _with_devices(mesh, MeshAxes.of(settings.saved.mesh)), machine, asked)
     wanted = asked
-    if base is not None and [mesh_axes(base.mesh)] == meshes:
+    if base is not None and [MeshAxes.of(base.mesh)] == meshes:
         wanted = pins.inherit(asked, program, base.layouts())
     path = None
     if settings.folder is not None:
@@ -77,7 +77,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         path = cache.file_of(settings.folder, key)
         found = cache.load(path, program.hash)
         if found is not None:
-            return rebuild(program, found, _with_devices(mesh, mesh_axes(found.mesh)), machine, asked)
+            return rebuild(program, found, _with_devices(mesh, MeshAxes.of(found.mesh)), machine, asked)
     best = Planner(program, machine, limit, wanted).plan(meshes)
     plan = make_plan(program, _with_devices(mesh, best.mesh), machine, limit, best, asked)
     if path is not None:
@@ -89,10 +89,10 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
     """A saved plan, with the program it is for. Raises `PlanError` if it is for another one."""
     __tracebackhide__ = True
     _check_same(program, saved)
-    axes = mesh_axes(mesh)
-    if axes != mesh_axes(saved.mesh):
+    axes = MeshAxes.of(mesh)
+    if axes != MeshAxes.of(saved.mesh):
         raise PlanError(
-            f"the plan is for the mesh ({mesh_axes(saved.mesh)}), mesh= is ({axes}): plan again, or drop mesh="
+            f"the plan is for the mesh ({MeshAxes.of(saved.mesh)}), mesh= is ({axes}): plan again, or drop mesh="
         )
     decisions = from_record(program.graph, saved.record)
     resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
@@ -115,11 +115,11 @@ def _mesh(program: Program, call: Call, settings: Settings, base: Plan | None) -
         given = pins.meshes_of((settings.in_shardings, settings.out_shardings, call.pins))
         mesh = next(given, None) or ambient or pins.code_mesh(program.graph)
     if call.is_traced and ambient is not None:
-        if mesh is not None and not isinstance(mesh, tuple) and mesh_axes(mesh) != mesh_axes(ambient):
+        if mesh is not None and not isinstance(mesh, tuple) and MeshAxes.of(mesh) != MeshAxes.of(ambient):
             raise PlanError(
-                f"{program.name} is planned for the mesh ({mesh_axes(mesh)}) and called inside jit under "
+                f"{program.name} is planned for the mesh ({MeshAxes.of(mesh)}) and called inside jit under "
                 f"jax.set_mesh of "
-                f"({mesh_axes(ambient)}): pass that mesh as mesh="
+                f"({MeshAxes.of(ambient)}): pass that mesh as mesh="
             )
         return ambient
     return mesh
@@ -141,11 +141,11 @@ def _machine(mesh: Any, settings: Settings, base: Plan | None) -> Machine:
                     f"the plan was made for the machine {known.machine!r}, which is no preset: pass machine="
                 ) from None
         elif isinstance(mesh, AbstractMesh) and mesh.size != len(jax.devices()):
-            raise ValueError(f"the mesh ({mesh_axes(mesh)}) has no devices: pass machine= to plan for it")
+            raise ValueError(f"the mesh ({MeshAxes.of(mesh)}) has no devices: pass machine= to plan for it")
         else:
             machine = Machine.detect(list(devices) if devices is not None else jax.devices())
     assert machine is not None
-    count = len(mesh) if isinstance(mesh, tuple) else None if mesh is None else mesh_axes(mesh).num_devices
+    count = len(mesh) if isinstance(mesh, tuple) else None if mesh is None else MeshAxes.of(mesh).num_devices
     if count is not None and count != machine.num_devices:
         raise ValueError(
             f"mesh= has {count} devices, machine {machine.name} has {machine.num_devices}: they must agree"
@@ -155,7 +155,7 @@ def _machine(mesh: Any, settings: Settings, base: Plan | None) -> Machine:
 
 def _candidates(mesh: Any, machine: Machine) -> list[MeshAxes]:
     if isinstance(mesh, (Mesh, AbstractMesh)):
-        return [mesh_axes(mesh)]
+        return [MeshAxes.of(mesh)]
     return mesh_candidates(machine.num_devices, machine)
 
 
@@ -173,8 +173,8 @@ def _with_devices(mesh: Any, axes: MeshAxes) -> Any:
 def attach_devices(plan: Plan) -> Plan:
     """A plan made without devices (offline, or inside `jit`), over those of `jax.set_mesh` or all, if their number
     agrees."""
-    ambient, axes = _compat.ambient_mesh(), mesh_axes(plan.mesh)
-    if isinstance(ambient, Mesh) and mesh_axes(ambient) == axes:
+    ambient, axes = _compat.ambient_mesh(), MeshAxes.of(plan.mesh)
+    if isinstance(ambient, Mesh) and MeshAxes.of(ambient) == axes:
         return replace(plan, mesh=ambient)
     if len(jax.devices()) != axes.num_devices:
         return plan

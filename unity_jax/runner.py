@@ -13,7 +13,8 @@ from unity_jax import _compat
 from unity_jax.call import Call, abstract, is_concrete
 from unity_jax.errors import MemoryLimitError, PlanError
 from unity_jax.lower.compile import spmd
-from unity_jax.plan import Plan, mesh_axes
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.plan import Plan
 from unity_jax.report.text import size
 
 
@@ -44,7 +45,7 @@ class Runner:
         """The mesh with its devices."""
         if isinstance(self.plan.mesh, Mesh):
             return self.plan.mesh
-        axes = mesh_axes(self.plan.mesh)
+        axes = MeshAxes.of(self.plan.mesh)
         raise PlanError(
             f"the plan is for {axes.num_devices} devices ({axes}) and there are {len(jax.devices())}: it can be "
             f"read, saved "

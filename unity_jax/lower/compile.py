@@ -13,14 +13,9 @@ from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.mesh import MeshAxes
 
 
-def axes_of(mesh: Any) -> MeshAxes:
-    """The mesh axes of a `Mesh` or `AbstractMesh`."""
-    return MeshAxes(tuple(mesh.axis_names), tuple(mesh.shape[a] for a in mesh.axis_names))
-
-
 def spmd(graph: Graph, mesh: Any) -> Callable[[Sequence[Any]], list[Any]]:
     """The planned graph as a function of global arrays: one `shard_map` over all axes of `mesh`."""
-    axes = axes_of(mesh)
+    axes = MeshAxes.of(mesh)
     in_specs = tuple(t.layout.spec() for t in graph.inputs)  # type: ignore[union-attr]
     out_specs = tuple(t.layout.spec() for t in graph.outputs)  # type: ignore[union-attr]
 

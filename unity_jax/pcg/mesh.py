@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class MeshAxes:
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sizes) or len(set(self.names)) != len(self.names):
             raise ValueError(f"mesh axes need one size per distinct name, got {self.names} and {self.sizes}")
+
+    @staticmethod
+    def of(mesh: Any) -> MeshAxes:
+        """The axes of a `Mesh` or `AbstractMesh`."""
+        return MeshAxes(tuple(mesh.axis_names), tuple(mesh.shape[a] for a in mesh.axis_names))
 
     def __getitem__(self, name: str) -> int:
         return self.sizes[self.names.index(name)]

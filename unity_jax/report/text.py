@@ -17,6 +17,8 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from unity_jax.pcg.mesh import MeshAxes
+
 if TYPE_CHECKING:
     from unity_jax.cost.program import Collective
     from unity_jax.plan import Plan
@@ -27,11 +29,9 @@ SHOWN = 16  # rows of collectives, most expensive first
 
 def table(plan: Plan) -> str:
     """Mesh and predictions, then layouts with equal leaves on one row, then collectives, then remarks."""
-    from unity_jax.plan import mesh_axes
-
     p = plan.predicted
     lines = [
-        f"Plan of {plan.function} for {plan.machine}: mesh ({mesh_axes(plan.mesh)}), found by {plan.label}",
+        f"Plan of {plan.function} for {plan.machine}: mesh ({MeshAxes.of(plan.mesh)}), found by {plan.label}",
         f"  step         {seconds(p.step_seconds)} = {seconds(p.compute_seconds)} compute + "
         f"{seconds(p.exposed_communication_seconds)} exposed communication",
     ]
@@ -59,11 +59,9 @@ def table(plan: Plan) -> str:
 
 def compare(plan: Plan, other: Plan) -> str:
     """Predictions side by side, then the leaves whose layouts differ."""
-    from unity_jax.plan import mesh_axes
-
     a, b = plan.predicted, other.predicted
     rows = _table("", "this plan", "other plan")
-    rows.add_row("mesh", str(mesh_axes(plan.mesh)), str(mesh_axes(other.mesh)))
+    rows.add_row("mesh", str(MeshAxes.of(plan.mesh)), str(MeshAxes.of(other.mesh)))
     rows.add_row("machine", plan.machine, other.machine)
     rows.add_row("found by", plan.label, other.label)
     rows.add_row("step", seconds(a.step_seconds), seconds(b.step_seconds))
