@@ -6,8 +6,8 @@
     python experiments/fidelity.py --memory           # FSDP with repeated gathers: peak memory on v5e, no TPU
 
 Compilers combine collectives, merge equal ones, move casts across them and decompose small ones, so compiled programs
-are compared by kind and mesh axes: none may appear that the plan lacks and that is no decomposition of a planned one.
-XLA:CPU also widens reductions of bfloat16 to float32 (their bytes double), which is noted.
+are compared by kind and mesh axes: none may appear that the plan lacks and that decomposes no planned one. XLA:CPU also
+widens reductions of bfloat16 to float32 (their bytes double), which is noted.
 """
 
 from __future__ import annotations

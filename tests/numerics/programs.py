@@ -127,7 +127,8 @@ class Drawer:
         ]  # fmt: skip
         if fits and (self.closed or not self.flip(self.fresh)):
             return self.choice(fits[-6:])
-        wanted = self.shape(low, high) if shape is None else shape
+        least = 0 if self.turns is None else min(1, high)  # scalars show nothing of a rule
+        wanted = self.shape(max(low, least), high) if shape is None else shape
         if not self.closed:
             return self.new(kind, wanted)
         return self.made(kind, wanted)
@@ -997,11 +998,11 @@ def draw(rng: random.Random, most: int = 8) -> Program:
     return finish(d)
 
 
-def one_of_each(names: Sequence[str], seed: int, times: int = 2) -> Program:
-    """A program with `times` applications of each of these entries, on inputs of their own."""
+def one_of_each(names: Sequence[str], seed: int) -> Program:
+    """A program with every entry, on inputs of its own: elementwise ones once, others twice."""
     d = Drawer(random.Random(seed), fresh=1.0, turns={})
     for name in names:
-        done = 0
+        times, done = 1 if name in UNARY or name in BINARY or name in COMPARE else 2, 0
         for _ in range(20):
             if done < times:
                 try:

@@ -72,7 +72,7 @@ def test_float32(name):
         for i in range(3):
             batch = model.make_batch(i)
             order = np.random.default_rng(seed).permutation(jax.tree.leaves(batch)[0].shape[0])
-            state, metrics = step(state, {k: v[order] for k, v in batch.items()})
+            state, metrics = step(state, jax.tree.map(lambda v: v[order], batch))  # noqa: B023
         shuffled.append(max(ref.errors(jax.tree.leaves((state, metrics))).values()))
     plan = ref.chosen(MACHINE, (2, 4))
     sharded = max(ref.errors(ref.run(plan)).values())

@@ -47,7 +47,7 @@ def batches(size: int = 8) -> list[tuple[str, ...]]:
 
 @functools.cache
 def one_of_each(names: tuple[str, ...]) -> programs.Program:
-    return programs.one_of_each(names, seed=1, times=2)
+    return programs.one_of_each(names, seed=1)
 
 
 @pytest.mark.parametrize("names", batches(), ids=lambda names: names[0])
@@ -57,11 +57,11 @@ def test_every_strategy(names):
         case = Case.of(program.fn, program.args, options=QUICK)
         coverage = Coverage()
         for i in range(12):
-            sizes = MESHES[i % len(MESHES)]
+            sizes = ((2, 4), (7,), (3, 2))[i % 3]
             plan = steer(case, case.sample(sizes, seed=i), coverage)
             assert case.differences(case.run(plan, QUICK), floor=1.0) == [], f"{sizes}, seed {i}"
             coverage.record(case, plan)
-            if i >= len(MESHES) - 1 and not coverage.missing():
+            if i >= 2 and not coverage.missing():
                 break
         assert coverage.missing() == []
 
