@@ -107,7 +107,8 @@ def main() -> None:
     print(f"\n{total.coverage}\n")
     print(f"{options.count} programs, {total.ops} planned ops, {len(total.failures)} failures")
     print(f"largest error of those that agree: {total.worst:.1e}")
-    print("not covered: " + (", ".join(total.coverage.missing()) or "nothing"))
+    print("strategies never drawn: " + (", ".join(total.coverage.missing()) or "none"))
+    print("primitives met only where all divides: " + (", ".join(total.coverage.always_divisible()) or "none"))
     sys.exit(bool(total.failures))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
 
 from tests.numerics.harness import Case, Planned
 from unity_jax.ops.rule import Rule, Strategy
@@ -26,11 +25,13 @@ class Coverage:
         """Count the ops of a plan that was run."""
         _record(self, case, case.program.graph, plan)
 
-    def missing(self, names: Iterable[str] | None = None) -> list[str]:
-        """What was offered and never drawn, and primitives never met with a dimension that does not divide."""
-        wanted = self.offered | {(name, "indivisible") for name, _ in self.offered}
-        only = None if names is None else set(names)
-        return sorted(f"{n}: {k}" for n, k in wanted - set(self.drawn) if only is None or n in only)
+    def missing(self) -> list[str]:
+        """What was offered and never drawn."""
+        return sorted(f"{name}: {kind}" for name, kind in self.offered - set(self.drawn))
+
+    def always_divisible(self) -> list[str]:
+        """The primitives that were never met with a dimension that does not divide."""
+        return sorted(name for name in self.names if not self.drawn[name, "indivisible"])
 
     @property
     def names(self) -> set[str]:

@@ -106,7 +106,7 @@ class Drawer:
 
     def shape(self, low: int, high: int) -> tuple[int, ...]:
         rank = self.rng.randint(low, high)
-        sizes = [1 if self.flip(0.06) else self.choice(SIZES) for _ in range(rank)]
+        sizes = [1 if self.turns is None and self.flip(0.06) else self.choice(SIZES) for _ in range(rank)]
         while math.prod(sizes) > LIMIT // 2:
             sizes[sizes.index(max(sizes))] = 2
         return tuple(sizes)
@@ -127,8 +127,7 @@ class Drawer:
         ]  # fmt: skip
         if fits and (self.closed or not self.flip(self.fresh)):
             return self.choice(fits[-6:])
-        least = 0 if self.turns is None else min(1, high)  # scalars show nothing of a rule
-        wanted = self.shape(max(low, least), high) if shape is None else shape
+        wanted = self.shape(low, high) if shape is None else shape
         if not self.closed:
             return self.new(kind, wanted)
         return self.made(kind, wanted)
@@ -816,8 +815,10 @@ def keys(d: Drawer) -> None:
     how = d.variant("split", "fold", "clone")
     fns = {
         "split": lambda k: jax.vmap(lambda s: jax.random.normal(s, (6,)))(jax.random.split(k, n)),
-        "fold": lambda k: jax.random.uniform(jax.random.fold_in(k, n), (n, 4)),
-        "clone": lambda k: (jax.random.split(jax.random.clone(k))[1], jax.random.bits(k, (n,), "uint32") >> 3),
+        "fold": lambda k: jax.vmap(lambda s: jax.random.uniform(jax.random.fold_in(s, n), (4,)))(
+            jax.random.split(k, 6)
+        ),
+        "clone": lambda k: (jax.random.clone(jax.random.split(k, 6)), jax.random.bits(k, (n,), "uint32") >> 3),
     }
     d.apply(how, fns[how], key)
 
@@ -998,11 +999,11 @@ def draw(rng: random.Random, most: int = 8) -> Program:
     return finish(d)
 
 
-def one_of_each(names: Sequence[str], seed: int) -> Program:
-    """A program with every entry, on inputs of its own: elementwise ones once, others twice."""
+def one_of_each(names: Sequence[str], seed: int, times: int = 2) -> Program:
+    """A program with `times` applications of each of these entries, on inputs of their own."""
     d = Drawer(random.Random(seed), fresh=1.0, turns={})
     for name in names:
-        times, done = 1 if name in UNARY or name in BINARY or name in COMPARE else 2, 0
+        done = 0
         for _ in range(20):
             if done < times:
                 try:
