@@ -50,6 +50,7 @@ def one_of_each(names: tuple[str, ...], seed: int = 1) -> programs.Program:
     return programs.one_of_each(names, seed=seed, times=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", batches(), ids=lambda names: names[0])
 def test_every_strategy(names):
     with jax.enable_x64(True):
