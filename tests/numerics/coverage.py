@@ -6,8 +6,9 @@ import collections
 
 from tests.numerics.harness import Case, Planned
 from unity_jax.ops.rule import Rule, Strategy
-from unity_jax.pcg.graph import Graph, Op
+from unity_jax.pcg.graph import Op
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.assemble import is_free
 
 KINDS = ("none", "pass", "sum", "max", "min", "halo", "linear0", "linear1", "uneven", "indivisible")
 """`none`: a mesh axis without work; `linear0`: partial sums through `Rule.linear[0]`; `uneven`: a factor split with
@@ -23,7 +24,7 @@ class Coverage:
 
     def record(self, case: Case, plan: Planned) -> None:
         """Count the ops of a plan that was run."""
-        _record(self, case, case.program.graph, plan)
+        _record(self, case, plan)
 
     def missing(self) -> list[str]:
         """What was offered and never drawn."""
@@ -70,14 +71,16 @@ def kinds(op: Op, rule: Rule, strategy: Strategy, mesh: MeshAxes) -> set[str]:
     return found
 
 
-def _record(coverage: Coverage, case: Case, graph: Graph, plan: Planned) -> None:
-    for op in graph.walk():
-        strategy = plan.decisions.strategies.get(op)
-        if strategy is None:
+def _record(coverage: Coverage, case: Case, plan: Planned) -> None:
+    for op in plan.graph.walk():
+        if op.shard is None:
             continue
-        rule, options = case.rules(op), case.rules.strategies(op, plan.axes)
-        coverage.drawn.update((op.name, k) for k in kinds(op, rule, strategy, plan.axes))
-        coverage.offered |= {(op.name, k) for s in options for k in kinds(op, rule, s, plan.axes) if k != "indivisible"}
+        shard = op.shard
+        coverage.drawn.update((op.name, k) for k in kinds(shard.op, shard.rule, shard.strategy, plan.axes))
+        # A constant is made as its readers want it: nothing is drawn for it.
+        options = [shard.strategy] if is_free(shard.op) else case.rules.strategies(shard.op, plan.axes)
+        offered = {k for s in options for k in kinds(shard.op, shard.rule, s, plan.axes)}
+        coverage.offered |= {(op.name, k) for k in offered - {"indivisible"}}
 
 
 def steer(case: Case, plan: Planned, coverage: Coverage, machine: str = "cpu") -> Planned:
