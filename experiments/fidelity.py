@@ -43,7 +43,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
-from unity_jax.report.aot import tpu_topology
+from unity_jax.report.aot import topology
 from unity_jax.report.collectives import (
     Collective,
     bytes_difference,
@@ -71,7 +71,7 @@ def planned_collectives(plan: Planned, machine: Machine) -> list[Collective]:
 
 
 def devices_mesh(compile_for: str | None, axes: MeshAxes) -> Mesh:
-    devices = tpu_topology(TPU) if compile_for == "tpu" else jax.devices()
+    devices = topology(TPU) if compile_for == "tpu" else jax.devices()
     return Mesh(np.array(devices).reshape(axes.sizes), axes.names)
 
 

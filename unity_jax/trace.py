@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from unity_jax import _compat
 from unity_jax.errors import PinError, UnsupportedError
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.simplify import fold_transposes
 from unity_jax.specs import layout_of
 
 _CALLS = {  # call-like primitives and the parameter that holds their jaxpr
@@ -86,7 +87,7 @@ def build(jaxpr: Any, names: Sequence[str] = (), captured: list[Any] | None = No
     graph = Graph((*scope.captures, *inputs), tuple(scope.read(a) for a in opened.outvars), scope.ops)
     if captured is not None:
         captured += [value for _, value in scope.captured.values()]
-    return _mark_backward(_without_dead_code(graph))
+    return _mark_backward(fold_transposes(_without_dead_code(graph)))
 
 
 def _tensor(aval: Any, name: str = "") -> Tensor:
@@ -209,7 +210,7 @@ def _body(jaxpr: Any) -> tuple[Graph, _Scope]:
     scope.env.update(zip(opened.invars, inputs, strict=True))
     _inline(opened, consts, scope, ())
     graph = Graph((*scope.captures, *inputs), tuple(scope.read(a) for a in opened.outvars), scope.ops)
-    return _without_dead_code(graph), scope
+    return fold_transposes(_without_dead_code(graph)), scope
 
 
 def _barrier(eqn: Any, operands: tuple[Tensor, ...], ops: list[Op]) -> tuple[Tensor, ...]:

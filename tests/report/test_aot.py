@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.report.aot import tpu_topology
+from unity_jax.report.aot import topology
 from unity_jax.report.collectives import bytes_difference, compiled_collectives, stablehlo_collectives
 
 libtpu = importlib.util.find_spec("libtpu")
@@ -19,13 +19,13 @@ libtpu = importlib.util.find_spec("libtpu")
 @pytest.mark.skipif(libtpu is not None, reason="libtpu is installed")
 def test_the_missing_extra_is_named():
     with pytest.raises(ImportError, match=r"unity_jax\[tpu-aot\]"):
-        tpu_topology("v5e:2x4")
+        topology("v5e:2x4")
 
 
 @pytest.mark.skipif(libtpu is None, reason="needs the extra tpu-aot")
 def test_compiles_for_a_tpu_slice():
     before = dict(os.environ)
-    mesh = Mesh(np.array(tpu_topology("v5e:2x4")).reshape(2, 4), ("data", "model"))
+    mesh = Mesh(np.array(topology("v5e:2x4")).reshape(2, 4), ("data", "model"))
     assert dict(os.environ) == before
 
     def block(x, w):
@@ -48,4 +48,4 @@ def test_compiles_for_a_tpu_slice():
 @pytest.mark.skipif(libtpu is None, reason="needs the extra tpu-aot")
 def test_an_unknown_slice():
     with pytest.raises(ValueError, match="no TPU topology is called 'v9:4x4'"):
-        tpu_topology("v9:4x4")
+        topology("v9:4x4")

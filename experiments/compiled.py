@@ -1,0 +1,218 @@
+"""Plans of the zoo compiled for machines that are not there: what the tables about predictions are measured against.
+
+    python experiments/compiled.py                                  # chosen, dp, fsdp, tp of every model
+    python experiments/compiled.py --models bert,mlp --on h100:8 --plans all --random 20
+
+Each plan is lowered and compiled by the real XLA:TPU or XLA:GPU compiler, in another process (a compiler may crash),
+and kept in `build/compiled/MODEL/TOPOLOGY/PLAN/`: the plan, the scheduled HLO, and the compiler's memory analysis.
+What is there already is not made again. `experiments/agreement.py` reads it.
+
+The models have their published widths and fewer layers, so that data parallelism fits on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import argparse
+import gzip
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import models
+from unity_jax.cost.fusion import materialized
+from unity_jax.cost.reshard import Resharder
+from unity_jax.lower.compile import spmd
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.plan import Plan, make_plan
+from unity_jax.planning import rebuild
+from unity_jax.program import Program, trace
+from unity_jax.report.aot import COMPILER_OPTIONS, topology
+from unity_jax.search.assemble import RuleCache
+from unity_jax.search.build import Builder
+from unity_jax.search.experts import expert_seeds
+from unity_jax.search.planner import NO_PINS, Planner, finish, mesh_candidates
+from unity_jax.search.sample import sample
+
+FOLDER = Path(__file__).resolve().parent.parent / "build" / "compiled"
+TOPOLOGIES = ("v5e:2x4", "h100:8")
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": {"layers": 2, "batch_size": 64},
+    "gpt": {"layers": 4, "batch_size": 32},
+    "mlp": {},
+    "dlrm": {"rows": (250_000,) * 8, "bags": (4,) * 8},
+    "resnext": {"stages": (1, 1, 1, 1)},
+    "lstm_lm": {"batch_size": 160},
+    "moe": {
+        "layers": 2,
+        "hidden": 1024,
+        "heads": 8,
+        "kv_heads": 2,
+        "feed_forward": 3584,
+        "length": 1024,
+        "batch_size": 32,
+    },
+}
+FOUR = ("chosen", "dp", "fsdp", "tp")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One compiled plan: where it is, and what the compiler said."""
+
+    model: str
+    topology: str
+    label: str
+    folder: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """`memory`: the compiler's sizes in bytes; or `error`, its first line."""
+        return json.loads((self.folder / "facts.json").read_text())
+
+    @property
+    def hlo(self) -> str:
+        return gzip.decompress((self.folder / "hlo.txt.gz").read_bytes()).decode()
+
+    def plan(self, program: Program, machine: Machine) -> Plan:
+        """The plan, priced by the machine as it is now."""
+        saved = Plan.load(self.folder / "plan.json")
+        return rebuild(program, saved, saved.mesh, machine, NO_PINS)
+
+
+def cases(names: list[str] | None = None, on: list[str] | None = None) -> list[Case]:
+    """What has been compiled, in order."""
+    found = [
+        Case(f.parts[-4], f.parts[-3].replace("_", ":"), f.parts[-2], f.parent)
+        for f in sorted(FOLDER.glob("*/*/*/facts.json"))
+    ]
+    return [c for c in found if (names is None or c.model in names) and (on is None or c.topology in on)]
+
+
+def program_of(name: str) -> Program:
+    model = models.get(name, **SIZES[name])
+    return trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0)
+
+
+def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: int) -> Iterator[tuple[str, Plan]]:
+    """The planner's choice, the experts on one and two axes, and random plans, each with a name for its folder."""
+
+    def made(label: str, candidate: Any) -> tuple[str, Plan]:
+        mesh = jax.sharding.AbstractMesh(candidate.mesh.sizes, candidate.mesh.names)
+        return label, make_plan(program, mesh, machine, machine.memory_bytes, candidate, NO_PINS)
+
+    planner, rules, written = Planner(program, machine), RuleCache(), materialized(program.graph)
+    meshes = mesh_candidates(machine.num_devices, machine)
+    if "chosen" in wanted or "all" in wanted:
+        yield made("chosen", planner.plan(meshes))
+    for axes in meshes if "all" in wanted else meshes[:1]:
+        resharder = Resharder(machine, axes)
+        built = Builder(program.graph, program.ties, resharder, machine, rules, written).build(keep=False)
+        for name, seed in expert_seeds(program, built, axes, rules).items():
+            kind = name.split("(")[0]
+            if "all" in wanted or kind in wanted:
+                label = kind if len(axes.names) == 1 else f"{name} on {axes}"
+                keep = kind != "fsdp" or len(axes.names) > 1
+                yield made(
+                    _file_name(label), finish(program, built.decisions(seed, keep), resharder, rules, written, name)
+                )
+    for i in range(randoms):
+        axes = meshes[i % len(meshes)]
+        decisions = sample(program.graph, program.ties, axes, rules, random.Random(i))
+        found = finish(program, decisions, Resharder(machine, axes), rules, written, "random")
+        yield made(f"random{i:02}", found)
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "=+-." else "_" for c in text)
+
+
+def lower(plan: Plan, devices: list[jax.Device]) -> jax.stages.Lowered:
+    """The planned program over these devices, with the caller's donation."""
+    axes, graph, donated = MeshAxes.of(plan.mesh), plan.pcg, plan.bound().donated
+    mesh = Mesh(np.array(devices).reshape(axes.sizes), axes.names)
+    run = spmd(graph, mesh)
+    inputs = [
+        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh, t.layout.spec())) for t in graph.inputs
+    ]
+    outs = tuple(NamedSharding(mesh, t.layout.spec()) for t in graph.outputs)
+    return jax.jit(lambda *flat: tuple(run(flat)), donate_argnums=donated, out_shardings=outs).lower(*inputs)
+
+
+def work(name: str, on: str, wanted: tuple[str, ...], randoms: int) -> None:
+    """Compile what is missing of one model on one topology."""
+    program, machine, devices = program_of(name), Machine.preset(on), topology(on)
+    for label, plan in plans(program, machine, wanted, randoms):
+        folder = FOLDER / name / on.replace(":", "_") / label
+        if (folder / "facts.json").exists():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        plan.save(folder / "plan.json")
+        facts: dict[str, Any] = {"error": "the compiler crashed"}
+        (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
+        start = time.monotonic()
+        try:
+            compiled = lower(plan, devices).compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
+            m = compiled.memory_analysis()
+            sizes = ("argument", "output", "temp", "alias", "host_temp")
+            facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
+            (folder / "hlo.txt.gz").write_bytes(gzip.compress(compiled.as_text().encode(), 5))
+        except jax.errors.JaxRuntimeError as error:
+            facts = {"error": str(error).splitlines()[0]}
+        facts["seconds"] = time.monotonic() - start
+        (folder / "facts.json").write_text(json.dumps(facts))
+        print(f"{name} {on} {label}: {facts['seconds']:.0f} s {facts.get('error', '')}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--on", default=",".join(TOPOLOGIES))
+    parser.add_argument("--plans", default=",".join(FOUR), help="of " + ", ".join(FOUR) + ", or all")
+    parser.add_argument("--random", type=int, default=0, help="how many random plans of each")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    jobs = [(name, on) for name in options.models.split(",") for on in options.on.split(",")]
+    if options.worker:
+        return work(*jobs[0], tuple(options.plans.split(",")), options.random)
+    with Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()) as progress:
+        for name, on in progress.track(jobs, description="compiling"):
+            again = [
+                "--models",
+                name,
+                "--on",
+                on,
+                "--plans",
+                options.plans,
+                "--random",
+                str(options.random),
+                "--worker",
+            ]
+            while (code := subprocess.run([sys.executable, __file__, *again]).returncode) < 0:
+                progress.console.print(
+                    f"{name} on {on}: the compiler crashed (signal {-code}); going on with the next plan"
+                )
+            if code:
+                sys.exit(code)
+    return None
+
+
+if __name__ == "__main__":
+    main()
