@@ -28,6 +28,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import chlo, sdy, stablehlo
 
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.report.hlo import Instruction, arrays, element_bytes, parse
 
 
 @dataclass(frozen=True, order=True)
@@ -240,29 +241,12 @@ def _mlir_bytes(op: ir.Operation) -> int:
 
 def _tensor_bytes(type_: ir.Type) -> int:
     tensor = ir.RankedTensorType(type_)
-    return _bytes(str(tensor.element_type), tensor.shape)
+    return element_bytes(str(tensor.element_type), tensor.shape)
 
 
 # Optimized HLO
 
-_NAME = r"%?[\w.\-]+"
-_COMPUTATION = re.compile(rf"(?P<entry>ENTRY )?(?P<name>{_NAME}) \(.*\) -> .*\{{$")
-_INSTRUCTION = re.compile(rf"\s+(?:ROOT )?(?P<name>{_NAME}) = (?P<rest>.*)$")
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
-_CALLED = re.compile(
-    r"\b(?:calls|to_apply|condition|body|true_computation|false_computation|branch_computations|called_computations)="
-    rf"(\{{[^}}]*\}}|{_NAME})"
-)
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(\[?([\d,]*)\]?\))? \{([^}]*)\}")
-
-
-@dataclass(frozen=True)
-class _Instruction:
-    name: str
-    type: str
-    opcode: str
-    operands: tuple[str, ...]
-    attributes: str
 
 
 def compiled_collectives(hlo_text: str, mesh: MeshAxes) -> list[Collective]:
@@ -273,12 +257,12 @@ def compiled_collectives(hlo_text: str, mesh: MeshAxes) -> list[Collective]:
     reduce-scatter that it made itself as a fusion of an all-reduce and a slice, named `all-reduce-scatter`: read as a
     reduce-scatter.
     """
-    computations, entry = _parse_hlo(hlo_text)
+    module = parse(hlo_text)
 
     @functools.cache
     def of_computation(name: str) -> Counter[tuple[Key, str]]:
         total: Counter[tuple[Key, str]] = Counter()
-        instructions = computations[name]
+        instructions = module.computations[name]
         for op in instructions.values():
             if op.opcode.endswith(("-done", "-update")):
                 continue
@@ -289,53 +273,15 @@ def compiled_collectives(hlo_text: str, mesh: MeshAxes) -> list[Collective]:
                 size = _hlo_bytes(op, instructions)
                 total[(kind, _hlo_axes(op.attributes, mesh), size), _chain(op.attributes)] += 1
                 continue
-            for called in _called(op.attributes):
-                if called in computations:
+            for called in op.called:
+                if called in module.computations:
                     total.update(of_computation(called))
         return total
 
     counts: Counter[Key] = Counter()
-    for (key, chain), n in of_computation(entry).items():
+    for (key, chain), n in of_computation(module.entry).items():
         counts[key] += 1 if chain else n
     return _collectives(counts)
-
-
-def _parse_hlo(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
-    """Every computation by name, with its instructions by name; and the name of the entry."""
-    computations: dict[str, dict[str, _Instruction]] = {}
-    current: dict[str, _Instruction] = {}
-    entry = ""
-    for line in text.splitlines():
-        if match := _INSTRUCTION.match(line):
-            current[match["name"]] = _instruction(match["name"], match["rest"])
-        elif match := _COMPUTATION.match(line):
-            current = computations.setdefault(match["name"], {})
-            entry = match["name"] if match["entry"] else entry
-    if not entry:
-        raise ValueError("no ENTRY computation: this is not the text of a compiled HLO module")
-    return computations, entry
-
-
-def _instruction(name: str, rest: str) -> _Instruction:
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    opening = rest.index("(", end)
-    closing = _closing(rest, opening)
-    operands = tuple(re.findall(r"%[\w.\-]+", rest[opening:closing]))
-    return _Instruction(name, rest[:end], rest[end:opening].strip(), operands, rest[closing + 1 :])
-
-
-def _closing(text: str, opening: int) -> int:
-    """The position of the parenthesis that closes the one at `opening`."""
-    depth = 0
-    for i in range(opening, len(text)):
-        depth += (text[i] == "(") - (text[i] == ")")
-        if depth == 0:
-            return i
-    raise ValueError(f"unbalanced parentheses in the HLO line: {text[:200]}")
-
-
-def _called(attributes: str) -> list[str]:
-    return [name for group in _CALLED.findall(attributes) for name in re.findall(_NAME, group)]
 
 
 def _chain(attributes: str) -> str:
@@ -343,7 +289,7 @@ def _chain(attributes: str) -> str:
     return match[1] if match else ""
 
 
-def _hlo_bytes(op: _Instruction, instructions: dict[str, _Instruction]) -> int:
+def _hlo_bytes(op: Instruction, instructions: dict[str, Instruction]) -> int:
     """The larger of operands and results. A `-start` lists its operands among its results; its `-done` does not."""
     result = op.type
     if op.opcode.endswith("-start"):
@@ -354,8 +300,7 @@ def _hlo_bytes(op: _Instruction, instructions: dict[str, _Instruction]) -> int:
 
 
 def _hlo_type_bytes(text: str) -> int:
-    without_layouts = re.sub(r"\{[^}]*\}", "", text)
-    return sum(_bytes(name, [int(n) for n in dims.split(",") if n]) for name, dims in _ARRAY.findall(without_layouts))
+    return sum(array.bytes for array in arrays(text))
 
 
 def _hlo_axes(attributes: str, mesh: MeshAxes) -> tuple[str, ...]:
@@ -384,13 +329,6 @@ def _braced(text: str) -> list[list[int]]:
 
 
 # Shared
-
-
-def _bytes(element: str, shape: Iterable[int]) -> int:
-    """Bytes of an array of an MLIR or HLO element type (`f32`, `ui8`, `complex<f32>`, `c64`, `f8e4m3fn`, `pred`)."""
-    match = re.search(r"\d+", element)
-    bits = 8 if element in ("pred", "i1") else int(match[0]) if match else 0
-    return math.ceil(math.prod(shape) * bits * (2 if element.startswith("complex") else 1) / 8)
 
 
 def _collectives(counts: Counter[Key]) -> list[Collective]:
