@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable
@@ -37,14 +38,18 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: `%name = type opcode(operands), attributes`."""
+    """One line: `%name = type opcode(arguments), attributes`. `operands` are the names among the arguments."""
 
     name: str
     type: str
     opcode: str
-    operands: tuple[str, ...]
+    arguments: str
     attributes: str
     root: bool
+
+    @functools.cached_property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"%[\w.\-]+", self.arguments))
 
     @property
     def called(self) -> list[str]:
@@ -55,12 +60,6 @@ class Instruction:
     def arrays(self) -> list[Array]:
         """The arrays of its result; several for a tuple."""
         return arrays(self.type)
-
-    @property
-    def trips(self) -> int:
-        """How often a `while` runs, as the compiler knows it; 1 if it does not."""
-        match = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.attributes)
-        return int(match[1]) if match else 1
 
     @property
     def cycles(self) -> int | None:
@@ -75,6 +74,19 @@ class Module:
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
+
+    def trips(self, loop: Instruction) -> int | None:
+        """How often a `while` runs, as the compiler says (XLA:GPU) or as its condition compares a counter from 0 with a
+        constant (XLA:TPU); None if neither is so."""
+        if match := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+            return int(match[1])
+        condition = re.search(r"condition=(%?[\w.\-]+)", loop.attributes)
+        body = self.computations.get(condition[1], {}) if condition else {}
+        compare = next((op for op in body.values() if op.root and op.opcode == "compare"), None)
+        if compare is None or "direction=LT" not in compare.attributes:
+            return None
+        limits = [body[name].arguments for name in compare.operands if body[name].opcode == "constant"]
+        return int(limits[0].strip("()")) if limits else None
 
 
 def parse(text: str) -> Module:
@@ -97,8 +109,8 @@ def _instruction(name: str, rest: str, root: bool) -> Instruction:
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     opening = rest.index("(", end)
     closing = _closing(rest, opening)
-    operands = tuple(re.findall(r"%[\w.\-]+", rest[opening:closing]))
-    return Instruction(name, rest[:end], rest[end:opening].strip(), operands, rest[closing + 1 :], root)
+    opcode = rest[end:opening].strip()
+    return Instruction(name, rest[:end], opcode, rest[opening : closing + 1], rest[closing + 1 :], root)
 
 
 def _closing(text: str, opening: int) -> int:

@@ -1,0 +1,233 @@
+"""Which ops become one kernel, and what a kernel reads and writes: a model of how XLA fuses.
+
+XLA computes elementwise ops where their values are used, and joins ops over the same elements into one pass. What it
+saves is memory traffic, so this decides both the time of a step and which values are in memory at all. Two forms:
+
+- An op is *absorbed* when every reader computes it again for itself: it is cheap, and reading its operands costs no
+  more than reading its result. It is part of several kernels and never in memory.
+- The rest is grouped by *level*: the number of kernels on the longest path before it. Ops of one level that are joined
+  by fusible edges are one kernel, and reading a value that the kernel makes is free. Equal levels exclude cycles.
+
+The compilers differ in what a matmul takes in (`Fusing`): XLA:TPU fuses any elementwise producer and consumer into its
+convolution; XLA:GPU takes producers that make its input no larger, and no consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from unity_jax.ops.rule import is_pointwise
+from unity_jax.pcg.graph import Graph, Op, Tensor
+
+_ALIASES = frozenset("reshape squeeze expand_dims optimization_barrier copy sharding_constraint".split())
+_SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate dynamic_slice".split())
+_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
+_PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
+_COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
+
+
+@dataclass(frozen=True)
+class Fusing:
+    """What a compiler fuses with matmuls: `grows`: producers whose operands are larger than their result; `epilogue`:
+    elementwise consumers and reductions."""
+
+    grows: bool
+    epilogue: bool
+
+
+FUSING = {"tpu": Fusing(True, True), "gpu": Fusing(False, False), "cpu": Fusing(False, False)}
+
+
+@dataclass(eq=False)
+class Kernel:
+    """Ops that run as one: `ops` in program order, absorbed ones included; the tensors it reads from memory and writes
+    to it. A collective, a loop or a branch is a kernel of its own."""
+
+    ops: list[Op]
+    reads: list[Tensor]
+    writes: list[Tensor]
+
+    @property
+    def root(self) -> Op:
+        """The op that says what kind of kernel it is: its matmul, if it has one, or its last op."""
+        return next((op for op in self.ops if op.name in _PRODUCTS), self.ops[-1])
+
+
+def is_alias(op: Op) -> bool:
+    """Whether the result is the operand, seen differently."""
+    return op.name in _ALIASES and not op.bodies
+
+
+def is_loop(op: Op) -> bool:
+    """Whether every result element takes few operand elements, so that it can be computed where it is used."""
+    if op.bodies:
+        return False
+    if (move := op.params.get("move")) is not None:
+        return move.kind in ("partition", "replicate")
+    return op.name in _SHAPES or is_pointwise(op)
+
+
+@dataclass(eq=False)
+class _Fuser:
+    graph: Graph
+    fusing: Fusing
+    nbytes: Callable[[Tensor], int]
+    consumers: dict[Tensor, list[Op]] = field(default_factory=dict)
+    absorbed: set[Op] = field(default_factory=set)
+    sources: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
+    taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
+
+    def run(self) -> list[Kernel]:
+        producer = self.graph.producer
+        for op in self.graph.ops:
+            for t in op.inputs:
+                self.consumers.setdefault(t, []).append(op)
+        outputs = set(self.graph.outputs)
+        self._absorb(outputs)
+        # What computing a tensor in place takes: the tensors to read, and the absorbed ops to run.
+        for op in self.graph.ops:
+            if op in self.absorbed or is_alias(op):
+                reads: dict[Tensor, None] = {}
+                ops: dict[Op, None] = {}
+                for t in op.inputs:
+                    reads.update(dict.fromkeys(self.sources.get(t, (t,) if t.literal is None else ())))
+                    ops.update(dict.fromkeys(self.taken.get(t, ())))
+                if op in self.absorbed:
+                    ops[op] = None
+                if is_alias(op):  # one operand per result
+                    for i, o in zip(op.inputs, op.outputs, strict=False):
+                        self.sources[o] = self.sources.get(i, (i,) if i.literal is None else ())
+                        self.taken[o] = self.taken.get(i, ())
+                else:
+                    for o in op.outputs:
+                        self.sources[o], self.taken[o] = tuple(reads), tuple(ops)
+        return self._group(producer, outputs)
+
+    # Absorbing
+
+    def _absorb(self, outputs: set[Tensor]) -> None:
+        readers = self._readers()
+        for op in reversed(self.graph.ops):
+            if not is_loop(op) or any(t in outputs or self._escapes(t, outputs) for t in op.outputs):
+                continue
+            used = [c for t in op.outputs for c in readers(t)]
+            if not used or not all(self._takes(c, op) for c in used):
+                continue
+            if len(used) == 1 or self._is_cheap(op) or (self.fusing.grows and op.name == "convert_element_type"):
+                self.absorbed.add(op)
+
+    def _readers(self) -> Callable[[Tensor], list[Op]]:
+        """The ops that read a tensor, through aliases."""
+        known: dict[Tensor, list[Op]] = {}
+
+        def readers(t: Tensor) -> list[Op]:
+            if t not in known:
+                found: list[Op] = []
+                for c in self.consumers.get(t, ()):
+                    if is_alias(c):
+                        found += [r for i, o in zip(c.inputs, c.outputs, strict=False) if i is t for r in readers(o)]
+                    else:
+                        found.append(c)
+                known[t] = found
+            return known[t]
+
+        return readers
+
+    def _escapes(self, t: Tensor, outputs: set[Tensor]) -> bool:
+        """Whether an alias of the tensor is a result of the program."""
+        return any(
+            o in outputs or self._escapes(o, outputs)
+            for c in self.consumers.get(t, ())
+            if is_alias(c)
+            for i, o in zip(c.inputs, c.outputs, strict=False)
+            if i is t
+        )
+
+    def _takes(self, consumer: Op, producer: Op) -> bool:
+        if is_loop(consumer) or consumer.name in _REDUCTIONS:
+            return True
+        if consumer.name not in _PRODUCTS or producer.name in ("concatenate", "pad"):
+            return False
+        return self.fusing.grows or self._grows(producer) <= 1
+
+    def _grows(self, op: Op) -> float:
+        """Bytes of the operands over bytes of the result."""
+        return sum(self.nbytes(t) for t in op.inputs if t.literal is None) / max(sum(map(self.nbytes, op.outputs)), 1)
+
+    def _is_cheap(self, op: Op) -> bool:
+        return op.name not in _COSTLY and self._grows(op) <= 1
+
+    # Grouping
+
+    def _group(self, producer: dict[Tensor, Op], outputs: set[Tensor]) -> list[Kernel]:
+        level: dict[Op, int] = {}
+        group: dict[Op, int] = {}
+        members: list[list[Op]] = []
+        has_product: list[bool] = []
+        for op in self.graph.ops:
+            if op in self.absorbed or is_alias(op):
+                continue
+            before = {producer[s]: None for t in op.inputs for s in self.sources.get(t, (t,)) if s in producer}
+            at = max((level[p] + (not self._joins(p, op)) for p in before), default=0)
+            level[op] = at
+            joined = sorted({group[p] for p in before if level[p] == at})
+            if joined and sum(has_product[g] for g in joined) > 1:
+                level[op], joined = at + 1, []
+            if not joined:
+                joined = [len(members)]
+                members.append([])
+                has_product.append(False)
+            first, *rest = joined
+            for g in rest:
+                for other in members[g]:
+                    group[other] = first
+                members[first] += members[g]
+                has_product[first] |= has_product[g]
+                members[g] = []
+            group[op] = first
+            members[first].append(op)
+            has_product[first] |= op.name in _PRODUCTS
+        return self._kernels(members, outputs)
+
+    def _joins(self, p: Op, c: Op) -> bool:
+        """Whether a value of `p` goes to `c` in registers."""
+        if not (is_loop(c) or c.name in _REDUCTIONS):
+            return False
+        if not (is_loop(p) or (self.fusing.epilogue and p.name in _PRODUCTS)):
+            return False
+        return _elements(p.outputs[0]) == (_elements(c.outputs[0]) if is_loop(c) else _elements(c.inputs[0]))
+
+    def _kernels(self, members: list[list[Op]], outputs: set[Tensor]) -> list[Kernel]:
+        position = {op: i for i, op in enumerate(self.graph.ops)}
+        made: list[Kernel] = []
+        for ops in members:
+            if not ops:
+                continue
+            own = {t for op in ops for t in op.outputs}
+            reads: dict[Tensor, None] = {}
+            every: dict[Op, None] = {}
+            for op in sorted(ops, key=position.__getitem__):
+                for t in op.inputs:
+                    every.update(dict.fromkeys(self.taken.get(t, ())))
+                    sources = self.sources.get(t, (t,) if t.literal is None else ())
+                    reads.update(dict.fromkeys(s for s in sources if s not in own))
+                every[op] = None
+            made.append(Kernel(sorted(every, key=position.__getitem__), list(reads), list(own)))
+        read = {t for k in made for t in k.reads}
+        read.update(s for t in outputs for s in self.sources.get(t, (t,)))
+        for k in made:
+            k.writes = [t for t in k.writes if t in read]
+        return sorted(made, key=lambda k: position[k.ops[-1]])
+
+
+def _elements(t: Tensor) -> int:
+    n = 1
+    for d in t.shape:
+        n *= d
+    return n
+
+
+def kernels(graph: Graph, compiler: str, nbytes: Callable[[Tensor], int] = lambda t: t.nbytes) -> Sequence[Kernel]:
+    """The kernels of a traced or planned graph (its own ops; bodies have theirs), in an order in which they can run."""
+    return _Fuser(graph, FUSING[compiler], nbytes).run()
