@@ -60,7 +60,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     __tracebackhide__ = True
     mesh = _mesh(program, call, settings, base)
     machine = _machine(mesh, settings, base)
-    limit = machine.memory_bytes if settings.memory_limit is None else float(settings.memory_limit)
+    limit = machine.device.memory_bytes if settings.memory_limit is None else float(settings.memory_limit)
     meshes = _candidates(mesh, machine)
     asked = pins.resolve(program, meshes[0], settings.in_shardings, settings.out_shardings, call.pins)
     for plan in known:

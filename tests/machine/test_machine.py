@@ -21,10 +21,10 @@ def test_preset(spec, devices):
     assert machine.name == spec
     assert machine.num_devices == devices
     assert hash(machine) == hash(Machine.preset(spec))
-    rates = [machine.flops_per_second(d) for d in ("bfloat16", "float32", "float64")]
+    rates = [machine.device.flops_per_second(d) for d in ("bfloat16", "float32", "float64")]
     assert all(r > 0 for r in rates)
     assert rates[2] <= rates[1]  # bf16 may be slower than f32, where it is emulated
-    assert machine.memory_bytes > 1e9
+    assert machine.device.memory_bytes > 1e9
 
 
 def test_networks():
@@ -80,10 +80,10 @@ def test_detect_unknown(devices):
 def test_dtypes():
     machine = Machine.preset("h100:8")
     for dtype in ("bfloat16", jnp.bfloat16, np.dtype(jnp.bfloat16)):
-        assert machine.flops_per_second(dtype) == 9.89e14
-    assert machine.flops_per_second(jnp.float64) == 6.7e13
+        assert machine.device.flops_per_second(dtype) == 9.89e14
+    assert machine.device.flops_per_second(jnp.float64) == 6.7e13
     for dtype in (jnp.int32, jnp.bool_, jax.random.key(0).dtype):
-        assert machine.flops_per_second(dtype) == dict(machine.peak_flops)["vector"]
+        assert machine.device.flops_per_second(dtype) == dict(machine.device.peak_flops)["vector"]
 
 
 def test_roofline():
@@ -91,6 +91,6 @@ def test_roofline():
     n = 4096
     assert op_seconds(machine, 2 * n**3, 3 * n * n * 2, "bfloat16") == pytest.approx(4e-6 + 2 * n**3 / 9.89e14)
     assert op_seconds(machine, n, 1e9, "bfloat16") == pytest.approx(4e-6 + 1e9 / 3.35e12)
-    assert op_seconds(machine, 0, 0, "float32") == machine.kernel_overhead
+    assert op_seconds(machine, 0, 0, "float32") == machine.device.kernel_overhead
     matmul = [op_seconds(machine, 2 * n**3, 0, d) for d in ("bfloat16", "float32", "float64")]
     assert matmul == sorted(matmul)

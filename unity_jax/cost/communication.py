@@ -55,7 +55,7 @@ def collective_line(machine: Machine, mesh: MeshAxes, kind: str, axes: tuple[str
         latency, per_byte = max(terms, key=lambda t: (t[1], t[0]))
     else:
         latency, per_byte = (sum(t) for t in zip(*terms, strict=True))
-    return machine.kernel_overhead + latency, per_byte
+    return machine.device.kernel_overhead + latency, per_byte
 
 
 @functools.lru_cache(maxsize=4096)

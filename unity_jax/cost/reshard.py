@@ -184,7 +184,7 @@ class Resharder:
         lines = all_lines(machine, mesh, [k for k in COLLECTIVES.values() if k is not None])
         # (kind of move, axes) -> (seconds, seconds per byte)
         self._lines = np.array([[lines.get((COLLECTIVES[k], b), (0.0, 0.0)) for b in subsets] for k in _KINDS])
-        self._passes = np.array([_PASSES[k] for k in _KINDS]) / machine.memory_bandwidth
+        self._passes = np.array([_PASSES[k] for k in _KINDS]) / machine.device.memory_bandwidth
         # Closures are up to a megabyte each and are shared by all layouts of a shape; tables and paths are small.
         self._closure = functools.lru_cache(maxsize=128)(self._make_closure)
         self._table = functools.cache(self._make_table)

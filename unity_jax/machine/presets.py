@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from unity_jax.machine.device import Device
 from unity_jax.machine.network import Level
 
 Sizes = tuple[int, ...]
@@ -18,18 +19,13 @@ class Chip:
     """A kind of device and how many of them are wired together.
 
     `grammar` says which topologies it takes, `ranks` how many sizes those have, and `levels` makes the network from
-    them. `kinds` are parts of a JAX platform or `device_kind` that identify it. `peak_flops` maps dtype names to flops
-    per second of a matmul in that dtype, and `"vector"` to the rate of everything else (integers, elementwise
-    arithmetic). Bytes, bytes per second and seconds otherwise.
+    them. `kinds` are parts of a JAX platform or `device_kind` that identify it.
     """
 
     grammar: str
     ranks: tuple[int, ...]
     kinds: tuple[str, ...]
-    peak_flops: tuple[tuple[str, float], ...]
-    memory_bytes: float
-    memory_bandwidth: float
-    kernel_overhead: float
+    device: Device
     levels: Callable[[Sizes], tuple[Level, ...]]
 
 
@@ -37,15 +33,21 @@ def _peaks(**rates: float) -> tuple[tuple[str, float], ...]:
     return tuple(rates.items())
 
 
-def _switched(*levels: tuple[float, float]) -> Callable[[Sizes], tuple[Level, ...]]:
-    """Switches inside switches: (bandwidth, latency) per level, outermost first; with fewer sizes, the inner ones."""
-    return lambda sizes: tuple(Level(n, *level) for n, level in zip(sizes, levels[-len(sizes) :], strict=True))
+def _switched(*levels: tuple[str, float, float]) -> Callable[[Sizes], tuple[Level, ...]]:
+    """Switches inside switches: (name, bandwidth, latency) per level, outermost first; with fewer sizes, the inner
+    ones."""
+    return lambda sizes: tuple(
+        Level(name, n, bandwidth, latency)
+        for n, (name, bandwidth, latency) in zip(sizes, levels[-len(sizes) :], strict=True)
+    )
 
 
 def _v5e_torus(sizes: Sizes) -> tuple[Level, ...]:
     # 4.5e10 B/s per link and direction, about 1 us per hop, and links that wrap around only along a full side of 16:
     # https://jax-ml.github.io/scaling-book/tpus/ and https://jax-ml.github.io/scaling-book/sharding/
-    return tuple(Level(n, 4.5e10, 1e-6, "ring" if n == 16 else "line") for n in sizes)
+    return tuple(
+        Level(name, n, 4.5e10, 1e-6, "ring" if n == 16 else "line") for name, n in zip("xy", sizes, strict=True)
+    )
 
 
 CHIPS: dict[str, Chip] = {
@@ -55,11 +57,15 @@ CHIPS: dict[str, Chip] = {
         grammar="cpu:N",
         ranks=(1,),
         kinds=("cpu",),
-        peak_flops=_peaks(bfloat16=2e10, float16=2e10, float32=5e10, float64=2.5e10, vector=5e9),
-        memory_bytes=16 * 2.0**30,
-        memory_bandwidth=1e10,
-        kernel_overhead=5e-6,
-        levels=_switched((2e9, 2e-5)),
+        device=Device(
+            kind="cpu",
+            peak_flops=_peaks(bfloat16=2e10, float16=2e10, float32=5e10, float64=2.5e10, vector=5e9),
+            memory_bytes=16 * 2.0**30,
+            memory_bandwidth=1e10,
+            host_bandwidth=1e10,
+            kernel_overhead=5e-6,
+        ),
+        levels=_switched(("device", 2e9, 2e-5)),
     ),
     # https://docs.cloud.google.com/tpu/docs/v5e : 197 TFLOP/s bf16, 16 GB, 819 GB/s, 2D torus. A float32 matmul runs at
     # the bf16 rate by default (https://docs.jax.dev/en/latest/_autosummary/jax.lax.Precision.html). Vector unit: 8 x
@@ -70,10 +76,14 @@ CHIPS: dict[str, Chip] = {
         grammar="v5e:XxY",
         ranks=(2,),
         kinds=("v5 lite", "v5e"),
-        peak_flops=_peaks(bfloat16=1.97e14, float16=1.97e14, float32=1.97e14, float64=3e11, vector=6.1e12),
-        memory_bytes=16e9,
-        memory_bandwidth=8.19e11,
-        kernel_overhead=1e-6,
+        device=Device(
+            kind="v5e",
+            peak_flops=_peaks(bfloat16=1.97e14, float16=1.97e14, float32=1.97e14, float64=3e11, vector=6.1e12),
+            memory_bytes=16e9,
+            memory_bandwidth=8.19e11,
+            host_bandwidth=1.5e10,
+            kernel_overhead=1e-6,
+        ),
         levels=_v5e_torus,
     ),
     # https://www.nvidia.com/en-us/data-center/h100/ (SXM; half of the rates quoted with sparsity): 989 TFLOP/s bf16 and
@@ -85,11 +95,15 @@ CHIPS: dict[str, Chip] = {
         grammar="h100:GPUS or h100:NODESxGPUS",
         ranks=(1, 2),
         kinds=("h100",),
-        peak_flops=_peaks(bfloat16=9.89e14, float16=9.89e14, float32=4.95e14, float64=6.7e13, vector=6.7e13),
-        memory_bytes=80e9,
-        memory_bandwidth=3.35e12,
-        kernel_overhead=4e-6,
-        levels=_switched((5e10, 4.0e-6), (4.5e11, 1.9e-6)),
+        device=Device(
+            kind="h100",
+            peak_flops=_peaks(bfloat16=9.89e14, float16=9.89e14, float32=4.95e14, float64=6.7e13, vector=6.7e13),
+            memory_bytes=80e9,
+            memory_bandwidth=3.35e12,
+            host_bandwidth=6.4e10,
+            kernel_overhead=4e-6,
+        ),
+        levels=_switched(("node", 5e10, 4.0e-6), ("gpu", 4.5e11, 1.9e-6)),
     ),
     # https://docs.olcf.ornl.gov/systems/summit_user_guide.html : nodes of six V100 (16 GB at 900 GB/s), pairs joined by
     # two NVLink bricks of 25 GB/s per direction, 23 GB/s of InfiniBand injection per node, shared. The 32 GB/s between
@@ -99,11 +113,15 @@ CHIPS: dict[str, Chip] = {
         grammar="v100-summit:GPUS or v100-summit:NODESxGPUS",
         ranks=(1, 2),
         kinds=("v100",),
-        peak_flops=_peaks(bfloat16=1.57e13, float16=1.25e14, float32=1.57e13, float64=7.8e12, vector=1.57e13),
-        memory_bytes=16e9,
-        memory_bandwidth=9e11,
-        kernel_overhead=6e-6,
-        levels=_switched((2.3e10 / 6, 4.0e-6), (5e10, 1.9e-6)),
+        device=Device(
+            kind="v100-summit",
+            peak_flops=_peaks(bfloat16=1.57e13, float16=1.25e14, float32=1.57e13, float64=7.8e12, vector=1.57e13),
+            memory_bytes=16e9,
+            memory_bandwidth=9e11,
+            host_bandwidth=5e10,
+            kernel_overhead=6e-6,
+        ),
+        levels=_switched(("node", 2.3e10 / 6, 4.0e-6), ("gpu", 5e10, 1.9e-6)),
     ),
 }
 

@@ -92,7 +92,7 @@ class Planner:
 
     def __init__(self, program: Program, machine: Machine, limit: float | None = None, pins: Pins = NO_PINS) -> None:
         self.program, self.machine, self.pins = program, machine, pins
-        self.limit = machine.memory_bytes if limit is None else limit
+        self.limit = machine.device.memory_bytes if limit is None else limit
         self.rules = RuleCache()
         self.written = materialized(program.graph)
         self._builders: dict[MeshAxes, Builder] = {}
