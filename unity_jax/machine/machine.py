@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unity_jax.machine.detect import spec_of
 from unity_jax.machine.device import Device, weakest
 from unity_jax.machine.network import Network, num_devices
-from unity_jax.machine.presets import CHIPS, parse
+from unity_jax.machine.presets import parse
 
 
 @dataclass(frozen=True)
@@ -67,23 +68,7 @@ class Machine:
     def detect(devices: Sequence[Any]) -> Machine:
         """The preset of these JAX devices (of a backend or of an ahead-of-time topology).
 
-        On a torus the network lists the slowest varying coordinate of `jax.devices()` first, so a TPU slice with
-        coordinates x < 2 and y < 4 is `v5e:4x2`. Raises `ValueError` for mixed kinds or one without a preset.
+        A TPU slice with coordinates x < 2 and y < 4 is `v5e:2x4`. Raises `ValueError` for mixed kinds or one without a
+        preset.
         """
-        kinds = {f"{d.platform} {d.device_kind}".lower() for d in devices}
-        names = [name for name, chip in CHIPS.items() if all(any(part in k for part in chip.kinds) for k in kinds)]
-        if not devices or not names:
-            known = ", ".join(CHIPS)
-            raise ValueError(f"no machine preset for devices of kind {sorted(kinds)} (known: {known}); pass machine=")
-        return Machine.preset(f"{names[0]}:{_topology(devices, CHIPS[names[0]].ranks)}")
-
-
-def _topology(devices: Sequence[Any], ranks: tuple[int, ...]) -> str:
-    """`4x2` of a complete torus slice, `NODESxGPUS` of equal processes, else the number of devices in one level."""
-    if ranks == (2,):
-        x, y = (max(d.coords[i] for d in devices) - min(d.coords[i] for d in devices) + 1 for i in (0, 1))
-        return f"{y}x{x}" if x * y == len(devices) else f"{len(devices)}x1"
-    nodes = len({d.process_index for d in devices})
-    if 2 in ranks and nodes > 1 and len(devices) % nodes == 0:
-        return f"{nodes}x{len(devices) // nodes}"
-    return str(len(devices))
+        return Machine.preset(spec_of(devices))
