@@ -20,7 +20,8 @@ from tests.numerics.harness import Case, Planned, error
 from unity_jax.lower.compile import spmd
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.planner import Planner, mesh_candidates
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import Planner
 
 STEPS = 3
 

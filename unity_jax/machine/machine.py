@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from unity_jax.machine import files
 from unity_jax.machine.detect import spec_of
 from unity_jax.machine.device import Device, weakest
 from unity_jax.machine.network import Network, num_devices
@@ -54,6 +56,16 @@ class Machine:
     def device(self) -> Device:
         """What every device can do at least."""
         return weakest(self.devices)
+
+    def save(self, path: str | Path) -> None:
+        """Write the machine as versioned JSON."""
+        devices = self.devices * self.num_devices if len(self.devices) == 1 else self.devices
+        files.write(path, self.name, devices, self.network)
+
+    @staticmethod
+    def load(path: str | Path) -> Machine:
+        """Read a machine. Raises `ValueError` that names the field and what it should be."""
+        return Machine(*files.read(path))
 
     @staticmethod
     def preset(spec: str) -> Machine:
