@@ -4,13 +4,23 @@ import itertools
 
 import pytest
 
-from unity_jax.cost.communication import KINDS, collective_line, collective_seconds, group_spans
+from unity_jax.cost.communication import KINDS, collective_lines, collective_seconds, groups_of
+from unity_jax.cost.levels import spans
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 
 H100, H100X2, V5E, POD = (Machine.preset(s) for s in ("h100:8", "h100:2x8", "v5e:2x4", "v5e:16x16"))
 ONE = MeshAxes(("data",), (8,))
 TWO = MeshAxes(("data", "model"), (2, 8))
+
+
+def per_byte(machine, mesh, kind, axes):
+    (((_, slope),),) = collective_lines(machine, mesh, kind, axes)
+    return slope
+
+
+def crossed(machine, mesh, axes):
+    return [tuple(s)[1:] for s in spans(machine.network, groups_of(machine, mesh, axes))]
 
 
 @pytest.mark.parametrize(
@@ -38,13 +48,13 @@ def test_switch(kind, seconds):
 )
 def test_torus(kind, ring, line):
     for machine, size, moved in ((Machine.preset("v5e:1x16"), 16, ring), (Machine.preset("v5e:1x4"), 4, line)):
-        assert collective_line(machine, MeshAxes(("x",), (size,)), kind, ("x",))[1] == pytest.approx(moved / 4.5e10)
+        assert per_byte(machine, MeshAxes(("x",), (size,)), kind, ("x",)) == pytest.approx(moved / 4.5e10)
 
 
 def test_interleaved_groups_share_the_links_of_a_torus():
     mesh = MeshAxes(("a", "b", "y"), (4, 4, 16))
-    assert [(members, stride) for _, members, stride in group_spans(POD, mesh, ("a",))] == [(4, 4)]
-    outer, inner = (collective_line(POD, mesh, "all_gather", (axis,))[1] for axis in "ab")
+    assert crossed(POD, mesh, ("a",)) == [(4, 4, 1)]
+    outer, inner = (per_byte(POD, mesh, "all_gather", (axis,)) for axis in "ab")
     assert outer == pytest.approx(3 / 4 / 4.5e10 / 2 * 4)  # a wrapped ring, shared by four
     assert inner == pytest.approx(3 / 4 / 4.5e10)  # a line of its own
 
@@ -97,14 +107,14 @@ def test_alone_is_free_and_sizes_need_not_align():
     assert collective_seconds(H100, MeshAxes(("x", "y"), (1, 8)), "all_reduce", 1e9, ("x",)) == 0
     assert collective_seconds(H100, ONE, "all_reduce", 1e9, ()) == 0
     mesh = MeshAxes(("x", "y"), (5, 3))  # groups of three at 6, 7, 8 cross the two nodes of eight
-    assert [members for _, members, _ in group_spans(H100X2, mesh, ("y",))] == [2, 2]
+    assert crossed(H100X2, mesh, ("y",)) == [(2, 1, 1), (2, 1, 1)]  # and one of them is alone in its node
 
 
 def test_part_of_a_torus():
     mesh = MeshAxes(("x", "y"), (2, 4))
     x, y = (collective_seconds(V5E, mesh, "all_gather", 1e8, (axis,)) for axis in mesh.names)
     both = collective_seconds(V5E, mesh, "all_gather", 1e8, mesh.names)
-    assert x < y < both < x + y
+    assert x < both < y < x + y  # over both axes each link carries half of the payload
 
 
 def test_errors():
