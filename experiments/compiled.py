@@ -48,7 +48,8 @@ from unity_jax.report.aot import COMPILER_OPTIONS, topology
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.experts import expert_seeds
-from unity_jax.search.planner import NO_PINS, Planner, finish, mesh_candidates
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import NO_PINS, Planner, finish
 from unity_jax.search.sample import sample
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "compiled"
