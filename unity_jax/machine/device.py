@@ -65,8 +65,9 @@ def differences(devices: Sequence[Device]) -> str:
         return ""
     counts = Counter(d.kind for d in devices)
     least = weakest(devices)
+    rates = [(n, rate) for n, rate in least.peak_flops if any(d.flops_per_second(n) > rate for d in devices)]
     roles = {
-        "arithmetic": lambda d: min(d.flops_per_second(n) / rate for n, rate in least.peak_flops) == 1,
+        "arithmetic": lambda d: not rates or any(d.flops_per_second(n) == rate for n, rate in rates),
         "memory traffic": lambda d: d.memory_bandwidth == least.memory_bandwidth,
         "traffic with the host": lambda d: d.host_bandwidth == least.host_bandwidth,
         "the memory limit": lambda d: d.memory_bytes == least.memory_bytes,
