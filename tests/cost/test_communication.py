@@ -59,6 +59,37 @@ def test_interleaved_groups_share_the_links_of_a_torus():
     assert inner == pytest.approx(3 / 4 / 4.5e10)  # a line of its own
 
 
+def test_interleaved_groups_share_the_links_of_a_line():
+    """Eight chips: groups {0, 2, 4, 6} and {1, 3, 5, 7} cross each link together, {0..3} and {4..7} do not."""
+    line = Machine.preset("v5e:1x8")
+    apart = per_byte(line, MeshAxes(("x", "y"), (4, 2)), "all_gather", ("x",))
+    together = per_byte(line, MeshAxes(("x", "y"), (2, 4)), "all_gather", ("y",))
+    assert together == pytest.approx(3 / 4 / 4.5e10)
+    assert apart == pytest.approx(2 * together)
+
+
+def test_both_axes_of_a_torus_work_at_once():
+    """On 16 x 16, half of the payload goes along x first and half along y: 15/16 of a half through two links of 4.5e10
+    B/s on the way out, a 16th of that before."""
+    both = per_byte(POD, MeshAxes(("x", "y"), (16, 16)), "all_gather", ("x", "y"))
+    assert both == pytest.approx(15 / 16 / 2 / 9e10 * (1 + 1 / 16))
+
+
+def test_a_user_order_is_priced_as_placed():
+    """Four chips in a line in the order 0, 2, 1, 3: the pairs {0, 2} and {1, 3} cross the middle link together."""
+    line = Machine.preset("v5e:1x4")
+    for order, shared in (((), 1), ((0, 2, 1, 3), 2)):
+        mesh = MeshAxes(("x", "y"), (2, 2), order)
+        assert per_byte(line, mesh, "all_gather", ("y",)) == pytest.approx(shared / 2 / 4.5e10)
+
+
+def test_a_group_with_one_device_in_a_node_has_one_network_card_there():
+    """Three of four devices in one node: the fourth receives the rest of the bytes alone."""
+    mesh = MeshAxes(("x", "y"), (4, 4), (0, 1, 2, 8, 3, 4, 5, 9, 6, 7, 10, 11, 12, 13, 14, 15))
+    uneven, even = (per_byte(H100X2, m, "all_gather", ("y",)) for m in (mesh, MeshAxes(("x", "y"), (4, 4))))
+    assert uneven > 1 / 2 / 5e10 > even
+
+
 def test_hierarchical():
     # An all-reduce over both levels: reduce-scatter inside nodes, all-reduce of an eighth across, all-gather inside.
     got = collective_seconds(H100X2, TWO, "all_reduce", 1e9, ("data", "model"))
