@@ -20,8 +20,8 @@ _ROWS = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-ma
 
 
 class Work(NamedTuple):
-    """Seconds that some ops keep each part of a device busy: its matrix unit, that unit's results, its vector unit, its
-    memory, the memory on the chip; and the kernels they start."""
+    """Seconds that some ops keep each part of a device busy: its matrix unit, the writing of results, its vector unit,
+    its memory, the memory on the chip; and the kernels they start."""
 
     matrix: float = 0.0
     results: float = 0.0
@@ -48,10 +48,13 @@ def op_work(shard: Shard, device: Device, counts: Sequence[int], launches: int) 
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return Work()  # scalar arithmetic: far below a kernel's start, and fused
     memory, chip = _traffic(shard, device, counts)
+    results = 0.0
+    if device.results_per_second:
+        written = sum(n * math.prod(shard.result_shape(i)) for i, n in enumerate(counts[len(op.inputs) :]))
+        results = written / device.results_per_second
     if op.name in PRODUCTS:
-        return _product(shard, device)._replace(memory=memory, chip=chip, launches=launches)
-    vector = shard.flops / device.flops_per_second("vector")
-    return Work(vector=vector, memory=memory, chip=chip, launches=launches)
+        return Work(_matrix(shard, device), results, 0.0, memory, chip, launches)
+    return Work(0.0, results, shard.flops / device.flops_per_second("vector"), memory, chip, launches)
 
 
 # Memory
@@ -71,10 +74,9 @@ def _traffic(shard: Shard, device: Device, counts: Sequence[int]) -> tuple[float
         if count and t.literal is None:
             shape = layout.local_shape(t.shape, shard.mesh)
             stored = stored_bytes(device, shape, t.itemsize, minor[i])
-            moved = count * stored * (1.0 if op.name in PRODUCTS else max(1.0, device.word_bytes / t.itemsize))
             if stored > device.fast_bytes:
-                memory += moved
-            chip += moved
+                memory += count * stored
+            chip += count * stored
     memory /= device.memory_bandwidth * device.memory_efficiency
     return memory, chip / device.fast_bandwidth if device.fast_bandwidth else 0.0
 
@@ -130,16 +132,14 @@ def _row_padding(shard: Shard, device: Device) -> float:
 # Matrix products
 
 
-def _product(shard: Shard, device: Device) -> Work:
+def _matrix(shard: Shard, device: Device) -> float:
     batch, *sizes = product_size(shard)
     tiles = [math.ceil(n / tile) for n, tile in zip(sizes, device.matmul_tile, strict=True)]
     padding = math.prod(k * tile / n for k, n, tile in zip(tiles, sizes, device.matmul_tile, strict=True))
     at_once, waves = batch * tiles[0] * tiles[1], device.matmul_units
     padding *= math.ceil(at_once / waves) * waves / at_once
     rate = device.flops_per_second(shard.op.inputs[0].dtype) * device.matmul_efficiency
-    written = batch * sizes[0] * sizes[1]
-    results = written / device.results_per_second if device.results_per_second else 0.0
-    return Work(matrix=shard.flops * padding / rate, results=results)
+    return shard.flops * padding / rate
 
 
 def product_size(shard: Shard) -> tuple[int, int, int, int]:

@@ -28,6 +28,10 @@ _PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 
 
+Counts = tuple[int, ...]
+"""Per operand and result of an op: how often it goes through memory."""
+
+
 @dataclass(frozen=True)
 class Fusing:
     """What a compiler fuses with matmuls: `grows`: producers whose operands are larger than their result; `epilogue`:
@@ -43,11 +47,15 @@ FUSING = {"tpu": Fusing(True, True), "gpu": Fusing(False, False), "cpu": Fusing(
 @dataclass(eq=False)
 class Kernel:
     """Ops that run as one: `ops` in program order, absorbed ones included; the tensors it reads from memory and writes
-    to it. A collective, a loop or a branch is a kernel of its own."""
+    to it. A collective, a loop or a branch is a kernel of its own.
+
+    `counts` says per op which operands and results those are: an operand that several ops read counts for the first.
+    """
 
     ops: list[Op]
     reads: list[Tensor]
     writes: list[Tensor]
+    counts: dict[Op, Counts] = field(default_factory=dict)
 
     @property
     def root(self) -> Op:
@@ -216,8 +224,16 @@ class _Fuser:
             made.append(Kernel(sorted(every, key=position.__getitem__), list(reads), list(own)))
         read = {t for k in made for t in k.reads}
         read.update(s for t in outputs for s in self.sources.get(t, (t,)))
+        base = base_tensors(self.graph)
         for k in made:
             k.writes = [t for t in k.writes if t in read]
+            left, written = set(k.reads), set(k.writes)
+            for op in k.ops:
+                first = []
+                for t in op.inputs:
+                    first.append(base.get(t, t) in left)
+                    left.discard(base.get(t, t))
+                k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
         return _runnable(sorted(made, key=lambda k: position[k.ops[-1]]))
 
 
@@ -263,10 +279,6 @@ def base_tensors(graph: Graph) -> dict[Tensor, Tensor]:
     return base
 
 
-Counts = tuple[int, ...]
-"""Per operand and result of an op: in how many kernels it goes through memory."""
-
-
 @dataclass(frozen=True, eq=False)
 class Traffic:
     """What the kernels of a program move, told per op, so that costs of ops add up to those of kernels.
@@ -293,17 +305,10 @@ class Traffic:
         counts = {op: [0] * (len(op.inputs) + len(op.outputs)) for op in graph.ops}
         self.kernels[graph] = kernels(graph, compiler)
         for kernel in self.kernels[graph]:
-            inside, seen = set(kernel.ops), set()
             self.written.update(kernel.writes)
             self.launches[kernel.root] = self.launches.get(kernel.root, 0) + 1
-            for op in kernel.ops:
-                for i, t in enumerate(op.inputs):
-                    source = base.get(t, t)
-                    if source.literal is None and source not in seen and graph.producer.get(source) not in inside:
-                        seen.add(source)
-                        counts[op][i] += 1
-                for i, t in enumerate(op.outputs):
-                    counts[op][len(op.inputs) + i] += t in kernel.writes
+            for op, own in kernel.counts.items():
+                counts[op] = [a + b for a, b in zip(counts[op], own, strict=True)]
         self.written.update(t for t, s in base.items() if s in self.written)
         self.counts.update((op, tuple(n)) for op, n in counts.items())
         for op in graph.ops:

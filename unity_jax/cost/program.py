@@ -67,9 +67,9 @@ def shard_seconds(shard: Shard, machine: Machine, counts: Counts, launches: int)
     return seconds
 
 
-def kernel_seconds(kernel: Kernel, device: Device, traffic: Traffic) -> float:
+def kernel_seconds(kernel: Kernel, device: Device) -> float:
     """Seconds of the local program of a planned kernel; nothing for a collective, a loop or a branch."""
-    works = [op_work(op.shard, device, traffic.counts[op], 0) for op in kernel.ops if op.shard is not None]
+    works = [op_work(op.shard, device, kernel.counts[op], 0) for op in kernel.ops if op.shard is not None]
     work = total(works)
     return work._replace(launches=1).seconds(device) if any(work) else 0.0
 
@@ -80,7 +80,7 @@ def program_cost(graph: Graph, mesh: MeshAxes, machine: Machine) -> ProgramCost:
     traffic = Traffic.of(graph, device.compiler)
     compute = communication = flops = 0.0
     for inner, repeat in graphs_repeated(graph):
-        compute += repeat * sum(kernel_seconds(k, device, traffic) for k in traffic.kernels[inner])
+        compute += repeat * sum(kernel_seconds(k, device) for k in traffic.kernels[inner])
         for op in inner.ops:
             communication += repeat * sum(c.seconds for c in op_collectives(op, mesh, machine))
             flops += repeat * op.shard.flops if op.shard is not None else 0.0

@@ -26,10 +26,10 @@ class Device:
     The rest says what compiled kernels get out of it, and defaults to all of it. `compiler`: whose kernels run, `tpu`,
     `gpu` or `cpu`; `matmul_efficiency` and `memory_efficiency`: the part of the peak rates that large kernels reach;
     `matmul_tile`: the multiples to which a matmul's rows, columns and depth are padded; `matmul_units`: how many of
-    its tiles of rows and columns are computed at a time; `results_per_second`: how many elements of its result a
-    matmul writes at most (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are
-    padded in memory (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which
-    moves `fast_bandwidth` bytes per second; `word_bytes`: what elementwise arithmetic moves at least per element.
+    its tiles of rows and columns are computed at a time; `results_per_second`: how many elements a kernel writes at
+    most (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are padded in memory
+    (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which moves
+    `fast_bandwidth` bytes per second.
     """
 
     kind: str
@@ -47,7 +47,6 @@ class Device:
     layout_tile: tuple[int, int] = (0, 0)
     fast_bytes: float = 0.0
     fast_bandwidth: float = 0.0
-    word_bytes: int = 1
 
     def flops_per_second(self, dtype: Any) -> float:
         """The peak rate of matmuls in `dtype`; integers, booleans and the rest run at the vector rate."""

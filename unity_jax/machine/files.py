@@ -202,7 +202,6 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "matmul_tile": _tile,
     "layout_tile": _tile,
     "matmul_units": _count,
-    "word_bytes": _count,
     "kernel_overhead": _at_least_zero,
     "results_per_second": _at_least_zero,
     "fast_bytes": _at_least_zero,

@@ -48,7 +48,7 @@ def _tpu(
     """
     peaks = _peaks(bfloat16=matmul, float16=matmul, float32=matmul, float64=vector / 20, vector=vector)
     measured = {"matmul_tile": (8, 128, 128), "kernel_overhead": 1e-6, **measured}
-    tiles = {"compiler": "tpu", "layout_tile": (8, 128), "word_bytes": 4}
+    tiles = {"compiler": "tpu", "layout_tile": (8, 128)}
     return Device(kind, peaks, memory, memory_bandwidth, host, **tiles, **measured)
 
 
