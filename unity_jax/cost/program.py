@@ -66,7 +66,14 @@ def written_mask(op: Op, written: set[Tensor]) -> Mask:
 
 
 def shard_seconds(shard: Shard, machine: Machine, mask: Mask) -> float:
-    """Seconds of one op's local program, its own collectives included; only tensors in the mask cost memory traffic."""
+    """Seconds of one op's local program, one thing after the other: its own collectives, then its arithmetic."""
+    inner = shard.rule.inner(shard) if shard.rule.inner is not None else ()
+    communication = sum(collective_seconds(machine, shard.mesh, c.kind, c.bytes, c.axes) for c in inner)
+    return compute_seconds(shard, machine, mask) + communication
+
+
+def compute_seconds(shard: Shard, machine: Machine, mask: Mask) -> float:
+    """Seconds of one op's arithmetic; only tensors in the mask cost memory traffic."""
     op, mesh = shard.op, shard.mesh
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return 0.0  # scalar arithmetic: far below a kernel's launch, and fused
@@ -78,12 +85,9 @@ def shard_seconds(shard: Shard, machine: Machine, mask: Mask) -> float:
         for t, layout, counted in zip(tensors, layouts, mask, strict=True):
             if counted:
                 nbytes += t.itemsize * math.prod(layout.local_shape(t.shape, mesh))
-    seconds = (
-        op_seconds(machine, shard.flops, nbytes, op.outputs[0].dtype if op.outputs else "float32") if nbytes else 0.0
-    )
-    if shard.rule.inner is not None:
-        seconds += sum(collective_seconds(machine, mesh, c.kind, c.bytes, c.axes) for c in shard.rule.inner(shard))
-    return seconds
+    if not nbytes:
+        return 0.0
+    return op_seconds(machine, shard.flops, nbytes, op.outputs[0].dtype if op.outputs else "float32")
 
 
 def program_cost(graph: Graph, mesh: MeshAxes, machine: Machine, written: set[Tensor]) -> ProgramCost:
@@ -94,10 +98,10 @@ def program_cost(graph: Graph, mesh: MeshAxes, machine: Machine, written: set[Te
         if op.shard is not None and op.traced is not None:
             key = (op.shard, written_mask(op.traced, written))
             if key not in known:
-                known[key] = shard_seconds(op.shard, machine, key[1])
+                known[key] = compute_seconds(op.shard, machine, key[1])
             compute += repeat * known[key]
             flops += repeat * op.shard.flops
-        elif not op.bodies:
+        if not op.bodies:
             communication += repeat * sum(c.seconds for c in op_collectives(op, mesh, machine))
     return ProgramCost(compute, communication, flops)
 
@@ -139,18 +143,27 @@ def collectives(graph: Graph, mesh: MeshAxes, machine: Machine) -> tuple[Collect
 
 
 def _all_collectives(graph: Graph, mesh: MeshAxes, machine: Machine, repeat: int) -> Iterator[Collective]:
-    consumer: dict[Tensor, Op] = {}
-    for op in reversed(graph.ops):
-        consumer.update((t, op) for t in op.inputs)
+    served = serves(graph)
     for op in graph.ops:
         for body in op.bodies:
             yield from _all_collectives(body, mesh, machine, repeat * trips(op))
         for c in op_collectives(op, mesh, machine, repeat):
-            source, user = c.source, op
-            while not source and user is not None:  # a move serves the op that reads its result, through other moves
-                user = consumer.get(user.outputs[0]) if user.outputs else None
-                source = user.source if user is not None else "output"
+            user = served.get(op, op)
+            source = c.source or (user.source if user is not None else "output")
             yield Collective(c.kind, c.axes, c.bytes, c.count, c.trips, c.seconds, source)
+
+
+def serves(graph: Graph) -> dict[Op, Op | None]:
+    """The op that each move is there for: the first that reads its result, through other ops without a line; None if
+    the result leaves the graph."""
+    reader: dict[Tensor, Op] = {}
+    found: dict[Op, Op | None] = {}
+    for op in reversed(graph.ops):
+        if op.eqn is None:
+            user = reader.get(op.outputs[0]) if op.outputs else None
+            found[op] = found.get(user, user) if user is not None else None
+        reader.update((t, op) for t in op.inputs)
+    return found
 
 
 @dataclass(frozen=True)

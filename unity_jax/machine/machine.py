@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from unity_jax.machine.contention import ASYNCHRONOUS, PERFECT, Contention
 from unity_jax.machine.network import Level
 from unity_jax.machine.presets import CHIPS, parse
 
@@ -25,6 +26,8 @@ class Machine:
     `peak_flops` maps dtype names to flops per second, with `"vector"` for every other dtype; `memory_bytes` and
     `memory_bandwidth` (bytes per second) are per device; `kernel_overhead` is the seconds that any kernel takes at
     least. `network` lists the levels, outermost first: device `i` sits at the row-major position `i` of their sizes.
+    `contention`: what runs at the same time slows each other so; `asynchronous`: the kinds of collectives that the
+    compiler starts and awaits apart, the others stop compute.
     """
 
     name: str
@@ -33,6 +36,8 @@ class Machine:
     memory_bandwidth: float
     kernel_overhead: float
     network: tuple[Level, ...]
+    contention: Contention = PERFECT
+    asynchronous: frozenset[str] = ASYNCHRONOUS
 
     @property
     def num_devices(self) -> int:
@@ -55,7 +60,14 @@ class Machine:
         """
         chip, sizes = parse(spec)
         return Machine(
-            spec, chip.peak_flops, chip.memory_bytes, chip.memory_bandwidth, chip.kernel_overhead, chip.levels(sizes)
+            spec,
+            chip.peak_flops,
+            chip.memory_bytes,
+            chip.memory_bandwidth,
+            chip.kernel_overhead,
+            chip.levels(sizes),
+            chip.contention,
+            chip.asynchronous,
         )
 
     @staticmethod
