@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.program import Mask, shard_seconds, trips, written_mask
+from unity_jax.cost.program import Mask, compute_seconds, shard_seconds, trips, written_mask
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
-from unity_jax.ops.rule import Strategy
+from unity_jax.ops.rule import Shard, Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -75,9 +75,12 @@ class _Port:
 
 @dataclass(eq=False)
 class Built:
-    """A problem with the meaning of its nodes. `made` and `needed`: where each tensor comes from and who reads it."""
+    """A problem with the meaning of its nodes. `made` and `needed`: where each tensor comes from and who reads it.
+    `arithmetic`: of each choice of a node, the part of its seconds that is not communication.
+    """
 
     problem: Problem
+    arithmetic: list[np.ndarray]
     nodes: list[Node]
     made: dict[Tensor, _Port]
     needed: dict[Tensor, list[_Port]]
@@ -128,6 +131,7 @@ class _Build:
         self.mesh = builder.resharder.mesh
         self.nodes: list[Node] = []
         self.unary: list[np.ndarray] = []
+        self.arithmetic: list[np.ndarray] = []
         self.made: dict[Tensor, _Port] = {}
         self.needed: dict[Tensor, list[_Port]] = {}
         self.held: dict[Tensor, _Port] = {}
@@ -147,6 +151,7 @@ class _Build:
         self.nodes.append(node)
         self.spaces[node.index] = space
         self.unary.append(self.b.intern(("zeros", size), lambda: np.zeros(size)))
+        self.arithmetic.append(self.unary[-1])
         if kind != "output":
             self._make_place(t, node.index, repeat, backward, lifted)
         return node.index
@@ -199,7 +204,7 @@ class _Build:
             self._need_place(t, node, 1, backward)
         edges, shared = self._moves()
         problem = Problem(self.unary, edges, shared, [], None)
-        return Built(problem, self.nodes, self.made, self.needed, inputs, outputs, self.mesh)
+        return Built(problem, self.arithmetic, self.nodes, self.made, self.needed, inputs, outputs, self.mesh)
 
     def _need_place(self, t: Tensor, node: int, repeat: int, backward: bool, lifted: bool = False) -> None:
         space = self._lifted(self.spaces[node], lifted)
@@ -231,6 +236,9 @@ class _Build:
         mask = written_mask(op, self.b.written)
         seconds = self.b.intern(("seconds", op.signature, mask), lambda: self._seconds(op, strategies, mask))
         node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, mask), repeat)
+        if self.b.rules(op).inner is not None:
+            own = self.b.intern(("own", op.signature, mask), lambda: self._seconds(op, strategies, mask, compute_seconds))
+            self.arithmetic[node] = own * repeat
         ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
         for i, t in enumerate(op.inputs):
             self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward)
@@ -248,9 +256,15 @@ class _Build:
         self._need_place(t, node, repeat, backward)
         self.held[t] = port
 
-    def _seconds(self, op: Op, strategies: Sequence[Strategy], mask: Mask) -> np.ndarray:
+    def _seconds(
+        self,
+        op: Op,
+        strategies: Sequence[Strategy],
+        mask: Mask,
+        of: Callable[[Shard, Machine, Mask], float] = shard_seconds,
+    ) -> np.ndarray:
         shards = (self.b.rules.shard(op, self.mesh, s) for s in strategies)
-        return np.array([shard_seconds(s, self.b.machine, mask) for s in shards])
+        return np.array([of(s, self.b.machine, mask) for s in shards])
 
     def _layouts(self, op: Op, strategies: Sequence[Strategy]) -> tuple[list[Layouts], list[Layouts]]:
         shards = [self.b.rules.shard(op, self.mesh, s) for s in strategies]
@@ -271,6 +285,7 @@ class _Build:
         node = Node(len(self.nodes), kind, len(seconds), ops, None, (), strategies, False, repeat)
         self.nodes.append(node)
         self.unary.append(self.b.intern(("unary", key, repeat), lambda: seconds * repeat))
+        self.arithmetic.append(self.unary[-1])
         return node.index
 
     # Clusters
