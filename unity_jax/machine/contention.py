@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, linprog
 
 ASYNCHRONOUS = frozenset(["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"])
 """The collectives that XLA:GPU and XLA:TPU start and await apart, so that other work runs in between: all kinds."""
@@ -83,15 +83,14 @@ class Contention:
         return [self._solve([i for i in range(4) if which >> i & 1]) for which in range(16)]
 
     def _solve(self, running: list[int]) -> tuple[float, ...] | None:
-        own = self._uses[np.ix_(running, running)]
-        if running and np.linalg.cond(own) > 1e9:
+        own, rates = self._uses[np.ix_(running, running)], np.zeros(4)
+        if not running or np.linalg.cond(own) > 1e9:
             return None
-        rates = np.zeros(4)
         rates[running] = np.linalg.solve(own, np.ones(len(running)))
         for idle in set(range(4)) - set(running):
             # The row of an idle stream never binds if it lies below a mean of running rows.
-            weights = np.linalg.solve(own.T, self._uses[idle, running])
-            if (weights < -1e-12).any() or weights.sum() > 1 + 1e-12:
+            below = linprog(np.ones(len(running)), A_ub=-own.T, b_ub=-self._uses[idle, running])
+            if below.fun > 1 + 1e-9:
                 return None
         return None if (rates < 0).any() else tuple(map(float, rates))
 

@@ -87,7 +87,7 @@ CHIPS: dict[str, Chip] = {
     # 80 GB, 3.35 TB/s, NVLink 900 GB/s in both directions together. Across nodes one 400 Gb/s port per GPU:
     # https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html . Latency per ring step (LL128): hwLat
     # in https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc . Kernel overhead: a launch, assumed. Contention
-    # as measured on eight A100 by Mist (https://github.com/Dazz993/Mist): NCCL's kernels take multiprocessors there too.
+    # as Mist measured it on eight A100 (https://github.com/Dazz993/Mist): NCCL's kernels take multiprocessors here too.
     "h100": Chip(
         grammar="h100:GPUS or h100:NODESxGPUS",
         ranks=(1, 2),

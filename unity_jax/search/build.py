@@ -237,8 +237,9 @@ class _Build:
         seconds = self.b.intern(("seconds", op.signature, mask), lambda: self._seconds(op, strategies, mask))
         node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, mask), repeat)
         if self.b.rules(op).inner is not None:
-            own = self.b.intern(("own", op.signature, mask), lambda: self._seconds(op, strategies, mask, compute_seconds))
-            self.arithmetic[node] = own * repeat
+            key = ("arithmetic", op.signature, mask)
+            seconds = self.b.intern(key, lambda: self._seconds(op, strategies, mask, compute_seconds))
+            self.arithmetic[node] = seconds * repeat
         ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
         for i, t in enumerate(op.inputs):
             self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward)

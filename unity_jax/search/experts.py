@@ -101,6 +101,7 @@ class _Completion:
         self.considered: dict[object, np.ndarray] = {}
         self.lazy = [self._waits(n) for n in built.nodes]
         self.wants = [self._batch_of(n) for n in built.nodes]
+        self.along = [frozenset(batch_factors(n.ops[0], rules, self.positions)) if n.ops else None for n in built.nodes]
 
     def _join(self, i: int, j: int, table: np.ndarray) -> None:
         if i != j:
@@ -221,9 +222,8 @@ class _Completion:
         """Which choices of a node the expert would consider; all, if none of them is possible."""
         wants = frozenset(self.wants[node.index][0])
         if node.ops:
-            first = node.ops[0]
-            positions = frozenset(batch_factors(first, self.rules, self.positions))
-            key: object = (expert, id(node.strategies[0]), wants, positions, first.name in _WEIGHTED)
+            positions = self.along[node.index]
+            key: object = (expert, id(node.strategies[0]), wants, positions, node.ops[0].name in _WEIGHTED)
         else:
             key = (expert, id(node.layouts), wants, node.kind, node.tensor in self.params)
         if key not in self.considered:
