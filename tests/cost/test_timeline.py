@@ -127,7 +127,7 @@ def test_a_scan_awaits_in_an_iteration_what_it_started_there():
     axes = MeshAxes(("x",), (8,))
     traced = trace(f, (f32(64, 64), f32(64, 64)), {})
     graph = contracted(traced)
-    found = tasks(graph, axes, machine)
+    found = tasks(graph, Traffic.of(graph, "gpu"), axes, machine)
     timeline = simulate(found, machine)
     (loop,) = [task for task in found if task.body]
     assert loop.runs == 4
@@ -180,7 +180,7 @@ def test_a_barrier_holds_a_gather_back():
     traced = trace(f, (f32(64, 64), f32(64, 64)), {})
     machine, axes = Machine.preset("h100:8"), MeshAxes(("x",), (8,))
     graph = contracted(traced)
-    found = tasks(graph, axes, machine)
+    found = tasks(graph, Traffic.of(graph, "gpu"), axes, machine)
     timeline = simulate(found, machine)
     last = max(i for i, task in enumerate(found) if task.op is not None and task.op.name == "dot_general")
     assert all(timeline.ends[i] <= timeline.starts[last] for i in range(last))

@@ -43,6 +43,7 @@ class Candidate:
     machine: Machine
     decisions: Decisions
     graph: Graph
+    traffic: Traffic
     memory: Memory
     label: str
     lower_bound: float = 0.0
@@ -50,7 +51,7 @@ class Candidate:
     @functools.cached_property
     def timeline(self) -> Timeline:
         """One step, simulated."""
-        return simulate(tasks(self.graph, self.mesh, self.machine), self.machine)
+        return simulate(tasks(self.graph, self.traffic, self.mesh, self.machine), self.machine)
 
     @property
     def seconds(self) -> float:
@@ -243,8 +244,10 @@ def finish(
     mesh = resharder.mesh
     graph = assemble(program.graph, decisions, resharder, rules)
     graph = assemble(program.graph, decisions, resharder, rules)
-    peak = memory(graph, mesh, resharder.machine.device, program.donated)
-    return Candidate(mesh, resharder.machine, decisions, graph, peak, label, bound)
+    device = resharder.machine.device
+    traffic = Traffic.of(graph, device.compiler)
+    peak = memory(graph, traffic, mesh, device, program.donated)
+    return Candidate(mesh, resharder.machine, decisions, graph, traffic, peak, label, bound)
 
 
 def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
