@@ -29,8 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -38,11 +36,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from unity_jax.cost.fusion import materialized
 from unity_jax.cost.reshard import Resharder
-from unity_jax.lower.compile import spmd
+from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
-from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, make_plan
-from unity_jax.planning import rebuild
+from unity_jax.planning import mesh_over, rebuild
 from unity_jax.program import Program, trace
 from unity_jax.report.aot import COMPILER_OPTIONS, topology
 from unity_jax.search.assemble import RuleCache
@@ -145,18 +142,6 @@ def _file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "=+-." else "_" for c in text)
 
 
-def lower(plan: Plan, devices: list[jax.Device]) -> jax.stages.Lowered:
-    """The planned program over these devices, with the caller's donation."""
-    axes, graph, donated = MeshAxes.of(plan.mesh), plan.pcg, plan.bound().donated
-    mesh = Mesh(np.array(devices).reshape(axes.sizes), axes.names)
-    run = spmd(graph, mesh)
-    inputs = [
-        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh, t.layout.spec())) for t in graph.inputs
-    ]
-    outs = tuple(NamedSharding(mesh, t.layout.spec()) for t in graph.outputs)
-    return jax.jit(lambda *flat: tuple(run(flat)), donate_argnums=donated, out_shardings=outs).lower(*inputs)
-
-
 def work(name: str, on: str, wanted: tuple[str, ...], randoms: int) -> None:
     """Compile what is missing of one model on one topology."""
     program, machine, devices = program_of(name), Machine.preset(on), topology(on)
@@ -170,7 +155,8 @@ def work(name: str, on: str, wanted: tuple[str, ...], randoms: int) -> None:
         (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
         start = time.monotonic()
         try:
-            compiled = lower(plan, devices).compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
+            lowered = lower(program, plan.pcg, mesh_over(plan, devices))
+            compiled = lowered.compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
             m = compiled.memory_analysis()
             sizes = ("argument", "output", "temp", "alias", "host_temp")
             facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}

@@ -17,6 +17,7 @@ from unity_jax import cache, pins, planning
 from unity_jax.call import Call, JitSettings, abstract
 from unity_jax.derivative import Derivative
 from unity_jax.errors import PlanError
+from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -147,8 +148,8 @@ class AutoSharded:
         (`plan.program.constants`) comes first.
         """
         __tracebackhide__ = True
-        call = self._call(args, kwargs)
-        return self._runner(self._plan(call)).lower(call)
+        runner = self._runner(self.plan(*args, **kwargs))
+        return lower(runner.program, runner.plan.pcg, runner.mesh)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; plans first if these shapes are new."""
