@@ -60,11 +60,10 @@ def test_interleaved_groups_share_the_links_of_a_torus():
 
 
 def test_interleaved_groups_share_the_links_of_a_line():
-    """Eight chips in a line: groups {0, 2, 4, 6} and {1, 3, 5, 7} cross each link together; {0..3} and {4..7} do not."""
+    """Eight chips: groups {0, 2, 4, 6} and {1, 3, 5, 7} cross each link together, {0..3} and {4..7} do not."""
     line = Machine.preset("v5e:1x8")
-    apart, together = (
-        per_byte(line, MeshAxes(("x", "y"), s), "all_gather", (a,)) for s, a in (((4, 2), "x"), ((2, 4), "y"))
-    )
+    apart = per_byte(line, MeshAxes(("x", "y"), (4, 2)), "all_gather", ("x",))
+    together = per_byte(line, MeshAxes(("x", "y"), (2, 4)), "all_gather", ("y",))
     assert together == pytest.approx(3 / 4 / 4.5e10)
     assert apart == pytest.approx(2 * together)
 

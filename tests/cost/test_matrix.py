@@ -73,9 +73,7 @@ def test_the_slower_group_decides():
 
 def test_one_direction_may_be_slower():
     pair = machine([[0, 0], [1e-3, 0]], [[0, 1e9], [1e8, 0]])
-    assert collective_seconds(pair, MeshAxes(("x",), (2,)), "all_gather", 2e8, ("x",)) == pytest.approx(
-        1e-3 + 1e8 / 1e8
-    )
+    assert collective_seconds(pair, MeshAxes(("x",), (2,)), "all_gather", 2e8, ("x",)) == pytest.approx(1e-3 + 1)
 
 
 def test_exact_where_one_device_has_the_latency_and_another_the_bytes():
@@ -91,13 +89,13 @@ def test_exact_where_one_device_has_the_latency_and_another_the_bytes():
         assert seconds == pytest.approx(max(1 + nbytes / 2 / 1e9, nbytes / 2 / 1e6))
 
 
-@pytest.mark.parametrize("spec", ["h100:2x8", "v5e:4x4", "sites"])
+@pytest.mark.parametrize("spec", ["h100:2x4", "h100:8", "v5e:1x8", "sites"])
 def test_synchronization_grows_with_the_replicas(spec):
-    """Data-parallel gradients of fixed size, over 2, 4, 8 and 16 replicas."""
-    wide = sites(8, 8) if spec == "sites" else Machine.preset(spec)
+    """Data-parallel gradients of fixed size, over 2, 4 and 8 replicas."""
+    wide = sites(4, 4) if spec == "sites" else Machine.preset(spec)
     costs = []
-    for n in (2, 4, 8, 16):
-        mesh = MeshAxes(("model", "data"), (16 // n, n))
+    for n in (2, 4, 8):
+        mesh = MeshAxes(("model", "data"), (8 // n, n))
         costs.append(collective_seconds(wide, mesh, "all_reduce", 1e8, ("data",)))
     assert costs == sorted(costs)
     assert costs[0] < costs[-1]

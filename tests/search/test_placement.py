@@ -34,9 +34,6 @@ def test_each_axis_of_a_torus_is_tried():
     middle = next(mesh for mesh in mesh_candidates(128, torus) if mesh.order)
     assert middle.sizes == (16, 8)
     assert groups(middle) >= {frozenset(range(0, 32, 4))}
-    alone = collective_seconds(torus, middle, "all_gather", 1e8, ("y",))
-    broken = collective_seconds(torus, MeshAxes(("x", "y"), (16, 8)), "all_gather", 1e8, ("y",))
-    assert alone < broken
     assert not any(mesh.order for mesh in mesh_candidates(64, Machine.preset("v5p:4x4x4")))  # all axes are alike
 
 

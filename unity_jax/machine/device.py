@@ -59,21 +59,23 @@ def differences(devices: Sequence[Device]) -> str:
     """How devices differ and which of them pace a program of equal shards; empty if they are alike.
 
     >>> differences((fast, fast, slow))
-    'devices differ (2 fast, 1 slow) and shards are equal: slow paces arithmetic, fast has the least memory'
+    'devices differ (2 fast, 1 slow) and shards are equal: slow decides arithmetic; fast decides the memory limit'
     """
     if len(set(devices)) < 2:
         return ""
     counts = Counter(d.kind for d in devices)
     least = weakest(devices)
+    rates = [(n, rate) for n, rate in least.peak_flops if any(d.flops_per_second(n) > rate for d in devices)]
     roles = {
-        "paces arithmetic": lambda d: min(d.flops_per_second(n) / rate for n, rate in least.peak_flops) == 1,
-        "paces memory traffic": lambda d: d.memory_bandwidth == least.memory_bandwidth,
-        "has the least memory": lambda d: d.memory_bytes == least.memory_bytes,
+        "arithmetic": lambda d: not rates or any(d.flops_per_second(n) == rate for n, rate in rates),
+        "memory traffic": lambda d: d.memory_bandwidth == least.memory_bandwidth,
+        "traffic with the host": lambda d: d.host_bandwidth == least.host_bandwidth,
+        "the memory limit": lambda d: d.memory_bytes == least.memory_bytes,
     }
     named: dict[str, list[str]] = {}
     for role, has in roles.items():
         if not all(map(has, devices)):
             named.setdefault(", ".join(dict.fromkeys(d.kind for d in devices if has(d))), []).append(role)
     kinds = ", ".join(f"{n} {kind}" for kind, n in counts.items())
-    parts = [f"{who} {' and '.join(roles)}" for who, roles in named.items()]
+    parts = [f"{who} decides {', '.join(roles)}" for who, roles in named.items()]
     return f"devices differ ({kinds}) and shards are equal: {'; '.join(parts) or 'they compute alike'}"
