@@ -25,7 +25,8 @@ class Machine:
 
     `devices` has one entry for each position of the network, or a single one where all are alike. In one SPMD program
     all shards are equal, so the slowest device paces every op and the smallest memory is the limit of all: `device` is
-    what can be counted on from every one.
+    what can be counted on from every one. JAX devices take their positions by coordinates on a torus, else by node and
+    id, as `jax.devices()` lists them.
     """
 
     name: str
