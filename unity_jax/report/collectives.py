@@ -171,21 +171,15 @@ def stablehlo_collectives(program: str | ir.Module, mesh: MeshAxes) -> list[Coll
 
     JAX 0.10 writes replica groups as numbers, 0.12 as axes of a mesh declared in the module; both are read.
     """
-    module = _parse(program) if isinstance(program, str) else program
-    functions: dict[str, ir.Operation] = {}
-    meshes: dict[str, ir.Operation] = {}
-    for op in module.body.operations:
-        where = {"func.func": functions, "sdy.mesh": meshes}.get(op.operation.name)
-        if where is not None:
-            where[ir.StringAttr(op.attributes["sym_name"]).value] = op.operation
+    module = parse_stablehlo(program)
+    functions, meshes = _named(module, "func.func"), declared_meshes(module)
 
     @functools.cache
     def of_function(name: str) -> Counter[Key]:
         total: Counter[Key] = Counter()
         for op in _nested(functions[name]):
-            kind = KINDS.get(op.name.removeprefix("stablehlo."))
-            if kind is not None:
-                total[kind, _mlir_axes(op, meshes, mesh), _mlir_bytes(op)] += 1
+            if (key := collective_key(op, meshes, mesh)) is not None:
+                total[key] += 1
             for attribute in ("callee", "decomposition"):
                 if attribute in op.attributes:
                     total.update(of_function(ir.FlatSymbolRefAttr(op.attributes[attribute]).value))
@@ -194,14 +188,33 @@ def stablehlo_collectives(program: str | ir.Module, mesh: MeshAxes) -> list[Coll
     return counted(of_function("main"))
 
 
-def _parse(text: str) -> ir.Module:
+def collective_key(op: ir.Operation, meshes: dict[str, ir.Operation], mesh: MeshAxes) -> Key | None:
+    """Kind, axes and bytes of an operation; None if it is no collective. `meshes`: those that the module declares."""
+    kind = KINDS.get(op.name.removeprefix("stablehlo."))
+    return None if kind is None else (kind, _mlir_axes(op, meshes, mesh), _mlir_bytes(op))
+
+
+def declared_meshes(module: ir.Module) -> dict[str, ir.Operation]:
+    """The meshes that a module declares, by name."""
+    return _named(module, "sdy.mesh")
+
+
+def _named(module: ir.Module, kind: str) -> dict[str, ir.Operation]:
+    ops = (op.operation for op in module.body.operations if op.operation.name == kind)
+    return {ir.StringAttr(op.attributes["sym_name"]).value: op for op in ops}
+
+
+def parse_stablehlo(program: str | ir.Module) -> ir.Module:
+    """A module from its text; a module as it is."""
+    if isinstance(program, ir.Module):
+        return program
     context = JaxIrContext()
     context.append_dialect_registry(upstream_dialects)
     context.load_all_available_dialects()
     for dialect in (sdy, stablehlo, chlo):
         dialect.register_dialect(context)
     with context:
-        return ir.Module.parse(text)
+        return ir.Module.parse(program)
 
 
 def _nested(op: ir.Operation) -> Iterator[ir.Operation]:

@@ -66,18 +66,13 @@ def compiled_collectives(hlo_text: str, mesh: MeshAxes) -> list[Collective]:
 
 def sites(module: Module, mesh: MeshAxes) -> list[Site]:
     """Every collective of a module between more than one device, in program order."""
-    seen: set[tuple[Path, str]] = set()
-    found = []
-    for site in _walk(module, mesh, module.entry, (), 1):
+    found: dict[object, Site] = {}
+    for i, site in enumerate(_walk(module, mesh, module.entry, (), 1)):
         chain = re.search(r'chain_id="(\d+)"', site.op.attributes)
-        if chain is not None:
-            key = (site.path[:-1], chain[1])
-            if key in seen:
-                continue
-            seen.add(key)
-        if site.axes:
-            found.append(site)
-    return found
+        key = chain[1] if chain else i
+        if site.axes and (key not in found or site.trips < found[key].trips):  # a chain may reach into a loop
+            found[key] = site
+    return list(found.values())
 
 
 def _walk(module: Module, mesh: MeshAxes, computation: str, path: Path, trips: int) -> Iterator[Site]:
