@@ -48,7 +48,8 @@ from unity_jax.report.aot import COMPILER_OPTIONS, topology
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.experts import expert_seeds
-from unity_jax.search.planner import NO_PINS, Planner, finish, mesh_candidates
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import NO_PINS, Planner, finish
 from unity_jax.search.sample import sample
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "compiled"
@@ -116,7 +117,7 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
 
     def made(label: str, candidate: Any) -> tuple[str, Plan]:
         mesh = jax.sharding.AbstractMesh(candidate.mesh.sizes, candidate.mesh.names)
-        return label, make_plan(program, mesh, machine, machine.memory_bytes, candidate, NO_PINS)
+        return label, make_plan(program, mesh, machine, machine.device.memory_bytes, candidate, NO_PINS)
 
     planner, rules, written = Planner(program, machine), RuleCache(), materialized(program.graph)
     meshes = mesh_candidates(machine.num_devices, machine)

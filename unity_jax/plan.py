@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from unity_jax import _compat
 from unity_jax.cost.program import Collective, collectives
 from unity_jax.errors import PlanError
+from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout, short_dtype
@@ -27,7 +28,7 @@ from unity_jax.search.assemble import Decisions
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
 
 FORMAT = "unity_jax plan"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ class Record:
 class Plan:
     """How one function runs on one mesh. Made by `unity_jax.plan` or `auto_shard(f).plan(...)`; deterministic.
 
-    **Fields:** `mesh`: a `Mesh`, or an `AbstractMesh` for a plan made without devices; `machine`: the machine's name;
+    **Fields:** `mesh`: a `Mesh`, or an `AbstractMesh` for a plan made without devices; `order`: the network position of
+    each mesh position, row-major (empty: the network's own order); `machine`: the machine's name; `unequal`: where its
+    devices differ, which of them pace the step;
     `memory_limit` in bytes per device; `predicted`; `inputs` and `outputs`: every leaf with its layout; `label`:
     `"search"`, or the expert whose plan won; `replicated`: ops that no rule could split, with their lines;
     `rewrites`: algebraic rewrites (none yet); `program_hash`.
@@ -94,6 +97,8 @@ class Plan:
     program_hash: str
     function: str
     record: Record
+    order: tuple[int, ...] = ()
+    unequal: str = ""
     rewrites: tuple[str, ...] = ()
     # What a plan knows once it has met its function; a file holds none of it.
     program: Program | None = field(default=None, repr=False)
@@ -102,6 +107,11 @@ class Plan:
     pins: Pins = field(default=NO_PINS, repr=False)
 
     # Views
+
+    @property
+    def axes(self) -> MeshAxes:
+        """The mesh axes as they lie on the network."""
+        return MeshAxes.of(self.mesh, self.order)
 
     @property
     def fits(self) -> bool:
@@ -232,7 +242,7 @@ class Plan:
             ) from None
 
     def _to_json(self) -> dict[str, Any]:
-        axes = MeshAxes.of(self.mesh)
+        axes = self.axes
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -240,7 +250,8 @@ class Plan:
             "program": self.program_hash,
             "machine": self.machine,
             "memory_limit": self.memory_limit,
-            "mesh": {"names": axes.names, "sizes": axes.sizes},
+            "mesh": {"names": axes.names, "sizes": axes.sizes, "order": axes.order},
+            "unequal": self.unequal,
             "label": self.label,
             "replicated": self.replicated,
             "largest": self.largest,
@@ -290,7 +301,8 @@ def _from_json(data: dict[str, Any]) -> Plan:
         tuple(map(_layout, d["outputs"])),
     )
     found = tuple(Collective(**{**c, "axes": tuple(c["axes"])}) for c in p["collectives"])
-    axes = MeshAxes(tuple(map(str, data["mesh"]["names"])), tuple(map(int, data["mesh"]["sizes"])))
+    names, sizes, order = (data["mesh"][key] for key in ("names", "sizes", "order"))
+    axes = MeshAxes(tuple(map(str, names)), tuple(map(int, sizes)), tuple(map(int, order)))
     return Plan(
         _compat.abstract_mesh(axes.names, axes.sizes),
         str(data["machine"]),
@@ -304,6 +316,8 @@ def _from_json(data: dict[str, Any]) -> Plan:
         str(data["program"]),
         str(data["function"]),
         record,
+        axes.order,
+        str(data["unequal"]),
     )
 
 
@@ -312,7 +326,7 @@ def _from_json(data: dict[str, Any]) -> Plan:
 
 def make_plan(program: Program, mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
     """The plan that a candidate of the search stands for."""
-    axes, graph, cost = MeshAxes.of(mesh), found.graph, found.cost
+    axes, graph, cost = found.mesh, found.graph, found.cost
     predicted = Predicted(
         found.seconds,
         cost.compute_seconds,
@@ -336,6 +350,8 @@ def make_plan(program: Program, mesh: Any, machine: Machine, limit: float, found
         program.hash,
         program.name,
         to_record(program.graph, found.decisions),
+        axes.order,
+        differences(machine.devices),
         program=program,
         graph=graph,
         priced_on=machine,

@@ -17,12 +17,14 @@ from unity_jax.call import Call, JitSettings
 from unity_jax.cost.fusion import materialized
 from unity_jax.cost.reshard import Resharder
 from unity_jax.errors import PlanError
+from unity_jax.machine.detect import positions
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, from_record, make_plan
 from unity_jax.program import Program, trace
 from unity_jax.search.assemble import RuleCache
-from unity_jax.search.planner import Pins, Planner, finish, mesh_candidates
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import Pins, Planner, finish
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,19 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     __tracebackhide__ = True
     mesh = _mesh(program, call, settings, base)
     machine = _machine(mesh, settings, base)
-    limit = machine.memory_bytes if settings.memory_limit is None else float(settings.memory_limit)
-    meshes = _candidates(mesh, machine)
+    limit = machine.device.memory_bytes if settings.memory_limit is None else float(settings.memory_limit)
+    if isinstance(mesh, (Mesh, AbstractMesh)):
+        meshes = [_placed(mesh, machine, base.order if base is not None and mesh is base.mesh else ())]
+    else:
+        meshes = mesh_candidates(machine.num_devices, machine)
     asked = pins.resolve(program, meshes[0], settings.in_shardings, settings.out_shardings, call.pins)
     for plan in known:
         if _is_same(program, plan) and _text(program, asked) == _text(plan.bound(), plan.pins):
             return plan
     if settings.saved is not None and not known:
-        return rebuild(program, settings.saved, _with_devices(mesh, MeshAxes.of(settings.saved.mesh)), machine, asked)
+        return rebuild(program, settings.saved, _with_devices(mesh, settings.saved.axes, machine), machine, asked)
     wanted = asked
-    if base is not None and [MeshAxes.of(base.mesh)] == meshes:
+    if base is not None and [MeshAxes.of(base.mesh)] == [MeshAxes(m.names, m.sizes) for m in meshes]:
         wanted = pins.inherit(asked, program, base.layouts())
     path = None
     if settings.folder is not None:
@@ -77,9 +82,9 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         path = cache.file_of(settings.folder, key)
         found = cache.load(path, program.hash)
         if found is not None:
-            return rebuild(program, found, _with_devices(mesh, MeshAxes.of(found.mesh)), machine, asked)
+            return rebuild(program, found, _with_devices(mesh, found.axes, machine), machine, asked)
     best = Planner(program, machine, limit, wanted).plan(meshes)
-    plan = make_plan(program, _with_devices(mesh, best.mesh), machine, limit, best, asked)
+    plan = make_plan(program, _with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
     if path is not None:
         cache.store(plan, path)
     return plan
@@ -89,11 +94,9 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
     """A saved plan, with the program it is for. Raises `PlanError` if it is for another one."""
     __tracebackhide__ = True
     _check_same(program, saved)
-    axes = MeshAxes.of(mesh)
-    if axes != MeshAxes.of(saved.mesh):
-        raise PlanError(
-            f"the plan is for the mesh ({MeshAxes.of(saved.mesh)}), mesh= is ({axes}): plan again, or drop mesh="
-        )
+    axes = _placed(mesh, machine, saved.order)
+    if MeshAxes.of(mesh) != MeshAxes.of(saved.mesh):
+        raise PlanError(f"the plan is for the mesh ({saved.axes}), mesh= is ({axes}): plan again, or drop mesh=")
     decisions = from_record(program.graph, saved.record)
     resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
     made = finish(program, decisions, resharder, RuleCache(), materialized(program.graph), saved.label, bound)
@@ -153,32 +156,42 @@ def _machine(mesh: Any, settings: Settings, base: Plan | None) -> Machine:
     return machine
 
 
-def _candidates(mesh: Any, machine: Machine) -> list[MeshAxes]:
-    if isinstance(mesh, (Mesh, AbstractMesh)):
-        return [MeshAxes.of(mesh)]
-    return mesh_candidates(machine.num_devices, machine)
+def _placed(mesh: Mesh | AbstractMesh, machine: Machine, order: Sequence[int]) -> MeshAxes:
+    """The axes of a mesh as its devices lie on the machine's network, or in this order if it has none."""
+    return MeshAxes.of(mesh, _order(mesh, machine) if isinstance(mesh, Mesh) else order)
 
 
-def _with_devices(mesh: Any, axes: MeshAxes) -> Any:
-    """A mesh with these axes: the caller's, or one over the caller's devices, or an abstract one if there are too
-    few."""
+def _order(mesh: Mesh, machine: Machine) -> tuple[int, ...]:
+    return positions(list(mesh.devices.flat), machine.network)
+
+
+def _with_devices(mesh: Any, axes: MeshAxes, machine: Machine) -> Any:
+    """A mesh with these axes: the caller's, or one over the caller's devices, each in its place on the network, or an
+    abstract one if there are too few."""
     if isinstance(mesh, (Mesh, AbstractMesh)):
         return mesh
     devices = jax.devices() if mesh is None else mesh
     if len(devices) != axes.num_devices:
         return _compat.abstract_mesh(axes.names, axes.sizes)
-    return Mesh(np.array(devices).reshape(axes.sizes), axes.names)
+    return Mesh(_arranged(devices, axes, machine), axes.names)
+
+
+def _arranged(devices: Sequence[Any], axes: MeshAxes, machine: Machine) -> np.ndarray:
+    """Devices in the shape of a mesh, each at its place on the network."""
+    at = dict(zip(positions(devices, machine.network), devices, strict=True))
+    return np.array([at[i] for i in axes.order or range(len(devices))]).reshape(axes.sizes)
 
 
 def attach_devices(plan: Plan) -> Plan:
     """A plan made without devices (offline, or inside `jit`), over those of `jax.set_mesh` or all, if their number
     agrees."""
-    ambient, axes = _compat.ambient_mesh(), MeshAxes.of(plan.mesh)
-    if isinstance(ambient, Mesh) and MeshAxes.of(ambient) == axes:
-        return replace(plan, mesh=ambient)
+    ambient, axes, machine = _compat.ambient_mesh(), plan.axes, plan.priced_on
+    assert machine is not None
+    if isinstance(ambient, Mesh) and MeshAxes.of(ambient) == MeshAxes.of(plan.mesh):
+        return replace(plan, mesh=ambient, order=MeshAxes.of(ambient, _order(ambient, machine)).order)
     if len(jax.devices()) != axes.num_devices:
         return plan
-    devices = np.array(jax.devices()).reshape(axes.sizes)
+    devices = _arranged(jax.devices(), axes, machine)
     return replace(plan, mesh=Mesh(devices, axes.names, axis_types=plan.mesh.axis_types))
 
 

@@ -4,13 +4,23 @@ import itertools
 
 import pytest
 
-from unity_jax.cost.communication import KINDS, collective_line, collective_seconds, group_spans
+from unity_jax.cost.communication import KINDS, collective_lines, collective_seconds, groups_of
+from unity_jax.cost.levels import spans
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 
 H100, H100X2, V5E, POD = (Machine.preset(s) for s in ("h100:8", "h100:2x8", "v5e:2x4", "v5e:16x16"))
 ONE = MeshAxes(("data",), (8,))
 TWO = MeshAxes(("data", "model"), (2, 8))
+
+
+def per_byte(machine, mesh, kind, axes):
+    (((_, slope),),) = collective_lines(machine, mesh, kind, axes)
+    return slope
+
+
+def crossed(machine, mesh, axes):
+    return [tuple(s)[1:] for s in spans(machine.network, groups_of(machine, mesh, axes))]
 
 
 @pytest.mark.parametrize(
@@ -38,15 +48,46 @@ def test_switch(kind, seconds):
 )
 def test_torus(kind, ring, line):
     for machine, size, moved in ((Machine.preset("v5e:1x16"), 16, ring), (Machine.preset("v5e:1x4"), 4, line)):
-        assert collective_line(machine, MeshAxes(("x",), (size,)), kind, ("x",))[1] == pytest.approx(moved / 4.5e10)
+        assert per_byte(machine, MeshAxes(("x",), (size,)), kind, ("x",)) == pytest.approx(moved / 4.5e10)
 
 
 def test_interleaved_groups_share_the_links_of_a_torus():
     mesh = MeshAxes(("a", "b", "y"), (4, 4, 16))
-    assert [(members, stride) for _, members, stride in group_spans(POD, mesh, ("a",))] == [(4, 4)]
-    outer, inner = (collective_line(POD, mesh, "all_gather", (axis,))[1] for axis in "ab")
+    assert crossed(POD, mesh, ("a",)) == [(4, 4, 1)]
+    outer, inner = (per_byte(POD, mesh, "all_gather", (axis,)) for axis in "ab")
     assert outer == pytest.approx(3 / 4 / 4.5e10 / 2 * 4)  # a wrapped ring, shared by four
     assert inner == pytest.approx(3 / 4 / 4.5e10)  # a line of its own
+
+
+def test_interleaved_groups_share_the_links_of_a_line():
+    """Eight chips: groups {0, 2, 4, 6} and {1, 3, 5, 7} cross each link together, {0..3} and {4..7} do not."""
+    line = Machine.preset("v5e:1x8")
+    apart = per_byte(line, MeshAxes(("x", "y"), (4, 2)), "all_gather", ("x",))
+    together = per_byte(line, MeshAxes(("x", "y"), (2, 4)), "all_gather", ("y",))
+    assert together == pytest.approx(3 / 4 / 4.5e10)
+    assert apart == pytest.approx(2 * together)
+
+
+def test_both_axes_of_a_torus_work_at_once():
+    """On 16 x 16, half of the payload goes along x first and half along y: 15/16 of a half through two links of 4.5e10
+    B/s on the way out, a 16th of that before."""
+    both = per_byte(POD, MeshAxes(("x", "y"), (16, 16)), "all_gather", ("x", "y"))
+    assert both == pytest.approx(15 / 16 / 2 / 9e10 * (1 + 1 / 16))
+
+
+def test_a_user_order_is_priced_as_placed():
+    """Four chips in a line in the order 0, 2, 1, 3: the pairs {0, 2} and {1, 3} cross the middle link together."""
+    line = Machine.preset("v5e:1x4")
+    for order, shared in (((), 1), ((0, 2, 1, 3), 2)):
+        mesh = MeshAxes(("x", "y"), (2, 2), order)
+        assert per_byte(line, mesh, "all_gather", ("y",)) == pytest.approx(shared / 2 / 4.5e10)
+
+
+def test_a_group_with_one_device_in_a_node_has_one_network_card_there():
+    """Three of four devices in one node: the fourth receives the rest of the bytes alone."""
+    mesh = MeshAxes(("x", "y"), (4, 4), (0, 1, 2, 8, 3, 4, 5, 9, 6, 7, 10, 11, 12, 13, 14, 15))
+    uneven, even = (per_byte(H100X2, m, "all_gather", ("y",)) for m in (mesh, MeshAxes(("x", "y"), (4, 4))))
+    assert uneven > 1 / 2 / 5e10 > even
 
 
 def test_hierarchical():
@@ -97,14 +138,14 @@ def test_alone_is_free_and_sizes_need_not_align():
     assert collective_seconds(H100, MeshAxes(("x", "y"), (1, 8)), "all_reduce", 1e9, ("x",)) == 0
     assert collective_seconds(H100, ONE, "all_reduce", 1e9, ()) == 0
     mesh = MeshAxes(("x", "y"), (5, 3))  # groups of three at 6, 7, 8 cross the two nodes of eight
-    assert [members for _, members, _ in group_spans(H100X2, mesh, ("y",))] == [2, 2]
+    assert crossed(H100X2, mesh, ("y",)) == [(2, 1, 1), (2, 1, 1)]  # and one of them is alone in its node
 
 
 def test_part_of_a_torus():
     mesh = MeshAxes(("x", "y"), (2, 4))
     x, y = (collective_seconds(V5E, mesh, "all_gather", 1e8, (axis,)) for axis in mesh.names)
     both = collective_seconds(V5E, mesh, "all_gather", 1e8, mesh.names)
-    assert x < y < both < x + y
+    assert x < both < y < x + y  # over both axes each link carries half of the payload
 
 
 def test_errors():

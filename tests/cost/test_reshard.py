@@ -89,7 +89,7 @@ def neighbours(shape, mesh, layout, reduction):
 
 def move_seconds(machine, move, shape, dtype, mesh):
     local = math.prod(move.after.local_shape(shape, mesh)) * np.dtype(dtype).itemsize
-    seconds = reshard._PASSES[move.kind] * local / machine.memory_bandwidth
+    seconds = reshard._PASSES[move.kind] * local / machine.device.memory_bandwidth
     if collective_kind(move):
         nbytes = move_bytes(move, shape, dtype, mesh)
         seconds += collective_seconds(machine, mesh, collective_kind(move), nbytes, move.axes)

@@ -20,7 +20,8 @@ from tests.numerics.harness import Case, Planned, error
 from unity_jax.lower.compile import spmd
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.planner import Planner, mesh_candidates
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import Planner
 
 STEPS = 3
 
@@ -28,10 +29,14 @@ STEPS = 3
 def slow(preset: str = "h100:8", factor: float = 1e5) -> Machine:
     """A machine so slow at everything but starting collectives that the tiny models are worth sharding."""
     m = Machine.preset(preset)
+    device = dataclasses.replace(
+        m.device,
+        peak_flops=tuple((name, rate / factor) for name, rate in m.device.peak_flops),
+        memory_bandwidth=m.device.memory_bandwidth / factor,
+    )
     return dataclasses.replace(
         m,
-        peak_flops=tuple((name, rate / factor) for name, rate in m.peak_flops),
-        memory_bandwidth=m.memory_bandwidth / factor,
+        devices=(device,),
         network=tuple(dataclasses.replace(level, bandwidth=level.bandwidth / factor * 10) for level in m.network),
     )
 

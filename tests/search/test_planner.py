@@ -9,7 +9,8 @@ import models
 from tests.search.planning import mesh, planner, program
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.experts import expert_seeds
-from unity_jax.search.planner import best, finish, mesh_candidates
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import best, finish
 from unity_jax.search.solver import solve
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version

@@ -1,4 +1,4 @@
-"""Time of one op on one device: the roofline of arithmetic and memory traffic, plus the cost of starting it."""
+"""Time of one op on one device (the slowest): the roofline of arithmetic and memory traffic, plus a kernel's start."""
 
 from __future__ import annotations
 
@@ -12,4 +12,5 @@ def op_seconds(machine: Machine, flops: float, nbytes: float, dtype: Any) -> flo
 
     Williams, Waterman, Patterson: Roofline (https://doi.org/10.1145/1498765.1498785): the slower of the two binds.
     """
-    return machine.kernel_overhead + max(flops / machine.flops_per_second(dtype), nbytes / machine.memory_bandwidth)
+    device = machine.device
+    return device.kernel_overhead + max(flops / device.flops_per_second(dtype), nbytes / device.memory_bandwidth)

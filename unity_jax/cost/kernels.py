@@ -231,3 +231,52 @@ def _elements(t: Tensor) -> int:
 def kernels(graph: Graph, compiler: str, nbytes: Callable[[Tensor], int] = lambda t: t.nbytes) -> Sequence[Kernel]:
     """The kernels of a traced or planned graph (its own ops; bodies have theirs), in an order in which they can run."""
     return _Fuser(graph, FUSING[compiler], nbytes).run()
+
+
+Counts = tuple[int, ...]
+"""Per operand and result of an op: in how many kernels it goes through memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """What the kernels of a traced program move, told per op, so that costs of ops add up to those of kernels.
+
+    `written`: every tensor that is in memory at some time, bodies included; `counts` and `launches` (kernels that an op
+    starts) of every op.
+    """
+
+    written: set[Tensor] = field(default_factory=set)
+    counts: dict[Op, Counts] = field(default_factory=dict)
+    launches: dict[Op, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(graph: Graph, compiler: str) -> Traffic:
+        """The traffic of a traced graph and its bodies."""
+        traffic = Traffic()
+        traffic._add(graph, compiler)
+        return traffic
+
+    def _add(self, graph: Graph, compiler: str) -> None:
+        base: dict[Tensor, Tensor] = {}
+        for op in graph.ops:
+            if is_alias(op):
+                base.update((o, base.get(i, i)) for i, o in zip(op.inputs, op.outputs, strict=False))
+        self.written.update(graph.inputs, graph.outputs)
+        counts = {op: [0] * (len(op.inputs) + len(op.outputs)) for op in graph.ops}
+        for kernel in kernels(graph, compiler):
+            inside, seen = set(kernel.ops), set()
+            self.written.update(kernel.writes)
+            self.launches[kernel.root] = self.launches.get(kernel.root, 0) + 1
+            for op in kernel.ops:
+                for i, t in enumerate(op.inputs):
+                    source = base.get(t, t)
+                    if source.literal is None and source not in seen and graph.producer.get(source) not in inside:
+                        seen.add(source)
+                        counts[op][i] += 1
+                for i, t in enumerate(op.outputs):
+                    counts[op][len(op.inputs) + i] += t in kernel.writes
+        self.written.update(t for t, s in base.items() if s in self.written)
+        self.counts.update((op, tuple(n)) for op, n in counts.items())
+        for op in graph.ops:
+            for body in op.bodies:
+                self._add(body, compiler)

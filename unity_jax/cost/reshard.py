@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.communication import all_lines
+from unity_jax.cost.communication import Lines, all_lines
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -182,9 +182,9 @@ class Resharder:
         subsets = range(1 << len(mesh.names))
         self._group_size = np.array([math.prod(s for i, s in enumerate(mesh.sizes) if b >> i & 1) for b in subsets])
         lines = all_lines(machine, mesh, [k for k in COLLECTIVES.values() if k is not None])
-        # (kind of move, axes) -> (seconds, seconds per byte)
-        self._lines = np.array([[lines.get((COLLECTIVES[k], b), (0.0, 0.0)) for b in subsets] for k in _KINDS])
-        self._passes = np.array([_PASSES[k] for k in _KINDS]) / machine.memory_bandwidth
+        # (kind of move, axes) -> the least over algorithms of the greatest of lines (seconds, seconds per byte)
+        self._lines = _padded([[lines.get((COLLECTIVES[k], b), (((0.0, 0.0),),)) for b in subsets] for k in _KINDS])
+        self._passes = np.array([_PASSES[k] for k in _KINDS]) / machine.device.memory_bandwidth
         # Closures are up to a megabyte each and are shared by all layouts of a shape; tables and paths are small.
         self._closure = functools.lru_cache(maxsize=128)(self._make_closure)
         self._table = functools.cache(self._make_table)
@@ -319,8 +319,9 @@ class Resharder:
         local_bytes = local.prod(axis=1) * size
         has_collective = np.array([c is not None for c in COLLECTIVES.values()])[e.kind]
         nbytes = payload.prod(axis=1) * size * has_collective
-        latency, per_byte = self._lines[e.kind, e.axes].T
-        seconds = latency + per_byte * nbytes + self._passes[e.kind] * local_bytes[e.after]
+        latency, per_byte = np.moveaxis(self._lines[e.kind, e.axes], -1, 0)
+        seconds = (latency + per_byte * nbytes[:, None, None]).max(axis=2).min(axis=1)
+        seconds += self._passes[e.kind] * local_bytes[e.after]
         return _Costed(e, nbytes, seconds)
 
     def _indices(self, states: Iterable[State], rank: int, partial: bool) -> list[int]:
@@ -350,6 +351,18 @@ class Resharder:
         dim, target = (None if d < 0 else int(d) for d in (e.dim[i], e.target[i]))
         before, after = (self._layout(states[s[i]], rank, reduction) for s in (e.before, e.after))
         return Move(_KINDS[e.kind[i]], axes, dim, target, before, after)
+
+
+def _padded(rows: list[list[Lines]]) -> np.ndarray:
+    """(kinds, axes, algorithms, lines, 2): algorithms and lines are repeated to equal numbers."""
+    flat = [lines for row in rows for lines in row]
+    algorithms, most = max(map(len, flat)), max(len(algorithm) for lines in flat for algorithm in lines)
+
+    def fill(lines: Lines) -> list[list[tuple[float, float]]]:
+        full = [[*a, *[a[-1]] * (most - len(a))] for a in lines]
+        return [*full, *[full[-1]] * (algorithms - len(full))]
+
+    return np.array([[fill(lines) for lines in row] for row in rows])
 
 
 def _reduction(layout: Layout) -> str | None:

@@ -1,51 +1,71 @@
 """The machine a plan is made for: how fast its devices compute, how much they hold, how they are connected.
 
-    >>> Machine.preset("h100:2x8").num_devices
-    16
+>>> Machine.preset("h100:2x8").num_devices
+16
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from unity_jax.machine.network import Level
-from unity_jax.machine.presets import CHIPS, parse
+from unity_jax.machine import files
+from unity_jax.machine.detect import spec_of
+from unity_jax.machine.device import Device, weakest
+from unity_jax.machine.network import Network, num_devices
+from unity_jax.machine.presets import parse
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Equal devices on a nested network.
+    """Devices on a network.
 
-    `peak_flops` maps dtype names to flops per second, with `"vector"` for every other dtype; `memory_bytes` and
-    `memory_bandwidth` (bytes per second) are per device; `kernel_overhead` is the seconds that any kernel takes at
-    least. `network` lists the levels, outermost first: device `i` sits at the row-major position `i` of their sizes.
+    `devices` has one entry for each position of the network, or a single one where all are alike. In one SPMD program
+    all shards are equal, so the slowest device paces every op and the smallest memory is the limit of all: `device` is
+    what can be counted on from every one.
     """
 
     name: str
-    peak_flops: tuple[tuple[str, float], ...]
-    memory_bytes: float
-    memory_bandwidth: float
-    kernel_overhead: float
-    network: tuple[Level, ...]
+    devices: tuple[Device, ...]
+    network: Network
 
-    @property
-    def num_devices(self) -> int:
-        return math.prod(level.size for level in self.network)
+    def __post_init__(self) -> None:
+        if len(self.devices) not in (1, self.num_devices):
+            raise ValueError(
+                f"machine {self.name!r} has {len(self.devices)} devices on a network of {self.num_devices}: give one "
+                f"for each, or a single one if all are alike"
+            )
+        if len(set(self.devices)) == 1:
+            object.__setattr__(self, "devices", self.devices[:1])
 
-    def flops_per_second(self, dtype: Any) -> float:
-        """The peak rate of matmuls in `dtype`; integers, booleans and the rest run at the vector rate."""
-        rates = self._rates
-        return rates.get(str(np.dtype(dtype)) if isinstance(dtype, type) else str(dtype), rates["vector"])
+    def __hash__(self) -> int:
+        return self._hash
 
     @functools.cached_property
-    def _rates(self) -> dict[str, float]:
-        return dict(self.peak_flops)
+    def _hash(self) -> int:  # machines are keys of caches that are asked thousands of times
+        return hash((self.name, self.devices, self.network))
+
+    @functools.cached_property
+    def num_devices(self) -> int:
+        return num_devices(self.network)
+
+    @functools.cached_property
+    def device(self) -> Device:
+        """What every device can do at least."""
+        return weakest(self.devices)
+
+    def save(self, path: str | Path) -> None:
+        """Write the machine as versioned JSON."""
+        devices = self.devices * self.num_devices if len(self.devices) == 1 else self.devices
+        files.write(path, self.name, devices, self.network)
+
+    @staticmethod
+    def load(path: str | Path) -> Machine:
+        """Read a machine. Raises `ValueError` that names the field and what it should be."""
+        return Machine(*files.read(path))
 
     @staticmethod
     def preset(spec: str) -> Machine:
@@ -54,31 +74,13 @@ class Machine:
         Raises `ValueError`, listing the known ones, for any other.
         """
         chip, sizes = parse(spec)
-        return Machine(
-            spec, chip.peak_flops, chip.memory_bytes, chip.memory_bandwidth, chip.kernel_overhead, chip.levels(sizes)
-        )
+        return Machine(spec, (chip.device,), chip.levels(sizes))
 
     @staticmethod
     def detect(devices: Sequence[Any]) -> Machine:
         """The preset of these JAX devices (of a backend or of an ahead-of-time topology).
 
-        On a torus the network lists the slowest varying coordinate of `jax.devices()` first, so a TPU slice with
-        coordinates x < 2 and y < 4 is `v5e:4x2`. Raises `ValueError` for mixed kinds or one without a preset.
+        A TPU slice with coordinates x < 2 and y < 4 is `v5e:2x4`. Raises `ValueError` for mixed kinds or one without a
+        preset.
         """
-        kinds = {f"{d.platform} {d.device_kind}".lower() for d in devices}
-        names = [name for name, chip in CHIPS.items() if all(any(part in k for part in chip.kinds) for k in kinds)]
-        if not devices or not names:
-            known = ", ".join(CHIPS)
-            raise ValueError(f"no machine preset for devices of kind {sorted(kinds)} (known: {known}); pass machine=")
-        return Machine.preset(f"{names[0]}:{_topology(devices, CHIPS[names[0]].ranks)}")
-
-
-def _topology(devices: Sequence[Any], ranks: tuple[int, ...]) -> str:
-    """`4x2` of a complete torus slice, `NODESxGPUS` of equal processes, else the number of devices in one level."""
-    if ranks == (2,):
-        x, y = (max(d.coords[i] for d in devices) - min(d.coords[i] for d in devices) + 1 for i in (0, 1))
-        return f"{y}x{x}" if x * y == len(devices) else f"{len(devices)}x1"
-    nodes = len({d.process_index for d in devices})
-    if 2 in ranks and nodes > 1 and len(devices) % nodes == 0:
-        return f"{nodes}x{len(devices) // nodes}"
-    return str(len(devices))
+        return Machine.preset(spec_of(devices))

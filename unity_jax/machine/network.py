@@ -1,7 +1,9 @@
-"""Networks as planning sees them: nested levels, like nodes of GPUs or rows of a torus."""
+"""Networks as planning sees them: nested named levels, like nodes of GPUs or the axes of a torus, or a matrix of
+links."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,12 +12,39 @@ from typing import Literal
 class Level:
     """One level of a network: `size` members, each a device or the whole next level inside it.
 
-    `bandwidth` is in bytes per second, in one direction: what one device sends through a `"switch"` while all others do
-    the same, or what one link carries to the next member of a `"ring"` or `"line"` (both have links in both directions;
-    only the ring has one from the last member back to the first). `latency` is in seconds per hop.
+    `name` is that of the physical axis (`"x"` of a torus, `"node"`). `bandwidth` is in bytes per second, in one
+    direction: what one device sends through a `"switch"` while all others do the same, or what one link carries to the
+    next member of a `"ring"` or `"line"` (both have links in both directions; only the ring wraps around, from the last
+    member back to the first). `latency` is in seconds per hop.
     """
 
+    name: str
     size: int
     bandwidth: float
     latency: float
     links: Literal["switch", "ring", "line"] = "switch"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A network without structure: row `i`, column `j` is the link that carries data from device `i` to device `j`.
+
+    `latency` in seconds, `bandwidth` in bytes per second, of each pair while all others communicate as well. The
+    diagonals mean nothing.
+    """
+
+    latency: tuple[tuple[float, ...], ...]
+    bandwidth: tuple[tuple[float, ...], ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.bandwidth)
+
+
+Network = tuple[Level, ...] | Matrix
+"""Levels, outermost first: device `i` sits at the row-major position `i` of their sizes. Or a matrix."""
+
+
+def num_devices(network: Network) -> int:
+    """How many devices a network joins."""
+    return network.size if isinstance(network, Matrix) else math.prod(level.size for level in network)

@@ -1,6 +1,7 @@
 """The chips we know and the networks they come in. Every number has its public source beside it.
 
-These are peak numbers as published, not measured ones: right about orders and ratios.
+These are peak numbers as published, not measured ones: right about orders and ratios. Names and topologies of TPUs are
+those of JAX's ahead-of-time topologies: `v5e:2x4` has 2 chips along x and 4 along y.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from unity_jax.machine.device import Device
 from unity_jax.machine.network import Level
 
 Sizes = tuple[int, ...]
@@ -18,92 +20,226 @@ class Chip:
     """A kind of device and how many of them are wired together.
 
     `grammar` says which topologies it takes, `ranks` how many sizes those have, and `levels` makes the network from
-    them. `kinds` are parts of a JAX platform or `device_kind` that identify it. `peak_flops` maps dtype names to flops
-    per second of a matmul in that dtype, and `"vector"` to the rate of everything else (integers, elementwise
-    arithmetic). Bytes, bytes per second and seconds otherwise.
+    them. `kind` is the regular expression that its JAX `device_kind` matches in lower case; `cores`, where not 1, how
+    many JAX devices one chip is.
     """
 
     grammar: str
     ranks: tuple[int, ...]
-    kinds: tuple[str, ...]
-    peak_flops: tuple[tuple[str, float], ...]
-    memory_bytes: float
-    memory_bandwidth: float
-    kernel_overhead: float
+    kind: str
+    device: Device
     levels: Callable[[Sizes], tuple[Level, ...]]
+    cores: int = 1
 
 
 def _peaks(**rates: float) -> tuple[tuple[str, float], ...]:
     return tuple(rates.items())
 
 
-def _switched(*levels: tuple[float, float]) -> Callable[[Sizes], tuple[Level, ...]]:
-    """Switches inside switches: (bandwidth, latency) per level, outermost first; with fewer sizes, the inner ones."""
-    return lambda sizes: tuple(Level(n, *level) for n, level in zip(sizes, levels[-len(sizes) :], strict=True))
+def _tpu(kind: str, matmul: float, vector: float, memory: float, memory_bandwidth: float, host: float) -> Device:
+    """A TPU core with its memory.
+
+    A float32 matmul runs at the bf16 rate by default (https://docs.jax.dev/en/latest/_autosummary/jax.lax.Precision.html).
+    float64 is emulated with pairs of float32 on the vector unit, about 20 operations each: assumed. Overhead, assumed:
+    a TPU program is one sequence of instructions, launched once.
+    """
+    peaks = _peaks(bfloat16=matmul, float16=matmul, float32=matmul, float64=vector / 20, vector=vector)
+    return Device(kind, peaks, memory, memory_bandwidth, host, kernel_overhead=1e-6)
 
 
-def _v5e_torus(sizes: Sizes) -> tuple[Level, ...]:
-    # 4.5e10 B/s per link and direction, about 1 us per hop, and links that wrap around only along a full side of 16:
-    # https://jax-ml.github.io/scaling-book/tpus/ and https://jax-ml.github.io/scaling-book/sharding/
-    return tuple(Level(n, 4.5e10, 1e-6, "ring" if n == 16 else "line") for n in sizes)
+def _switched(*levels: tuple[str, float, float]) -> Callable[[Sizes], tuple[Level, ...]]:
+    """Switches inside switches: (name, bandwidth, latency) per level, outermost first; with fewer sizes, the inner
+    ones."""
+    return lambda sizes: tuple(
+        Level(name, n, bandwidth, latency)
+        for n, (name, bandwidth, latency) in zip(sizes, levels[-len(sizes) :], strict=True)
+    )
 
+
+HOP = 1e-6
+"""Seconds from one TPU chip to the next, about: https://jax-ml.github.io/scaling-book/sharding/"""
+
+
+def _square(bandwidth: float) -> Callable[[Sizes], tuple[Level, ...]]:
+    """A 2D torus with links of so many bytes per second in each direction, which wrap around only along a full side of
+    16: https://jax-ml.github.io/scaling-book/tpus/"""
+    return lambda sizes: tuple(
+        Level(name, n, bandwidth, HOP, "ring" if n == 16 else "line") for name, n in zip("xy", sizes, strict=True)
+    )
+
+
+def _cubes(bandwidth: float, between_cores: float = 0.0) -> Callable[[Sizes], tuple[Level, ...]]:
+    """A 3D torus of cubes of 4 x 4 x 4 chips, joined by optical switches, which also wrap around: every axis of whole
+    cubes is a ring, and none of less than a cube (https://arxiv.org/abs/2304.01433, section 2).
+
+    Where the cores of a chip are devices (a fourth size), they share the links of the chip.
+    """
+
+    def levels(sizes: Sizes) -> tuple[Level, ...]:
+        chips, cores = sizes[:3], sizes[3:]
+        whole = all(n % 4 == 0 for n in chips)
+        share = bandwidth / (cores[0] if cores else 1)
+        torus = [Level(a, n, share, HOP, "ring" if whole else "line") for a, n in zip("xyz", chips, strict=True)]
+        return (*torus, *(Level("core", n, between_cores, HOP) for n in cores))
+
+    return levels
+
+
+# Latency of NVLink and of InfiniBand per step of a ring (LL128): hwLat in
+# https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc . Kernel overhead of a GPU: a launch, assumed.
+NVLINK_LATENCY, INFINIBAND_LATENCY, LAUNCH = 1.9e-6, 4.0e-6, 4e-6
+
+_A100 = {
+    # https://www.nvidia.com/en-us/data-center/a100/ (SXM; without sparsity): 312 TFLOP/s bf16 and f16, 156 TF32 (what
+    # XLA uses for float32 matmuls by default), 19.5 float64 (tensor cores) and float32 vector; PCIe 4 x16, 64 GB/s in
+    # both directions together.
+    "peak_flops": _peaks(bfloat16=3.12e14, float16=3.12e14, float32=1.56e14, float64=1.95e13, vector=1.95e13),
+    "host_bandwidth": 3.2e10,
+    "kernel_overhead": LAUNCH,
+}
+# NVLink 600 GB/s in both directions together (as above); across nodes one 200 Gb/s port per GPU:
+# https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html
+_A100_NODES = _switched(("node", 2.5e10, INFINIBAND_LATENCY), ("gpu", 3e11, NVLINK_LATENCY))
+
+_HOPPER = {
+    # https://www.nvidia.com/en-us/data-center/h100/ (SXM; half of the rates quoted with sparsity): 989 TFLOP/s bf16 and
+    # f16, 495 TF32 (what XLA uses for float32 matmuls by default), 67 float64 (tensor cores) and 67 float32 vector;
+    # PCIe 5 x16, 128 GB/s in both directions together. The H200 computes as the H100 does:
+    # https://www.nvidia.com/en-us/data-center/h200/
+    "peak_flops": _peaks(bfloat16=9.89e14, float16=9.89e14, float32=4.95e14, float64=6.7e13, vector=6.7e13),
+    "host_bandwidth": 6.4e10,
+    "kernel_overhead": LAUNCH,
+}
+# NVLink 900 GB/s in both directions together (as above); across nodes one 400 Gb/s port per GPU:
+# https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html (the DGX H200 is the same system)
+_HOPPER_NODES = _switched(("node", 5e10, INFINIBAND_LATENCY), ("gpu", 4.5e11, NVLINK_LATENCY))
 
 CHIPS: dict[str, Chip] = {
     # Virtual devices of one host (`--xla_force_host_platform_device_count`). There are no published numbers. Assumed,
-    # in the ratios of a small host: memory traffic, arithmetic, collectives (a rendezvous of threads, then copies).
+    # in the ratios of a small host: memory traffic (host memory is its own), arithmetic, collectives (a rendezvous of
+    # threads, then copies).
     "cpu": Chip(
         grammar="cpu:N",
         ranks=(1,),
-        kinds=("cpu",),
-        peak_flops=_peaks(bfloat16=2e10, float16=2e10, float32=5e10, float64=2.5e10, vector=5e9),
-        memory_bytes=16 * 2.0**30,
-        memory_bandwidth=1e10,
-        kernel_overhead=5e-6,
-        levels=_switched((2e9, 2e-5)),
+        kind="cpu",
+        device=Device(
+            kind="cpu",
+            peak_flops=_peaks(bfloat16=2e10, float16=2e10, float32=5e10, float64=2.5e10, vector=5e9),
+            memory_bytes=16 * 2.0**30,
+            memory_bandwidth=1e10,
+            host_bandwidth=1e10,
+            kernel_overhead=5e-6,
+        ),
+        levels=_switched(("device", 2e9, 2e-5)),
     ),
-    # https://docs.cloud.google.com/tpu/docs/v5e : 197 TFLOP/s bf16, 16 GB, 819 GB/s, 2D torus. A float32 matmul runs at
-    # the bf16 rate by default (https://docs.jax.dev/en/latest/_autosummary/jax.lax.Precision.html). Vector unit: 8 x
-    # 128 lanes x 4 ALUs at 1.5 GHz (https://jax-ml.github.io/scaling-book/tpus/, appendix A). float64 is emulated with
-    # pairs of float32 on the vector unit, about 20 operations each: assumed. Overhead, assumed: a TPU program is one
-    # sequence of instructions, launched once.
+    # TPU links and PCIe (4.5e10 or 9e10 B/s per link and direction; 1.5e10 B/s per chip, 3.2e10 on v6e):
+    # https://jax-ml.github.io/scaling-book/tpus/ ; its appendix A has the vector unit of 8 x 128 lanes x 4 ALUs, at
+    # 1.5 GHz on v5e, 1.75 on v5p (two cores), here also assumed for v6e and tpu7x.
+    #
+    # https://docs.cloud.google.com/tpu/docs/v4 : 275 TFLOP/s bf16, 32 GiB, 1200 GB/s, 3D torus. Vector unit: two cores
+    # of 128 lanes x 16 ALUs at 1.05 GHz (https://arxiv.org/abs/2304.01433, table 4). One device per chip ("megacore").
+    "v4": Chip(
+        grammar="v4:XxYxZ",
+        ranks=(3,),
+        kind="tpu v4",
+        device=_tpu("v4", 2.75e14, 4.3e12, 32 * 2.0**30, 1.2e12, 1.5e10),
+        levels=_cubes(4.5e10),
+    ),
+    # The same without megacore, as in ahead-of-time topologies: two devices per chip, which share all of it. Between
+    # them through the memory of the chip: read and written once, assumed.
+    "v4-cores": Chip(
+        grammar="v4-cores:XxYxZ or v4-cores:XxYxZxCORES",
+        ranks=(3, 4),
+        kind="tpu v4",
+        device=_tpu("v4 core", 2.75e14 / 2, 4.3e12 / 2, 16 * 2.0**30, 6e11, 1.5e10 / 2),
+        levels=_cubes(4.5e10, between_cores=3e11),
+        cores=2,
+    ),
+    # https://docs.cloud.google.com/tpu/docs/v5e : 197 TFLOP/s bf16, 16 GB, 819 GB/s, 2D torus.
     "v5e": Chip(
         grammar="v5e:XxY",
         ranks=(2,),
-        kinds=("v5 lite", "v5e"),
-        peak_flops=_peaks(bfloat16=1.97e14, float16=1.97e14, float32=1.97e14, float64=3e11, vector=6.1e12),
-        memory_bytes=16e9,
-        memory_bandwidth=8.19e11,
-        kernel_overhead=1e-6,
-        levels=_v5e_torus,
+        kind="tpu v5( lite|e)",
+        device=_tpu("v5e", 1.97e14, 6.1e12, 16e9, 8.19e11, 1.5e10),
+        levels=_square(4.5e10),
     ),
-    # https://www.nvidia.com/en-us/data-center/h100/ (SXM; half of the rates quoted with sparsity): 989 TFLOP/s bf16 and
-    # f16, 495 TF32 (what XLA uses for float32 matmuls by default), 67 float64 (tensor cores) and 67 float32 vector,
-    # 80 GB, 3.35 TB/s, NVLink 900 GB/s in both directions together. Across nodes one 400 Gb/s port per GPU:
-    # https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html . Latency per ring step (LL128): hwLat
-    # in https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc . Kernel overhead: a launch, assumed.
+    # https://docs.cloud.google.com/tpu/docs/v5p : 459 TFLOP/s bf16, 95 GiB, 2765 GB/s, 3D torus. One device per chip.
+    "v5p": Chip(
+        grammar="v5p:XxYxZ",
+        ranks=(3,),
+        kind="tpu v5p?",
+        device=_tpu("v5p", 4.59e14, 1.4e13, 95 * 2.0**30, 2.765e12, 1.5e10),
+        levels=_cubes(9e10),
+    ),
+    # https://docs.cloud.google.com/tpu/docs/v6e : 918 TFLOP/s bf16, 32 GB, 1638 GB/s, 2D torus.
+    "v6e": Chip(
+        grammar="v6e:XxY",
+        ranks=(2,),
+        kind="tpu v6( lite|e)",
+        device=_tpu("v6e", 9.18e14, 7.2e12, 32e9, 1.638e12, 3.2e10),
+        levels=_square(9e10),
+    ),
+    # https://docs.cloud.google.com/tpu/docs/tpu7x : per chip 2307 TFLOP/s bf16, 192 GiB, 7380 GB/s, 1200 GB/s over the
+    # six links in both directions, as v5p; two devices per chip, joined by an interface six times as fast as a link.
+    # PCIe: not published, per chip as v6e.
+    "tpu7x": Chip(
+        grammar="tpu7x:XxYxZ or tpu7x:XxYxZxCORES",
+        ranks=(3, 4),
+        kind="tpu ?7x",
+        device=_tpu("tpu7x", 2.307e15 / 2, 7.2e12, 96 * 2.0**30, 7.38e12 / 2, 1.6e10),
+        levels=_cubes(9e10, between_cores=6 * 9e10),
+        cores=2,
+    ),
+    # 40 GB at 1555 GB/s:
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+    "a100-40gb": Chip(
+        grammar="a100-40gb:GPUS or a100-40gb:NODESxGPUS",
+        ranks=(1, 2),
+        kind=".*a100.*40gb.*",
+        device=Device(kind="a100-40gb", memory_bytes=40e9, memory_bandwidth=1.555e12, **_A100),
+        levels=_A100_NODES,
+    ),
+    # 80 GB at 2039 GB/s: https://www.nvidia.com/en-us/data-center/a100/
+    "a100": Chip(
+        grammar="a100:GPUS or a100:NODESxGPUS",
+        ranks=(1, 2),
+        kind=".*a100.*",
+        device=Device(kind="a100", memory_bytes=80e9, memory_bandwidth=2.039e12, **_A100),
+        levels=_A100_NODES,
+    ),
+    # 80 GB at 3.35 TB/s: https://www.nvidia.com/en-us/data-center/h100/
     "h100": Chip(
         grammar="h100:GPUS or h100:NODESxGPUS",
         ranks=(1, 2),
-        kinds=("h100",),
-        peak_flops=_peaks(bfloat16=9.89e14, float16=9.89e14, float32=4.95e14, float64=6.7e13, vector=6.7e13),
-        memory_bytes=80e9,
-        memory_bandwidth=3.35e12,
-        kernel_overhead=4e-6,
-        levels=_switched((5e10, 4.0e-6), (4.5e11, 1.9e-6)),
+        kind=r".*\bh100\b.*",
+        device=Device(kind="h100", memory_bytes=80e9, memory_bandwidth=3.35e12, **_HOPPER),
+        levels=_HOPPER_NODES,
     ),
-    # https://docs.olcf.ornl.gov/systems/summit_user_guide.html : nodes of six V100 (16 GB at 900 GB/s), pairs joined by
-    # two NVLink bricks of 25 GB/s per direction, 23 GB/s of InfiniBand injection per node, shared. The 32 GB/s between
-    # the two sockets is left out. https://www.nvidia.com/en-us/data-center/v100/ (SXM2): 125 TFLOP/s f16 in tensor
-    # cores, 15.7 float32, 7.8 float64; bfloat16 runs as float32. Latencies as for h100.
+    # 141 GB at 4.8 TB/s: https://www.nvidia.com/en-us/data-center/h200/
+    "h200": Chip(
+        grammar="h200:GPUS or h200:NODESxGPUS",
+        ranks=(1, 2),
+        kind=r".*\bh200\b.*",
+        device=Device(kind="h200", memory_bytes=141e9, memory_bandwidth=4.8e12, **_HOPPER),
+        levels=_HOPPER_NODES,
+    ),
+    # https://docs.olcf.ornl.gov/systems/summit_user_guide.html : nodes of six V100 (16 GB at 900 GB/s), joined in pairs
+    # and to their host by two NVLink bricks of 25 GB/s per direction, 23 GB/s of InfiniBand injection per node, shared.
+    # The 32 GB/s between the two sockets is left out. https://www.nvidia.com/en-us/data-center/v100/ (SXM2): 125
+    # TFLOP/s f16 in tensor cores, 15.7 float32, 7.8 float64; bfloat16 runs as float32.
     "v100-summit": Chip(
         grammar="v100-summit:GPUS or v100-summit:NODESxGPUS",
         ranks=(1, 2),
-        kinds=("v100",),
-        peak_flops=_peaks(bfloat16=1.57e13, float16=1.25e14, float32=1.57e13, float64=7.8e12, vector=1.57e13),
-        memory_bytes=16e9,
-        memory_bandwidth=9e11,
-        kernel_overhead=6e-6,
-        levels=_switched((2.3e10 / 6, 4.0e-6), (5e10, 1.9e-6)),
+        kind=".*v100.*",
+        device=Device(
+            kind="v100",
+            peak_flops=_peaks(bfloat16=1.57e13, float16=1.25e14, float32=1.57e13, float64=7.8e12, vector=1.57e13),
+            memory_bytes=16e9,
+            memory_bandwidth=9e11,
+            host_bandwidth=5e10,
+            kernel_overhead=6e-6,
+        ),
+        levels=_switched(("node", 2.3e10 / 6, INFINIBAND_LATENCY), ("gpu", 5e10, NVLINK_LATENCY)),
     ),
 }
 
@@ -117,4 +253,6 @@ def parse(spec: str) -> tuple[Chip, Sizes]:
         what = f"unknown machine {name!r}" if chip is None else f"malformed topology {topology!r}"
         known = "; ".join(c.grammar for c in CHIPS.values())
         raise ValueError(f"{what} in {spec!r}; write chip:topology with sizes >= 1 joined by 'x', one of: {known}")
+    if chip.cores > 1 and len(sizes) == 3:
+        sizes = (*sizes, chip.cores)
     return chip, sizes

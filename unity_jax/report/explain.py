@@ -15,7 +15,6 @@ from unity_jax.cost.reshard import Resharder, collective_kind
 from unity_jax.ops.rule import REDUCTIONS, Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
-from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Leaf, Plan, matches
 from unity_jax.report.text import seconds, short_source, size
 from unity_jax.search.planner import Pins, Planner
@@ -71,7 +70,7 @@ def _leaf(plan: Plan, index: int) -> Iterator[str]:
 def _alternatives(plan: Plan, index: int) -> Iterator[str]:
     """The best plan with the leaf in each other layout, against this plan."""
     program, machine = plan.bound(), plan.priced_on
-    leaf, tensor, axes = plan.inputs[index], program.graph.inputs[index], MeshAxes.of(plan.mesh)
+    leaf, tensor, axes = plan.inputs[index], program.graph.inputs[index], plan.axes
     assert machine is not None
     if tensor in plan.pins.tensors:
         return

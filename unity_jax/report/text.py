@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 SHOWN = 16  # rows of collectives, most expensive first
+SHOWN_GROUPS = 4  # of the innermost mesh axis, where the placement is told
 
 
 def table(plan: Plan) -> str:
     """Mesh and predictions, then layouts with equal leaves on one row, then collectives, then remarks."""
     p = plan.predicted
     lines = [
-        f"Plan of {plan.function} for {plan.machine}: mesh ({MeshAxes.of(plan.mesh)}), found by {plan.label}",
+        f"Plan of {plan.function} for {plan.machine}: mesh ({plan.axes}), found by {plan.label}",
         f"  step         {seconds(p.step_seconds)} = {seconds(p.compute_seconds)} compute + "
         f"{seconds(p.exposed_communication_seconds)} exposed communication",
     ]
@@ -50,6 +51,10 @@ def table(plan: Plan) -> str:
     )
     if not plan.fits:
         lines += [f"    {size(n):>12}  {name}" for name, n in plan.largest[:5]]
+    if plan.order:
+        lines.append(f"  placement    {placement(plan.axes)}")
+    if plan.unequal:
+        lines.append(f"  pace         {plan.unequal}")
     text = "\n".join(lines) + "\n\n" + render(_layouts(plan)) + "\n" + render(_collectives(p.collectives))
     if plan.replicated:
         lines = [f"  {r}\n" for r in plan.replicated]
@@ -61,7 +66,9 @@ def compare(plan: Plan, other: Plan) -> str:
     """Predictions side by side, then the leaves whose layouts differ."""
     a, b = plan.predicted, other.predicted
     rows = _table("", "this plan", "other plan")
-    rows.add_row("mesh", str(MeshAxes.of(plan.mesh)), str(MeshAxes.of(other.mesh)))
+    rows.add_row("mesh", str(plan.axes), str(other.axes))
+    if plan.order or other.order:
+        rows.add_row("placement", placement(plan.axes), placement(other.axes))
     rows.add_row("machine", plan.machine, other.machine)
     rows.add_row("found by", plan.label, other.label)
     rows.add_row("step", seconds(a.step_seconds), seconds(b.step_seconds))
@@ -75,6 +82,14 @@ def compare(plan: Plan, other: Plan) -> str:
     for row in _rows(_tree((path, c, 0) for path, c in cells.items() if c[0] != c[1]), 2):
         rows.add_row(row.name, *row.cells)
     return render(rows)
+
+
+def placement(axes: MeshAxes) -> str:
+    """Network positions in mesh order, the groups of the innermost axis apart: `0..3 | 5,4,7,6`."""
+    order, inner = list(axes.order or range(axes.num_devices)), axes.sizes[-1]
+    groups = [_ranges(order[i : i + inner]) for i in range(0, len(order), inner)]
+    rest = len(groups) - SHOWN_GROUPS
+    return " | ".join(groups[:SHOWN_GROUPS]) + (f" | {rest} more" if rest > 0 else "")
 
 
 # Layouts

@@ -7,7 +7,6 @@ than any that fits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -92,7 +91,7 @@ class Planner:
 
     def __init__(self, program: Program, machine: Machine, limit: float | None = None, pins: Pins = NO_PINS) -> None:
         self.program, self.machine, self.pins = program, machine, pins
-        self.limit = machine.memory_bytes if limit is None else limit
+        self.limit = machine.device.memory_bytes if limit is None else limit
         self.rules = RuleCache()
         self.written = materialized(program.graph)
         self._builders: dict[MeshAxes, Builder] = {}
@@ -238,17 +237,3 @@ def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
     if fitting:
         return min(fitting, key=lambda c: (c.seconds, c.memory.peak_bytes))
     return min(candidates, key=lambda c: (c.memory.peak_bytes, c.seconds))
-
-
-def mesh_candidates(devices: int, machine: Machine) -> list[MeshAxes]:
-    """The meshes worth planning for: one axis, and two axes split at a level of the network or inside its innermost.
-
-    An inner axis that spans more than one node and not all of it would be as slow as an outer one.
-    """
-    if devices == 1:
-        return [MeshAxes(("x",), (1,))]
-    innermost = machine.network[-1].size
-    levels = [math.prod(level.size for level in machine.network[i:]) for i in range(1, len(machine.network))]
-    inner = [k for k in range(2, devices) if devices % k == 0 and (k in levels or innermost % k == 0)]
-    sizes = [(devices,), *((devices // k, k) for k in inner)]
-    return [MeshAxes(("x", "y")[: len(s)], s) for s in sizes]

@@ -35,7 +35,7 @@ def coarser(mesh: MeshAxes) -> Iterator[tuple[MeshAxes, tuple[int, ...]]]:
     for i in range(len(mesh.names) - 1):
         sizes = (*mesh.sizes[:i], mesh.sizes[i] * mesh.sizes[i + 1], *mesh.sizes[i + 2 :])
         group = tuple(j if j <= i else j - 1 for j in range(len(mesh.names)))
-        yield MeshAxes(mesh.names[: len(sizes)], sizes), group
+        yield MeshAxes(mesh.names[: len(sizes)], sizes, mesh.order), group
 
 
 def refined(coarse: Built, assignment: Sequence[int], fine: Built, group: Sequence[int]) -> np.ndarray | None:

@@ -1,0 +1,41 @@
+"""Devices that differ: what can be counted on, and what is said of it."""
+
+import dataclasses
+
+import pytest
+
+from unity_jax.cost.compute import op_seconds
+from unity_jax.machine.device import Device, differences, weakest
+from unity_jax.machine.machine import Machine
+
+FAST = Device("fast", (("bfloat16", 1e14), ("vector", 1e12)), 16e9, 1e12, 1e10, 1e-6)
+SLOW = dataclasses.replace(FAST, kind="slow", peak_flops=(("bfloat16", 4e13), ("vector", 1e12)), memory_bandwidth=2e12)
+SMALL = dataclasses.replace(FAST, kind="small", memory_bytes=8e9, kernel_overhead=2e-6)
+
+
+def test_the_least_of_everything():
+    least = weakest((FAST, SLOW, SMALL))
+    assert least == Device("fast, slow, small", (("bfloat16", 4e13), ("vector", 1e12)), 8e9, 1e12, 1e10, 2e-6)
+    assert weakest((FAST,)) == FAST
+
+
+@pytest.mark.parametrize(("flops", "nbytes"), [(1e12, 1e6), (1e9, 1e9), (4e10, 1e9)])
+def test_an_op_takes_as_long_as_on_its_slowest_device(flops, nbytes):
+    network = Machine.preset("cpu:2").network
+    each = [op_seconds(Machine("one", (d,), network), flops, nbytes, "bfloat16") for d in (FAST, SLOW)]
+    assert op_seconds(Machine("both", (FAST, SLOW), network), flops, nbytes, "bfloat16") == max(each)
+
+
+def test_what_is_said():
+    assert differences((FAST, FAST)) == ""
+    assert differences((FAST, SLOW, FAST, SMALL)) == (
+        "devices differ (2 fast, 1 slow, 1 small) and shards are equal: slow decides arithmetic; "
+        "fast, small decides memory traffic; small decides the memory limit"
+    )
+    busy = dataclasses.replace(FAST, kernel_overhead=1e-3)
+    assert differences((FAST, busy)) == "devices differ (2 fast) and shards are equal: they compute alike"
+
+
+def test_equal_devices_are_one():
+    network = Machine.preset("cpu:4").network
+    assert Machine("m", (FAST,) * 4, network) == Machine("m", (FAST,), network)

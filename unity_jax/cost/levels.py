@@ -1,0 +1,112 @@
+"""Collectives on a network of levels: switches, rings and lines, one inside another.
+
+A group that spans several levels runs hierarchically: the payload that crosses a level is divided by the members that
+the group has inside each of its parts, all of which send at once (every network card of a node works). On the axes of a
+torus, parts of the payload take the axes in different orders, so that all links work at once. Through a switch each
+device has its own bandwidth; on a ring or line interleaved groups share the links.
+
+Algorithms: Chan, Heimlich, Purkayastha, van de Geijn (https://doi.org/10.1002/cpe.1206); rings and lines with links in
+both directions, several axes at once: https://jax-ml.github.io/scaling-book/sharding/ .
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from unity_jax.machine.network import Level
+
+
+class Span(NamedTuple):
+    """A level that groups cross: into how many members of the level, how far apart, and how many of a group's devices
+    are inside each of them."""
+
+    level: Level
+    members: int
+    stride: int
+    inside: int
+
+
+def line(network: tuple[Level, ...], kind: str, groups: np.ndarray) -> tuple[float, float]:
+    """(seconds, seconds per byte) of a collective in all these groups at once; `groups` as in `communication`."""
+    crossed = spans(network, groups)
+    terms = [_level_line(kind, s.level, s.members, s.stride) for s in crossed]
+    if kind == "permute":  # neighbours exchange at every level at the same time
+        return max(terms, key=lambda t: (t[1], t[0]))
+    shrinks = kind != "all_to_all"
+    latency = sum(t[0] for t in terms)
+    per_byte = 0.0
+    for torus, part in itertools.groupby(zip(crossed, terms, strict=True), lambda s: s[0].level.links != "switch"):
+        rows = list(part)
+        if torus:
+            per_byte += _torus([(s.members, t[1]) for s, t in rows], rows[-1][0].inside if shrinks else 1, shrinks)
+        else:
+            per_byte += sum(t[1] / (s.inside if shrinks else 1) for s, t in rows)
+    return latency, per_byte
+
+
+def _torus(axes: list[tuple[int, float]], inside: int, shrinks: bool) -> float:
+    """Seconds per byte over several axes of a torus, each (members, seconds per byte alone).
+
+    The payload is cut into as many parts as there are axes. Each part takes the axes in turn, beginning with another
+    one, and what is left of it shrinks by the members of the axes that it has inside.
+    """
+    k = len(axes)
+    total = 0.0
+    for phase in range(k):
+        slowest = 0.0
+        for first in range(k):
+            done = math.prod(axes[(first + p) % k][0] for p in range(phase)) if shrinks else 1
+            slowest = max(slowest, axes[(first + phase) % k][1] / done)
+        total += slowest / k
+    return total / inside
+
+
+def spans(network: tuple[Level, ...], groups: np.ndarray) -> list[Span]:
+    """The levels that groups cross, outermost first.
+
+    Where groups differ (sizes that do not align with the levels), the most members and the greatest distance of any of
+    them, and the fewest devices inside.
+    """
+    found = []
+    outer, below = 1, math.prod(level.size for level in network)  # distinct positions outside, devices of one member
+    for level in network:
+        below //= level.size
+        where = np.sort(groups // below, axis=1)
+        positions = int((np.diff(where, axis=1) > 0).sum(axis=1).max() + 1)
+        members = -(-positions // outer)
+        if members > 1:
+            steps = np.diff(np.sort(where % level.size, axis=1), axis=1)
+            distances = np.where(steps > 0, steps, level.size).min(axis=1)
+            stride = int(np.where(distances < level.size, distances, 1).max())
+            rows = np.arange(len(where))[:, None] * (where.max() + 1) + where
+            found.append(Span(level, members, stride, int(np.unique(rows, return_counts=True)[1].min())))
+        outer = positions
+    return found
+
+
+def _level_line(kind: str, level: Level, n: int, stride: int) -> tuple[float, float]:
+    """(seconds, seconds per byte) of a collective among `n` members of one level that are `stride` apart.
+
+    Every device receives (n - 1) / n of the bytes. A switch joins any two devices, so halving and doubling takes
+    log2(n) steps: two collectives over parts of the group are never faster. A ring or line moves data both ways at
+    once, but at the end of a line all data arrive through one link; an all-to-all is bound by the bisection.
+    """
+    if level.links == "switch":
+        hops, moved, bandwidth = math.ceil(math.log2(n)), (n - 1) / n, level.bandwidth
+        if kind == "permute":
+            hops, moved = 1, 1.0
+    else:
+        wraps = level.links == "ring" and n * stride == level.size and n > 2
+        hops = (math.ceil(n / 2) if wraps else n - 1) * stride
+        moved = (n - 1) / n
+        if kind == "all_to_all":
+            moved = (n * n // 4) / n
+        bandwidth = level.bandwidth * (2 if wraps else 1) / stride
+        if kind == "permute":  # one direction only; without a wrap the last member sends back along the line
+            hops, moved, bandwidth = (stride if wraps else hops), 1.0, level.bandwidth / stride
+    rounds = 2 if kind == "all_reduce" else 1
+    return rounds * hops * level.latency, rounds * moved / bandwidth

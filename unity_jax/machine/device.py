@@ -1,0 +1,81 @@
+"""One device: how fast it computes, how much it holds, how fast its links to its own memory and host are."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator, or the part of one that JAX shows as a device.
+
+    `peak_flops` maps dtype names to flops per second of a matmul in that dtype, with `"vector"` for everything else
+    (integers, elementwise arithmetic); `memory_bytes` and `memory_bandwidth` (bytes per second) are those of its own
+    memory; `host_bandwidth` is bytes per second between it and its host in one direction, while all devices of the
+    host do the same; `kernel_overhead` is the seconds that any kernel takes at least.
+    """
+
+    kind: str
+    peak_flops: tuple[tuple[str, float], ...]
+    memory_bytes: float
+    memory_bandwidth: float
+    host_bandwidth: float
+    kernel_overhead: float
+
+    def flops_per_second(self, dtype: Any) -> float:
+        """The peak rate of matmuls in `dtype`; integers, booleans and the rest run at the vector rate."""
+        rates = self._rates
+        return rates.get(str(np.dtype(dtype)) if isinstance(dtype, type) else str(dtype), rates["vector"])
+
+    @functools.cached_property
+    def _rates(self) -> dict[str, float]:
+        return dict(self.peak_flops)
+
+
+def weakest(devices: Sequence[Device]) -> Device:
+    """What every one of these devices can do at least: the device that paces a program of equal shards.
+
+    An op ends when its slowest device does, and that is the roofline of the least of each rate:
+    `max_d max(flops / F_d, bytes / B_d) = max(flops / min F_d, bytes / min B_d)`.
+    """
+    dtypes = dict.fromkeys(name for d in devices for name, _ in d.peak_flops)
+    return Device(
+        kind=", ".join(dict.fromkeys(d.kind for d in devices)),
+        peak_flops=tuple((name, min(d.flops_per_second(name) for d in devices)) for name in dtypes),
+        memory_bytes=min(d.memory_bytes for d in devices),
+        memory_bandwidth=min(d.memory_bandwidth for d in devices),
+        host_bandwidth=min(d.host_bandwidth for d in devices),
+        kernel_overhead=max(d.kernel_overhead for d in devices),
+    )
+
+
+def differences(devices: Sequence[Device]) -> str:
+    """How devices differ and which of them pace a program of equal shards; empty if they are alike.
+
+    >>> differences((fast, fast, slow))
+    'devices differ (2 fast, 1 slow) and shards are equal: slow decides arithmetic; fast decides the memory limit'
+    """
+    if len(set(devices)) < 2:
+        return ""
+    counts = Counter(d.kind for d in devices)
+    least = weakest(devices)
+    rates = [(n, rate) for n, rate in least.peak_flops if any(d.flops_per_second(n) > rate for d in devices)]
+    roles = {
+        "arithmetic": lambda d: not rates or any(d.flops_per_second(n) == rate for n, rate in rates),
+        "memory traffic": lambda d: d.memory_bandwidth == least.memory_bandwidth,
+        "traffic with the host": lambda d: d.host_bandwidth == least.host_bandwidth,
+        "the memory limit": lambda d: d.memory_bytes == least.memory_bytes,
+    }
+    named: dict[str, list[str]] = {}
+    for role, has in roles.items():
+        if not all(map(has, devices)):
+            named.setdefault(", ".join(dict.fromkeys(d.kind for d in devices if has(d))), []).append(role)
+    kinds = ", ".join(f"{n} {kind}" for kind, n in counts.items())
+    parts = [f"{who} decides {', '.join(roles)}" for who, roles in named.items()]
+    return f"devices differ ({kinds}) and shards are equal: {'; '.join(parts) or 'they compute alike'}"
