@@ -47,10 +47,10 @@ from unity_jax.report.aot import topology
 from unity_jax.report.collectives import (
     Collective,
     bytes_difference,
-    compiled_collectives,
     count_difference,
     stablehlo_collectives,
 )
+from unity_jax.report.sites import compiled_collectives
 
 AXES = MeshAxes(("x", "y"), (2, 4))
 TPU = "v5e:2x4"
