@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import unity_jax as unity
 from unity_jax.report import verify as verifying
+from unity_jax.report.account import Account
 from unity_jax.report.collectives import Collective
 from unity_jax.report.cycles import Cycles
 from unity_jax.report.verify import Compiled, CompiledMemory, verify_on
@@ -53,6 +55,7 @@ def test_what_was_planned_is_what_is_compiled(plan, verified):
     assert memory.alias > 0  # the weights are donated
     assert memory.peak == memory.argument + memory.output + memory.temp - memory.alias
     assert verified.compiled.cycles is None
+    assert verified.compiled.account.unexplained == []
 
 
 def test_the_program_is_the_one_that_runs(plan, monkeypatch):
@@ -73,7 +76,9 @@ def test_text(plan, verified):
 
 def test_text_of_an_estimate_and_of_a_difference(verified):
     collectives = (Collective("all_gather", ("x",), 2**20, 3),)
-    compiled = Compiled(collectives, (), CompiledMemory(4096, 2048, 1024, 2048, 512), Cycles(3_000_000, 5, 1, 1), 2e-3)
+    account = Account(Counter({"combined": 2}), ["compiled, not planned: 1 x all_gather"])
+    memory, cycles = CompiledMemory(4096, 2048, 1024, 2048, 512), Cycles(3_000_000, 5, 1, 1)
+    compiled = Compiled(collectives, (), account, memory, cycles, 2e-3)
     other = dataclasses.replace(
         verified,
         predicted=dataclasses.replace(verified.predicted, compute_seconds=1e-3, peak_bytes=2560),
@@ -89,6 +94,7 @@ def test_text_of_an_estimate_and_of_a_difference(verified):
     assert "1 KiB temporaries; 512 B on the host" in text
     assert "2 ms by the compiler's own estimate, 2.00x the predicted 1 ms" in text
     assert "3e+06 cycles at 1.5 GHz of 5 instructions; 1 more have no estimate; 1 loops of unknown length" in text
+    assert "  rewrites combined (2)\n    and 1 differences that no known rewrite explains:\n    compiled, not" in text
     assert text.splitlines()[-1].split() == ["all-gather", "x", "2", "2", "MiB", "3", "3", "MiB", "differs"]
 
 

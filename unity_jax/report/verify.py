@@ -12,7 +12,7 @@ train_step compiled for v5e:2x4: mesh (x=4, y=2)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +22,16 @@ from unity_jax.lower.compile import lower
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, Predicted
 from unity_jax.planning import mesh_over
+from unity_jax.report.account import Account, explain
 from unity_jax.report.aot import COMPILER_OPTIONS, topology
-from unity_jax.report.collectives import (
-    Collective,
-    bytes_difference,
-    compiled_collectives,
-    count_difference,
-    stablehlo_collectives,
-)
+from unity_jax.report.collectives import Collective, bytes_difference, count_difference, stablehlo_collectives
 from unity_jax.report.cycles import CLOCKS, Cycles, estimated_cycles
+from unity_jax.report.duplicates import duplicates
 from unity_jax.report.hlo import parse
+from unity_jax.report.sites import compiled_collectives
 from unity_jax.report.text import columns, render, seconds, size
+
+SHOWN = 8  # unexplained differences
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,13 @@ class Compiled:
     """What a compiler made of the program.
 
     **Fields:** `collectives`; `differences`: one line for each kind and axes whose total bytes are not the planned
-    ones; `memory`; `cycles` of compute and `seconds` they take, by XLA:TPU's own estimate (None on other platforms).
+    ones; `account`: the rewrites that make up the difference, and what none of them explains; `memory`; `cycles` of
+    compute and `seconds` they take, by XLA:TPU's own estimate (None on other platforms).
     """
 
     collectives: tuple[Collective, ...]
     differences: tuple[str, ...]
+    account: Account
     memory: CompiledMemory
     cycles: Cycles | None
     seconds: float | None
@@ -120,39 +121,52 @@ def verify_on(plan: Plan, name: str, devices: Sequence[Any]) -> Verification:
     """Compile a plan for these devices, which are there or not, and compare; `name` says which they are."""
     axes = MeshAxes.of(plan.mesh)
     lowered = lower(plan.bound(), plan.pcg, mesh_over(plan, devices))
-    planned = tuple(Collective(c.kind, c.axes, c.bytes, c.count) for c in plan.predicted.collectives)
-    found = tuple(stablehlo_collectives(lowered.compiler_ir("stablehlo"), axes))
+    stablehlo = lowered.compiler_ir("stablehlo")
+    planned = _untimed(plan)
+    found = tuple(stablehlo_collectives(stablehlo, axes))
     compiled, failure = None, ""
     try:
-        options = COMPILER_OPTIONS.get(devices[0].platform)
-        compiled = _compiled(lowered.compile(compiler_options=options), planned, axes, name)
+        program = lowered.compile(compiler_options=COMPILER_OPTIONS.get(devices[0].platform))
+        compiled = _compiled(program, plan, axes, duplicates(stablehlo, axes), CLOCKS.get(name.partition(":")[0]))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         failure = str(error).splitlines()[0]
-    differences = tuple(count_difference(planned, found))
     return Verification(
-        plan.function,
-        name,
-        plan.axes,
-        plan.memory_limit,
-        plan.predicted,
-        planned,
-        found,
-        differences,
-        compiled,
-        failure,
+        function=plan.function,
+        topology=name,
+        mesh=plan.axes,
+        memory_limit=plan.memory_limit,
+        predicted=plan.predicted,
+        planned=planned,
+        lowered=found,
+        differences=tuple(count_difference(planned, found)),
+        compiled=compiled,
+        failure=failure,
     )
 
 
-def _compiled(program: jax.stages.Compiled, planned: Sequence[Collective], axes: MeshAxes, name: str) -> Compiled:
-    text, m = program.as_text(), program.memory_analysis()
-    sizes = (getattr(m, f"{what}_size_in_bytes") for what in ("argument", "output", "temp", "alias", "host_temp"))
+def _untimed(plan: Plan) -> tuple[Collective, ...]:
+    return tuple(Collective(c.kind, c.axes, c.bytes, c.count) for c in plan.predicted.collectives)
+
+
+def _compiled(
+    program: jax.stages.Compiled, plan: Plan, axes: MeshAxes, repeated: list[Collective], clock: float | None
+) -> Compiled:
+    text, memory, planned = program.as_text(), program.memory_analysis(), _untimed(plan)
+    module = parse(text)
     found = tuple(compiled_collectives(text, axes))
-    clock = CLOCKS.get(name.partition(":")[0])
-    cycles = estimated_cycles(parse(text)) if clock else None
-    took = cycles.total / clock if cycles and clock else None
-    return Compiled(found, tuple(bytes_difference(planned, found)), CompiledMemory(*sizes), cycles, took)
+    runs = [(c, p.trips) for c, p in zip(planned, plan.predicted.collectives, strict=True)]
+    sizes = (getattr(memory, f"{of}_size_in_bytes") for of in ("argument", "output", "temp", "alias", "host_temp"))
+    cycles = estimated_cycles(module) if clock else None
+    return Compiled(
+        collectives=found,
+        differences=tuple(bytes_difference(planned, found)),
+        account=explain(runs, module, axes, repeated),
+        memory=CompiledMemory(*sizes),
+        cycles=cycles,
+        seconds=cycles.total / clock if cycles and clock else None,
+    )
 
 
 # Text
@@ -164,7 +178,17 @@ def _text(v: Verification) -> str:
     lines.append(f"  memory   {_memory(v)}")
     if v.compiled and v.compiled.cycles is not None and v.compiled.seconds is not None:
         lines.append(f"  compute  {_compute(v.compiled.cycles, v.compiled.seconds, v.predicted.compute_seconds)}")
+    if v.compiled:
+        lines += _account(v.compiled.account)
     return "\n".join(lines) + "\n\n" + _collectives(v)
+
+
+def _account(account: Account) -> Iterator[str]:
+    names = ", ".join(f"{name} ({n})" for name, n in account.rewrites.most_common())
+    yield f"  rewrites {names or 'none'}"
+    if account.unexplained:
+        yield f"    and {len(account.unexplained)} differences that no known rewrite explains:"
+        yield from (f"    {line}" for line in account.unexplained[:SHOWN])
 
 
 def _lowered(v: Verification) -> str:
