@@ -85,7 +85,7 @@ def test_logits_of_a_sharded_vocabulary_are_never_gathered() -> None:
     built = plan._builder(mesh(8)).build(True)
     seeds = expert_seeds(plan.program, built, mesh(8), plan.rules)
     resharder = plan._builder(mesh(8)).resharder
-    tp = finish(plan.program, built.decisions(seeds["tp(x)"], True), resharder, plan.rules, plan.written, "tp")
+    tp = finish(plan.program, built.decisions(seeds["tp(x)"], True), resharder, plan.rules, "tp")
     vocabulary = 30_522
     split = [
         t

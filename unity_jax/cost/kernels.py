@@ -14,6 +14,7 @@ convolution; XLA:GPU takes producers that make its input no larger, and no consu
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,10 @@ _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate d
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
 _PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
+
+
+Counts = tuple[int, ...]
+"""Per operand and result of an op: how often it goes through memory."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,15 @@ FUSING = {"tpu": Fusing(True, True), "gpu": Fusing(False, False), "cpu": Fusing(
 @dataclass(eq=False)
 class Kernel:
     """Ops that run as one: `ops` in program order, absorbed ones included; the tensors it reads from memory and writes
-    to it. A collective, a loop or a branch is a kernel of its own."""
+    to it. A collective, a loop or a branch is a kernel of its own.
+
+    `counts` says per op which operands and results those are: an operand that several ops read counts for the first.
+    """
 
     ops: list[Op]
     reads: list[Tensor]
     writes: list[Tensor]
+    counts: dict[Op, Counts] = field(default_factory=dict)
 
     @property
     def root(self) -> Op:
@@ -72,7 +81,6 @@ def is_loop(op: Op) -> bool:
 class _Fuser:
     graph: Graph
     fusing: Fusing
-    nbytes: Callable[[Tensor], int]
     consumers: dict[Tensor, list[Op]] = field(default_factory=dict)
     absorbed: set[Op] = field(default_factory=set)
     sources: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -153,7 +161,7 @@ class _Fuser:
 
     def _grows(self, op: Op) -> float:
         """Bytes of the operands over bytes of the result."""
-        return sum(self.nbytes(t) for t in op.inputs if t.literal is None) / max(sum(map(self.nbytes, op.outputs)), 1)
+        return sum(t.nbytes for t in op.inputs if t.literal is None) / max(sum(t.nbytes for t in op.outputs), 1)
 
     def _is_cheap(self, op: Op) -> bool:
         return op.name not in _COSTLY and self._grows(op) <= 1
@@ -216,9 +224,38 @@ class _Fuser:
             made.append(Kernel(sorted(every, key=position.__getitem__), list(reads), list(own)))
         read = {t for k in made for t in k.reads}
         read.update(s for t in outputs for s in self.sources.get(t, (t,)))
+        base = base_tensors(self.graph)
         for k in made:
             k.writes = [t for t in k.writes if t in read]
-        return sorted(made, key=lambda k: position[k.ops[-1]])
+            left, written = set(k.reads), set(k.writes)
+            for op in k.ops:
+                first = []
+                for t in op.inputs:
+                    first.append(base.get(t, t) in left)
+                    left.discard(base.get(t, t))
+                k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
+        return _runnable(sorted(made, key=lambda k: position[k.ops[-1]]))
+
+
+def _runnable(made: list[Kernel]) -> list[Kernel]:
+    """The kernels in an order in which they can run, as near to the given one as that allows."""
+    maker = {t: i for i, k in enumerate(made) for t in k.writes}
+    before = [{maker[t] for t in k.reads if t in maker} for k in made]
+    after: list[list[int]] = [[] for _ in made]
+    for i, needs in enumerate(before):
+        for j in needs:
+            after[j].append(i)
+    waits = [len(needs) for needs in before]
+    ready = [i for i, n in enumerate(waits) if n == 0]
+    order = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(made[i])
+        for j in after[i]:
+            waits[j] -= 1
+            if waits[j] == 0:
+                heapq.heappush(ready, j)
+    return order
 
 
 def _elements(t: Tensor) -> int:
@@ -228,53 +265,50 @@ def _elements(t: Tensor) -> int:
     return n
 
 
-def kernels(graph: Graph, compiler: str, nbytes: Callable[[Tensor], int] = lambda t: t.nbytes) -> Sequence[Kernel]:
+def kernels(graph: Graph, compiler: str) -> Sequence[Kernel]:
     """The kernels of a traced or planned graph (its own ops; bodies have theirs), in an order in which they can run."""
-    return _Fuser(graph, FUSING[compiler], nbytes).run()
+    return _Fuser(graph, FUSING[compiler]).run()
 
 
-Counts = tuple[int, ...]
-"""Per operand and result of an op: in how many kernels it goes through memory."""
+def base_tensors(graph: Graph) -> dict[Tensor, Tensor]:
+    """The tensor in memory that each alias is a view of."""
+    base: dict[Tensor, Tensor] = {}
+    for op in graph.ops:
+        if is_alias(op):
+            base.update((o, base.get(i, i)) for i, o in zip(op.inputs, op.outputs, strict=False))
+    return base
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """What the kernels of a traced program move, told per op, so that costs of ops add up to those of kernels.
+    """What the kernels of a program move, told per op, so that costs of ops add up to those of kernels.
 
-    `written`: every tensor that is in memory at some time, bodies included; `counts` and `launches` (kernels that an op
-    starts) of every op.
+    `written`: every tensor that is in memory at some time; `kernels` of every graph; `counts` and `launches` (kernels
+    that an op starts) of every op. Bodies are included.
     """
 
     written: set[Tensor] = field(default_factory=set)
+    kernels: dict[Graph, Sequence[Kernel]] = field(default_factory=dict)
     counts: dict[Op, Counts] = field(default_factory=dict)
     launches: dict[Op, int] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: Graph, compiler: str) -> Traffic:
-        """The traffic of a traced graph and its bodies."""
+        """The traffic of a traced or planned graph and its bodies."""
         traffic = Traffic()
         traffic._add(graph, compiler)
         return traffic
 
     def _add(self, graph: Graph, compiler: str) -> None:
-        base: dict[Tensor, Tensor] = {}
-        for op in graph.ops:
-            if is_alias(op):
-                base.update((o, base.get(i, i)) for i, o in zip(op.inputs, op.outputs, strict=False))
+        base = base_tensors(graph)
         self.written.update(graph.inputs, graph.outputs)
         counts = {op: [0] * (len(op.inputs) + len(op.outputs)) for op in graph.ops}
-        for kernel in kernels(graph, compiler):
-            inside, seen = set(kernel.ops), set()
+        self.kernels[graph] = kernels(graph, compiler)
+        for kernel in self.kernels[graph]:
             self.written.update(kernel.writes)
             self.launches[kernel.root] = self.launches.get(kernel.root, 0) + 1
-            for op in kernel.ops:
-                for i, t in enumerate(op.inputs):
-                    source = base.get(t, t)
-                    if source.literal is None and source not in seen and graph.producer.get(source) not in inside:
-                        seen.add(source)
-                        counts[op][i] += 1
-                for i, t in enumerate(op.outputs):
-                    counts[op][len(op.inputs) + i] += t in kernel.writes
+            for op, own in kernel.counts.items():
+                counts[op] = [a + b for a, b in zip(counts[op], own, strict=True)]
         self.written.update(t for t, s in base.items() if s in self.written)
         self.counts.update((op, tuple(n)) for op, n in counts.items())
         for op in graph.ops:

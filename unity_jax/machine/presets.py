@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from unity_jax.machine.device import Device
 from unity_jax.machine.network import Level
@@ -36,15 +37,47 @@ def _peaks(**rates: float) -> tuple[tuple[str, float], ...]:
     return tuple(rates.items())
 
 
-def _tpu(kind: str, matmul: float, vector: float, memory: float, memory_bandwidth: float, host: float) -> Device:
-    """A TPU core with its memory.
+def _tpu(
+    kind: str, matmul: float, vector: float, memory: float, memory_bandwidth: float, host: float, **measured: Any
+) -> Device:
+    """A TPU core with its memory; `measured` as in `Device`.
 
     A float32 matmul runs at the bf16 rate by default (https://docs.jax.dev/en/latest/_autosummary/jax.lax.Precision.html).
-    float64 is emulated with pairs of float32 on the vector unit, about 20 operations each: assumed. Overhead, assumed:
-    a TPU program is one sequence of instructions, launched once.
+    float64 is emulated with pairs of float32 on the vector unit, about 20 operations each: assumed. Arrays lie in tiles
+    of 8 x 128 (https://openxla.org/xla/tiled_layout).
     """
     peaks = _peaks(bfloat16=matmul, float16=matmul, float32=matmul, float64=vector / 20, vector=vector)
-    return Device(kind, peaks, memory, memory_bandwidth, host, kernel_overhead=1e-6)
+    measured = {"matmul_tile": (8, 128, 128), "kernel_overhead": 1e-6, **measured}
+    tiles = {"compiler": "tpu", "layout_tile": (8, 128)}
+    return Device(kind, peaks, memory, memory_bandwidth, host, **tiles, **measured)
+
+
+# What kernels get out of a TPU, from the cycles that XLA:TPU estimates for single matmuls and elementwise kernels
+# (`experiments/cycles.py`, libtpu 0.0.42). The chips without numbers of their own take those of v5p.
+_V4 = {"matmul_efficiency": 0.91, "memory_efficiency": 0.74, "results_per_second": 7.8e10}
+_V5E = {
+    "matmul_efficiency": 0.97,
+    "memory_efficiency": 0.81,
+    "results_per_second": 1.1e11,
+    "fast_bytes": 4e7,
+    "fast_bandwidth": 1e12,
+    "kernel_overhead": 1.2e-6,
+}
+_V5P = {
+    "matmul_efficiency": 0.965,
+    "memory_efficiency": 0.6,
+    "results_per_second": 3.3e11,
+    "fast_bytes": 4e7,
+    "fast_bandwidth": 3e12,
+}
+_V6E = {
+    "matmul_efficiency": 0.86,
+    "memory_efficiency": 0.84,
+    "results_per_second": 2.4e11,
+    "fast_bytes": 4e7,
+    "fast_bandwidth": 2.2e12,
+    "matmul_tile": (8, 256, 256),
+}
 
 
 def _switched(*levels: tuple[str, float, float]) -> Callable[[Sizes], tuple[Level, ...]]:
@@ -129,6 +162,7 @@ CHIPS: dict[str, Chip] = {
             memory_bandwidth=1e10,
             host_bandwidth=1e10,
             kernel_overhead=5e-6,
+            compiler="cpu",
         ),
         levels=_switched(("device", 2e9, 2e-5)),
     ),
@@ -142,7 +176,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v4:XxYxZ",
         ranks=(3,),
         kind="tpu v4",
-        device=_tpu("v4", 2.75e14, 4.3e12, 32 * 2.0**30, 1.2e12, 1.5e10),
+        device=_tpu("v4", 2.75e14, 4.3e12, 32 * 2.0**30, 1.2e12, 1.5e10, **{**_V4, "results_per_second": 1.56e11}),
         levels=_cubes(4.5e10),
     ),
     # The same without megacore, as in ahead-of-time topologies: two devices per chip, which share all of it. Between
@@ -151,7 +185,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v4-cores:XxYxZ or v4-cores:XxYxZxCORES",
         ranks=(3, 4),
         kind="tpu v4",
-        device=_tpu("v4 core", 2.75e14 / 2, 4.3e12 / 2, 16 * 2.0**30, 6e11, 1.5e10 / 2),
+        device=_tpu("v4 core", 2.75e14 / 2, 4.3e12 / 2, 16 * 2.0**30, 6e11, 1.5e10 / 2, **_V4),
         levels=_cubes(4.5e10, between_cores=3e11),
         cores=2,
     ),
@@ -160,7 +194,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v5e:XxY",
         ranks=(2,),
         kind="tpu v5( lite|e)",
-        device=_tpu("v5e", 1.97e14, 6.1e12, 16e9, 8.19e11, 1.5e10),
+        device=_tpu("v5e", 1.97e14, 6.1e12, 16e9, 8.19e11, 1.5e10, **_V5E),
         levels=_square(4.5e10),
     ),
     # https://docs.cloud.google.com/tpu/docs/v5p : 459 TFLOP/s bf16, 95 GiB, 2765 GB/s, 3D torus. One device per chip.
@@ -168,7 +202,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v5p:XxYxZ",
         ranks=(3,),
         kind="tpu v5p?",
-        device=_tpu("v5p", 4.59e14, 1.4e13, 95 * 2.0**30, 2.765e12, 1.5e10),
+        device=_tpu("v5p", 4.59e14, 1.4e13, 95 * 2.0**30, 2.765e12, 1.5e10, **_V5P),
         levels=_cubes(9e10),
     ),
     # https://docs.cloud.google.com/tpu/docs/v6e : 918 TFLOP/s bf16, 32 GB, 1638 GB/s, 2D torus.
@@ -176,7 +210,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v6e:XxY",
         ranks=(2,),
         kind="tpu v6( lite|e)",
-        device=_tpu("v6e", 9.18e14, 7.2e12, 32e9, 1.638e12, 3.2e10),
+        device=_tpu("v6e", 9.18e14, 7.2e12, 32e9, 1.638e12, 3.2e10, **_V6E),
         levels=_square(9e10),
     ),
     # https://docs.cloud.google.com/tpu/docs/tpu7x : per chip 2307 TFLOP/s bf16, 192 GiB, 7380 GB/s, 1200 GB/s over the
@@ -186,7 +220,7 @@ CHIPS: dict[str, Chip] = {
         grammar="tpu7x:XxYxZ or tpu7x:XxYxZxCORES",
         ranks=(3, 4),
         kind="tpu ?7x",
-        device=_tpu("tpu7x", 2.307e15 / 2, 7.2e12, 96 * 2.0**30, 7.38e12 / 2, 1.6e10),
+        device=_tpu("tpu7x", 2.307e15 / 2, 7.2e12, 96 * 2.0**30, 7.38e12 / 2, 1.6e10, **_V5P),
         levels=_cubes(9e10, between_cores=6 * 9e10),
         cores=2,
     ),

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.program import Mask, shard_seconds, trips, written_mask
+from unity_jax.cost.kernels import Counts, Traffic
+from unity_jax.cost.program import shard_seconds, trips
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Strategy
@@ -99,7 +100,7 @@ class Builder:
     """Makes problems for one graph, mesh and machine; holds what equal parts share.
 
     **Arguments:** `ties`: graph output index to the input it replaces; `pins`: layouts that inputs, outputs (by index)
-    or inner tensors must have; `written`: tensors that reach memory.
+    or inner tensors must have; `traffic`: what goes through memory.
     """
 
     graph: Graph
@@ -107,7 +108,7 @@ class Builder:
     resharder: Resharder
     machine: Machine
     rules: RuleCache
-    written: set[Tensor]
+    traffic: Traffic
     pins: Mapping[Tensor, Layout] = field(default_factory=dict)
     output_pins: Mapping[int, Layout] = field(default_factory=dict)
     _interned: dict[Hashable, Any] = field(default_factory=dict)
@@ -228,7 +229,7 @@ class _Build:
 
     def _op(self, op: Op, repeat: int) -> None:
         strategies = self.b.rules.strategies(op, self.mesh)
-        mask = written_mask(op, self.b.written)
+        mask = self._mask(op)
         seconds = self.b.intern(("seconds", op.signature, mask), lambda: self._seconds(op, strategies, mask))
         node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, mask), repeat)
         ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
@@ -248,9 +249,12 @@ class _Build:
         self._need_place(t, node, repeat, backward)
         self.held[t] = port
 
-    def _seconds(self, op: Op, strategies: Sequence[Strategy], mask: Mask) -> np.ndarray:
+    def _mask(self, op: Op) -> tuple[Counts, int]:
+        return self.b.traffic.counts[op], self.b.traffic.launches.get(op, 0)
+
+    def _seconds(self, op: Op, strategies: Sequence[Strategy], mask: tuple[Counts, int]) -> np.ndarray:
         shards = (self.b.rules.shard(op, self.mesh, s) for s in strategies)
-        return np.array([shard_seconds(s, self.b.machine, mask) for s in shards])
+        return np.array([shard_seconds(s, self.b.machine, *mask) for s in shards])
 
     def _layouts(self, op: Op, strategies: Sequence[Strategy]) -> tuple[list[Layouts], list[Layouts]]:
         shards = [self.b.rules.shard(op, self.mesh, s) for s in strategies]
@@ -283,7 +287,7 @@ class _Build:
         for op in cluster.ops:
             which = linear_set(op, uniform) or 0 if partial else 0
             key = (op.signature, which, space.key)
-            mask = written_mask(op, self.b.written)
+            mask = self._mask(op)
             strategies = self.b.intern(("follow", key), lambda: self._follow(op, which, space.layouts))  # noqa: B023
             parts.append(strategies)
             self.b.intern(("seconds", key, mask), lambda: self._seconds(op, strategies, mask))  # noqa: B023

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unity_jax.cost.fusion import materialized
-from unity_jax.cost.program import Memory, ProgramCost, memory, program_cost
+from unity_jax.cost.kernels import Traffic
+from unity_jax.cost.memory import Memory, memory
+from unity_jax.cost.program import ProgramCost, program_cost
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Tensor
@@ -93,7 +94,7 @@ class Planner:
         self.program, self.machine, self.pins = program, machine, pins
         self.limit = machine.device.memory_bytes if limit is None else limit
         self.rules = RuleCache()
-        self.written = materialized(program.graph)
+        self.traffic = Traffic.of(program.graph, machine.device.compiler)
         self._builders: dict[MeshAxes, Builder] = {}
         self._solutions: dict[MeshAxes, Solved] = {}
 
@@ -134,7 +135,7 @@ class Planner:
                 Resharder(self.machine, mesh),
                 self.machine,
                 self.rules,
-                self.written,
+                self.traffic,
                 self.pins.tensors,
                 self.pins.outputs,
             )
@@ -173,7 +174,7 @@ class Planner:
         """
         built = builder.build(keep=False)
         problem = built.problem
-        problem.usage = usage(self.program, built, self.written)
+        problem.usage = usage(self.program, built, self.traffic.written)
         if self.least_bytes(mesh) > self.limit:
             solution = solve(priced_by_memory(problem))
             yield self._finish(built.decisions(solution.assignment, False), builder.resharder, "search", 0.0)
@@ -202,10 +203,10 @@ class Planner:
         can.
         """
         built = self._solved(mesh).built
-        return least_peak(usage(self.program, built, self.written))
+        return least_peak(usage(self.program, built, self.traffic.written))
 
     def _finish(self, decisions: Decisions, resharder: Resharder, label: str, bound: float) -> Candidate:
-        return finish(self.program, decisions, resharder, self.rules, self.written, label, bound)
+        return finish(self.program, decisions, resharder, self.rules, label, bound)
 
 
 def finish(
@@ -213,7 +214,6 @@ def finish(
     decisions: Decisions,
     resharder: Resharder,
     rules: RuleCache,
-    written: set[Tensor],
     label: str,
     bound: float = 0.0,
 ) -> Candidate:
@@ -224,8 +224,8 @@ def finish(
         mesh,
         decisions,
         graph,
-        program_cost(graph, mesh, machine, written),
-        memory(graph, mesh, written, program.donated),
+        program_cost(graph, mesh, machine),
+        memory(graph, mesh, machine.device, program.donated),
         label,
         bound,
     )
