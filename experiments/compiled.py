@@ -45,6 +45,8 @@ from unity_jax.plan import Plan, make_plan
 from unity_jax.planning import rebuild
 from unity_jax.program import Program, trace
 from unity_jax.report.aot import COMPILER_OPTIONS, topology
+from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
+from unity_jax.report.duplicates import duplicates
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.experts import expert_seeds
@@ -85,7 +87,7 @@ class Case:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """`memory`: the compiler's sizes in bytes; or `error`, its first line."""
+        """`memory`: the compiler's sizes in bytes, `stablehlo`: see `stablehlo_facts`; or `error`, its first line."""
         return json.loads((self.folder / "facts.json").read_text())
 
     @property
@@ -157,6 +159,16 @@ def lower(plan: Plan, devices: list[jax.Device]) -> jax.stages.Lowered:
     return jax.jit(lambda *flat: tuple(run(flat)), donate_argnums=donated, out_shardings=outs).lower(*inputs)
 
 
+def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
+    """Where the lowered collectives differ from the planned ones; and which of them compute what another one does."""
+    module, axes = lowered.compiler_ir("stablehlo"), MeshAxes.of(plan.mesh)
+    planned = [Collective(c.kind, c.axes, c.bytes, c.count) for c in plan.predicted.collectives]
+    return {
+        "difference": count_difference(planned, stablehlo_collectives(module, axes)),
+        "duplicates": [(c.kind, c.axes, c.bytes, c.count) for c in duplicates(module, axes)],
+    }
+
+
 def work(name: str, on: str, wanted: tuple[str, ...], randoms: int) -> None:
     """Compile what is missing of one model on one topology."""
     program, machine, devices = program_of(name), Machine.preset(on), topology(on)
@@ -170,10 +182,12 @@ def work(name: str, on: str, wanted: tuple[str, ...], randoms: int) -> None:
         (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
         start = time.monotonic()
         try:
-            compiled = lower(plan, devices).compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
+            lowered = lower(plan, devices)
+            compiled = lowered.compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
             m = compiled.memory_analysis()
             sizes = ("argument", "output", "temp", "alias", "host_temp")
             facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
+            facts["stablehlo"] = stablehlo_facts(plan, lowered)
             (folder / "hlo.txt.gz").write_bytes(gzip.compress(compiled.as_text().encode(), 5))
         except jax.errors.JaxRuntimeError as error:
             facts = {"error": str(error).splitlines()[0]}
