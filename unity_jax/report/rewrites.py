@@ -147,10 +147,11 @@ LAYOUT = {"bitcast", "reshape", "copy", "copy-start", "copy-done", "transpose", 
 def _padded(flow: Flow, part: Part, form: Form) -> Iterable[Form]:
     """An operand padded to the tiles of the memory, or to shares of whole tiles."""
     if form.kind in ("all_reduce", "reduce_scatter"):
-        values = flow.origin(part.operand)
-        for after, before in itertools.pairwise(values):
-            if after.op.opcode in ("pad", "bitcast") and _elements(before) < _elements(after) == form.elements:
-                yield dataclasses.replace(form, elements=_elements(before))
+        elements = form.elements
+        for after, before in itertools.pairwise(flow.origin(part.operand)):
+            if after.op.opcode in ("pad", "bitcast") and _elements(before) < _elements(after) == elements:
+                elements = _elements(before)
+                yield dataclasses.replace(form, elements=elements)
 
 
 def _moved_cast(flow: Flow, part: Part, form: Form) -> Iterable[Form]:
