@@ -47,11 +47,12 @@ def samples_of(machine, wanted=ACCELERATOR):
 def test_fits_find_the_constants_again(network):
     machine = Machine("known", (KNOWN,), network)
     samples = samples_of(machine)
-    start = Device("known", (("vector", 1.0),), 8e10, 1.0, 1.0, 0.0)
+    start = dataclasses.replace(Machine.preset("v5e:2x4").device, memory_bytes=8e10)
     device = fit_device(samples, start)
     assert dict(device.peak_flops) == pytest.approx(dict(KNOWN.peak_flops), rel=1e-6)
     for name in ("memory_bytes", "memory_bandwidth", "host_bandwidth", "kernel_overhead"):
         assert getattr(device, name) == pytest.approx(getattr(KNOWN, name), rel=1e-6), name
+    assert (device.matmul_efficiency, device.memory_efficiency, device.compiler) == (1, 1, "tpu")
     for level in network:
         blank = dataclasses.replace(level, bandwidth=1.0, latency=0.0)
         found = fit_level(samples, blank, device.kernel_overhead)
@@ -182,7 +183,7 @@ class Unknown:
 
 def test_a_kind_without_a_preset():
     found = structure([Unknown(i, "Quantum X1", 2**34) for i in range(4)])
-    assert found.name == "quantum x1:4" and found.device.memory_bytes == 2**34
+    assert (found.name, found.device.compiler) == ("quantum x1:4", "gpu") and found.device.memory_bytes == 2**34
     assert found.network == (Level("device", 4, 1.0, 0.0),)
     fitted = Machine("known", (KNOWN,), (Level("device", 4, 1e10, 1e-6),))
     assert "device      4 by switch: 9.313 GiB/s, latency 1 us" in str(

@@ -73,7 +73,7 @@ def structure(devices: Sequence[Any]) -> Machine:
         if len(kinds) > 1 or not memory:
             raise
         kind = kinds[0].lower()
-        unknown = Device(kind, (("vector", 1.0),), float(memory), 1.0, 1.0, 0.0)
+        unknown = Device(kind, (("vector", 1.0),), float(memory), 1.0, 1.0, 0.0, compiler=devices[0].platform)
         return Machine(f"{kind}:{len(devices)}", (unknown,), (Level("device", len(devices), 1.0, 0.0),))
 
 

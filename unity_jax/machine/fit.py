@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from unity_jax.cost.communication import collective_seconds
-from unity_jax.cost.compute import op_seconds
+from unity_jax.cost.compute import Work
 from unity_jax.cost.levels import line
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
@@ -40,6 +40,8 @@ def fit_device(samples: Sequence[Sample], base: Device) -> Device:
         memory_bandwidth=_rate(by_kind["stream"], overhead, _bytes),
         host_bandwidth=1 / slope if slope else max(s.nbytes / s.seconds for s in copies),
         kernel_overhead=overhead,
+        matmul_efficiency=1.0,  # these rates are those that kernels reach
+        memory_efficiency=1.0,
     )
 
 
@@ -97,7 +99,9 @@ def predicted(sample: Sample, machine: Machine) -> float:
         return sample.nbytes / machine.device.host_bandwidth
     if sample.kind in COLLECTIVES:
         return collective_seconds(machine, axes_of(machine), sample.kind, sample.nbytes, (sample.about,))
-    return op_seconds(machine, sample.flops, sample.nbytes, sample.about if sample.kind == "matmul" else "vector")
+    device, part = machine.device, "matrix" if sample.kind == "matmul" else "vector"
+    busy = {part: sample.flops / device.flops_per_second(sample.about if part == "matrix" else "vector")}
+    return Work(memory=sample.nbytes / device.memory_bandwidth, launches=1, **busy).seconds(device)
 
 
 def axes_of(machine: Machine) -> MeshAxes:

@@ -1,9 +1,9 @@
 """Every byte of communication of a compiled program, put down to the plan.
 
-    >>> account = explain(planned, parse(compiled.as_text()), axes, duplicates=())
-    >>> account.rewrites
+    >>> found = account(planned, parse(compiled.as_text()), axes, duplicates=())
+    >>> found.rewrites
     Counter({'combined': 12, 'moved cast': 3})
-    >>> account.unexplained
+    >>> found.unexplained
     []
 
 Compiled collectives are matched to planned ones, with as few rewrites (`report.rewrites`) as can explain them all.
@@ -25,7 +25,7 @@ from unity_jax.report.hlo import Module
 from unity_jax.report.rewrites import Part, candidates, parts, realigns, rejoined
 from unity_jax.report.sites import Site, sites
 
-MERGED, REALIGNED = "merged duplicates", "padded"
+MERGED, REALIGNED = "merged duplicates", "shares realigned by permutes"
 Planned = tuple[Key, int]
 """A planned collective and how often it runs in a step."""
 
@@ -34,15 +34,15 @@ Planned = tuple[Key, int]
 class Account:
     """How a compiled program keeps to a plan.
 
-    **Fields:** `rewrites`: how often each was found; `unexplained`: a line for every planned collective that nothing in
-    the program stands for, and every compiled one that stands for nothing planned.
+    **Fields:** `rewrites`: how many arrays each was found on; `unexplained`: a line for every planned collective that
+    nothing in the program stands for, and every compiled one that stands for nothing planned.
     """
 
     rewrites: Counter[str]
     unexplained: list[str]
 
 
-def explain(
+def account(
     planned: Iterable[tuple[Collective, int]], module: Module, mesh: MeshAxes, duplicates: Iterable[Collective]
 ) -> Account:
     """Account for the collectives of a compiled module.
@@ -55,12 +55,13 @@ def explain(
     wanted: list[Planned] = [((c.kind, c.axes, c.bytes), trips) for c, trips in planned for _ in range(c.count)]
     present = rejoined(flow, [part for site in found for part in parts(flow, site, mesh)])
     pairs, missing, extra = _match([dict(_costs(flow, part)) for part in present], wanted)
-    for names in pairs:
+    for _, names in pairs:
         rewrites.update(set(names))
+    compiled = {key for key, _ in pairs}
     spare = Counter({(c.kind, c.axes, c.bytes): c.count for c in duplicates})
     lines = []
     for key, trips in (wanted[j] for j in missing):
-        if spare[key]:
+        if spare[key] and (key, trips) in compiled:
             spare[key] -= 1
             rewrites[MERGED] += 1
         else:
@@ -82,7 +83,9 @@ def _names(site: Site) -> list[str]:
 def _text(part: Part) -> str:
     s = part.site
     whole = Collective(s.kind, s.axes, s.bytes)
-    return f"{whole}, {s.trips} times a step: {s.op.name} = {s.op.type} {s.op.opcode}{s.op.arguments} in {s.computation}"
+    return (
+        f"{whole}, {s.trips} times a step: {s.op.name} = {s.op.type} {s.op.opcode}{s.op.arguments} in {s.computation}"
+    )
 
 
 def _costs(flow: Flow, part: Part) -> list[tuple[Planned, tuple[str, ...]]]:
@@ -91,8 +94,9 @@ def _costs(flow: Flow, part: Part) -> list[tuple[Planned, tuple[str, ...]]]:
 
 def _match(
     present: Sequence[dict[Planned, tuple[str, ...]]], wanted: Sequence[Planned]
-) -> tuple[list[tuple[str, ...]], list[int], list[int]]:
-    """The rewrites of each matched part, and the planned and present ones left over; fewest left, then fewest rewrites."""
+) -> tuple[list[tuple[Planned, tuple[str, ...]]], list[int], list[int]]:
+    """What each matched part was planned as and its rewrites; and the planned and present ones left over, as few as can
+    be."""
     none = 1000.0
     cost = np.full((len(present), len(wanted)), none)
     for i, forms in enumerate(present):
@@ -101,7 +105,7 @@ def _match(
                 cost[i, j] = len(forms[key])
     rows, columns = linear_sum_assignment(cost)
     matched = [(i, j) for i, j in zip(rows, columns, strict=True) if cost[i, j] < none]
-    names = [present[i][wanted[j]] for i, j in matched]
+    pairs = [(wanted[j], present[i][wanted[j]]) for i, j in matched]
     missing = sorted(set(range(len(wanted))) - {j for _, j in matched})
     extra = sorted(set(range(len(present))) - {i for i, _ in matched})
-    return names, missing, extra
+    return pairs, missing, extra

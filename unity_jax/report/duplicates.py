@@ -3,8 +3,8 @@
     >>> duplicates(jax.jit(lambda x: (psum(x.sum(0).sum(0)), psum(x.sum()))).lower(x).as_text(), axes)
     [Collective(kind='all_reduce', axes=('x',), bytes=4, count=1)]
 
-Values are numbered: two operations have one number if they do the same to operands with the same numbers. A reduction of
-a reduction has the number of the reduction over both their dimensions, as compilers fold them.
+Values are numbered: two operations have one number if they do the same to operands with the same numbers. A reduction
+of a reduction has the number of the reduction over both their dimensions, as compilers fold them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class _Numbers:
         return self._of.setdefault(value, self._ids.setdefault(("outside", next(self._fresh)), len(self._ids)))
 
     def _attributes(self, op: ir.Operation) -> str:
-        return " ".join(sorted(f"{name}={op.attributes[name]}" for name in op.attributes)) + str([r.type for r in op.results])
+        return " ".join(sorted(f"{name}={op.attributes[name]}" for name in op.attributes)) + str(
+            [r.type for r in op.results]
+        )
 
     def _regions(self, op: ir.Operation) -> Hashable:
         """The bodies of an operation with their arguments and results by position."""

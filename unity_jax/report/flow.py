@@ -46,7 +46,7 @@ class Value:
 class Flow:
     """Walks over the values of one module."""
 
-    def __init__(self, module: Module):
+    def __init__(self, module: Module) -> None:
         self.module = module
         self._users: dict[str, dict[str, list[Instruction]]] = {}
 

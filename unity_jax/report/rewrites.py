@@ -1,18 +1,18 @@
-"""What a compiler may make of a planned collective: a table of named rewrites, each detected by its trace in the program.
+"""What a compiler may make of a planned collective: a table of named rewrites, each detected by its trace in the HLO.
 
-    >>> for form, names in candidates(flow, part):
-    ...     print(form, names)
-    all_reduce over x, 8192 x f32 ()
-    all_reduce over x, 8192 x bf16 ('moved cast',)
+    >>> [(form.key, names) for form, names in candidates(flow, part)]
+    [(('all_reduce', ('x',), 16384), ()), (('all_reduce', ('x',), 32768), ('moved cast',))]
 
 A part is one array of one compiled collective. Every detector looks at the instructions around a part and says which
 other forms it may have had before the rewrite that the detector is named for. `report.account` then finds the planned
-collective of each part; a form that no detector derives from the program's text explains nothing.
+collective of each part; a form that no detector derives from the program's text explains nothing. Whether the program
+was lowered with the planned collectives to begin with is seen in its StableHLO (`report.collectives`), not here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report.collectives import Key
 from unity_jax.report.flow import Flow, Value
-from unity_jax.report.hlo import Module, element_bytes
+from unity_jax.report.hlo import element_bytes
 from unity_jax.report.sites import Site
 
 
@@ -83,19 +83,19 @@ def parts(flow: Flow, site: Site, mesh: MeshAxes) -> list[Part]:
 def rejoined(flow: Flow, found: list[Part]) -> list[Part]:
     """Parts of which those of a pipelined loop are one again: the compiler took the first or the last round of a loop
     out of it, so a collective stands in the loop and once more outside."""
-    left = list(found)
-    for outside in found:
-        inside = next((p for p in left if _same_but_for_trips(p, outside) and _taken_out(flow, outside, p)), None)
-        if inside is not None:
-            left.remove(outside)
-            form = dataclasses.replace(inside.form, trips=inside.form.trips + outside.form.trips)
-            given = dict.fromkeys((*inside.given, *outside.given, PIPELINED))
-            left[left.index(inside)] = dataclasses.replace(inside, form=form, given=tuple(given))
-    return left
+    made: dict[int, Part | None] = dict(enumerate(found))
+    for i, outside in enumerate(found):
+        for j, inside in enumerate(found):
+            if made[j] is inside and _same_but_for_trips(inside, outside) and _taken_out(flow, outside, inside):
+                form = dataclasses.replace(inside.form, trips=inside.form.trips + outside.form.trips)
+                given = dict.fromkeys((*inside.given, *outside.given, PIPELINED))
+                made[i], made[j] = None, dataclasses.replace(inside, form=form, given=tuple(given))
+                break
+    return [part for part in made.values() if part is not None]
 
 
 def _same_but_for_trips(a: Part, b: Part) -> bool:
-    return PIPELINED not in a.given and a.form == dataclasses.replace(b.form, trips=a.form.trips)
+    return a.form == dataclasses.replace(b.form, trips=a.form.trips)
 
 
 def _taken_out(flow: Flow, outside: Part, inside: Part) -> bool:
@@ -122,8 +122,7 @@ def _gather_as_reduction(flow: Flow, part: Part, form: Form) -> Iterable[Form]:
     if form.kind == "all_reduce":
         last = flow.origin(part.operand)[-1]
         if last.op.opcode == "dynamic-update-slice" and _is_zero(flow, flow.operand(last, 0)):
-            if _elements(flow.operand(last, 1)) * part.group == _elements(last):
-                yield dataclasses.replace(form, kind="all_gather")
+            yield dataclasses.replace(form, kind="all_gather")
 
 
 def _is_zero(flow: Flow, value: Value) -> bool:
@@ -148,16 +147,16 @@ LAYOUT = {"bitcast", "reshape", "copy", "copy-start", "copy-done", "transpose", 
 def _padded(flow: Flow, part: Part, form: Form) -> Iterable[Form]:
     """An operand padded to the tiles of the memory, or to shares of whole tiles."""
     if form.kind in ("all_reduce", "reduce_scatter"):
-        values = flow.origin(part.operand)
-        for after, before in zip(values, values[1:], strict=False):
-            if after.op.opcode in ("pad", "bitcast") and _elements(before) < _elements(after) == form.elements:
-                yield dataclasses.replace(form, elements=_elements(before))
+        elements = form.elements
+        for after, before in itertools.pairwise(flow.origin(part.operand)):
+            if after.op.opcode in ("pad", "bitcast") and _elements(before) < _elements(after) == elements:
+                elements = _elements(before)
+                yield dataclasses.replace(form, elements=elements)
 
 
 def _moved_cast(flow: Flow, part: Part, form: Form) -> Iterable[Form]:
     """A cast moved from one side of the collective to the other, or into it."""
-    around = [part.operand.array, *(v.array for v in flow.origin(part.operand) if v.op.opcode == "convert")]
-    around += [v.array for v in flow.origin(part.operand)[1:]]
+    around = [v.array for v in flow.origin(part.operand)]
     if part.result is not None:
         around += [part.result.array, *(v.array for v in flow.uses(part.result) if v.op.opcode == "convert")]
     for element in dict.fromkeys(array.element for array in around if array is not None):
@@ -184,10 +183,9 @@ def candidates(flow: Flow, part: Part) -> list[tuple[Form, tuple[str, ...]]]:
 
 
 def realigns(flow: Flow, site: Site, scatters: set[str]) -> bool:
-    """Whether a permute hands on rows of a padded reduce-scatter, whose shares begin elsewhere than the planned ones."""
+    """Whether a permute hands on rows of a padded reduce-scatter, whose shares begin elsewhere than planned ones."""
     if site.kind != "permute":
         return False
     made = Value(site.path, site.computation, site.op)
     origin = flow.origin(flow.operand(made, 0))
     return any(v.op.opcode == "slice" for v in origin) and any(v.op.name in scatters for v in origin)
-

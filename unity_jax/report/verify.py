@@ -22,7 +22,7 @@ from unity_jax.lower.compile import lower
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, Predicted
 from unity_jax.planning import mesh_over
-from unity_jax.report.account import Account, explain
+from unity_jax.report.account import Account, account
 from unity_jax.report.aot import COMPILER_OPTIONS, topology
 from unity_jax.report.collectives import Collective, bytes_difference, count_difference, stablehlo_collectives
 from unity_jax.report.cycles import CLOCKS, Cycles, estimated_cycles
@@ -162,7 +162,7 @@ def _compiled(
     return Compiled(
         collectives=found,
         differences=tuple(bytes_difference(planned, found)),
-        account=explain(runs, module, axes, repeated),
+        account=account(runs, module, axes, repeated),
         memory=CompiledMemory(*sizes),
         cycles=cycles,
         seconds=cycles.total / clock if cycles and clock else None,
@@ -183,12 +183,12 @@ def _text(v: Verification) -> str:
     return "\n".join(lines) + "\n\n" + _collectives(v)
 
 
-def _account(account: Account) -> Iterator[str]:
-    names = ", ".join(f"{name} ({n})" for name, n in account.rewrites.most_common())
+def _account(found: Account) -> Iterator[str]:
+    names = ", ".join(f"{name} ({n})" for name, n in found.rewrites.most_common())
     yield f"  rewrites {names or 'none'}"
-    if account.unexplained:
-        yield f"    and {len(account.unexplained)} differences that no known rewrite explains:"
-        yield from (f"    {line}" for line in account.unexplained[:SHOWN])
+    if found.unexplained:
+        yield f"    and {len(found.unexplained)} differences that no known rewrite explains:"
+        yield from (f"    {line}" for line in found.unexplained[:SHOWN])
 
 
 def _lowered(v: Verification) -> str:
