@@ -28,7 +28,7 @@ from unity_jax.search.assemble import Decisions
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
 
 if TYPE_CHECKING:
-    from unity_jax.report.verify import Verification
+    from unity_jax.report.verification import Verification
 
 FORMAT = "unity_jax plan"
 VERSION = 2

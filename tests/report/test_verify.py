@@ -13,7 +13,8 @@ from unity_jax.report import verify as verifying
 from unity_jax.report.account import Account
 from unity_jax.report.collectives import Collective
 from unity_jax.report.cycles import Cycles
-from unity_jax.report.verify import Compiled, CompiledMemory, verify_on
+from unity_jax.report.verification import Compiled, CompiledMemory
+from unity_jax.report.verify import verify_on
 
 tpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu-aot")
 gpu = pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
