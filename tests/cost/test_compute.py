@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from unity_jax.cost.compute import op_work, product_size, stored_bytes
+from unity_jax.cost.kernels import Use
 from unity_jax.machine.device import Device, weakest
 from unity_jax.ops.rule import Shard, rule_of
 from unity_jax.pcg.mesh import MeshAxes
@@ -31,30 +32,30 @@ def matmul(m, k, n):
 
 
 def test_the_slower_part_decides():
-    work = op_work(matmul(1000, 1000, 1000), DEVICE, (1, 1, 1), 1)
+    work = op_work(matmul(1000, 1000, 1000), DEVICE, Use((1, 1, 1), 1))
     assert work.matrix == pytest.approx(2e9 / 1e12)
     assert work.memory == pytest.approx(3 * 4e6 / 1e10)
     assert work.seconds(DEVICE) == pytest.approx(1e-6 + 2e-3)
-    assert op_work(matmul(10, 1000, 1000), DEVICE, (1, 1, 1), 1).seconds(DEVICE) == pytest.approx(1e-6 + 4.08e-4)
+    assert op_work(matmul(10, 1000, 1000), DEVICE, Use((1, 1, 1), 1)).seconds(DEVICE) == pytest.approx(1e-6 + 4.08e-4)
 
 
 def test_only_what_goes_through_memory_counts():
     add = shard(jnp.add, f32(1000), f32(1000))
-    assert op_work(add, DEVICE, (1, 1, 1), 0).memory == pytest.approx(12_000 / 1e10)
-    assert op_work(add, DEVICE, (0, 2, 0), 0).memory == pytest.approx(8_000 / 1e10)
+    assert op_work(add, DEVICE, Use((1, 1, 1), 0)).memory == pytest.approx(12_000 / 1e10)
+    assert op_work(add, DEVICE, Use((0, 2, 0), 0)).memory == pytest.approx(8_000 / 1e10)
 
 
 def test_small_matmuls_fill_tiles_and_units():
     device = dataclasses.replace(DEVICE, matmul_tile=(128, 128, 32), matmul_units=4)
-    one = op_work(matmul(128, 64, 128), device, (1, 1, 1), 0).matrix
-    assert op_work(matmul(100, 33, 100), device, (1, 1, 1), 0).matrix == pytest.approx(one)
-    assert op_work(matmul(256, 64, 256), device, (1, 1, 1), 0).matrix == pytest.approx(one), "four tiles at once"
-    assert op_work(matmul(384, 64, 256), device, (1, 1, 1), 0).matrix == pytest.approx(2 * one)
+    one = op_work(matmul(128, 64, 128), device, Use((1, 1, 1), 0)).matrix
+    assert op_work(matmul(100, 33, 100), device, Use((1, 1, 1), 0)).matrix == pytest.approx(one)
+    assert op_work(matmul(256, 64, 256), device, Use((1, 1, 1), 0)).matrix == pytest.approx(one), "four tiles at once"
+    assert op_work(matmul(384, 64, 256), device, Use((1, 1, 1), 0)).matrix == pytest.approx(2 * one)
 
 
 def test_results_leave_the_matrix_unit_at_their_own_rate():
     device = dataclasses.replace(DEVICE, results_per_second=1e9)
-    assert op_work(matmul(1000, 1, 1000), device, (1, 1, 1), 0).seconds(device) == pytest.approx(1e-3)
+    assert op_work(matmul(1000, 1, 1000), device, Use((1, 1, 1), 0)).seconds(device) == pytest.approx(1e-3)
 
 
 def test_sizes_of_products():
@@ -91,7 +92,7 @@ def test_arrays_are_padded_to_tiles(shape, minor, expected):
 def test_small_arrays_stay_on_the_chip():
     device = dataclasses.replace(DEVICE, fast_bytes=5_000, fast_bandwidth=1e11)
     add = shard(jnp.add, f32(1000), f32(1000))
-    work = op_work(add, device, (1, 1, 1), 0)
+    work = op_work(add, device, Use((1, 1, 1), 0))
     assert (work.memory, work.chip) == (0, pytest.approx(12_000 / 1e11))
 
 
@@ -101,6 +102,6 @@ def test_an_op_takes_as_long_as_on_its_slowest_device(sizes):
     far = dataclasses.replace(DEVICE, memory_bandwidth=5e9)
 
     def seconds(device):
-        return op_work(matmul(*sizes), device, (1, 1, 1), 1).seconds(device)
+        return op_work(matmul(*sizes), device, Use((1, 1, 1), 1)).seconds(device)
 
     assert seconds(weakest((DEVICE, slow, far))) == max(map(seconds, (DEVICE, slow, far)))

@@ -91,5 +91,5 @@ def test_traffic_of_ops_adds_up_to_that_of_kernels(rng, compiler):
     traffic = Traffic.of(drawn(rng), compiler)
     for graph, found in traffic.kernels.items():
         moved = sum(len(k.reads) + len(k.writes) for k in found)
-        assert sum(sum(traffic.counts[op]) for op in graph.ops) == moved
-        assert sum(traffic.launches.get(op, 0) for op in graph.ops) == len(found)
+        assert sum(sum(traffic.uses[op].counts) for op in graph.ops) == moved
+        assert sum(traffic.uses[op].launches for op in graph.ops) == len(found)

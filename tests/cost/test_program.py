@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 from unity_jax.cost.communication import collective_seconds
 from unity_jax.cost.memory import memory
-from unity_jax.cost.program import collectives, program_cost
+from unity_jax.cost.program import collectives, program_flops
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import rule_of
@@ -45,9 +44,7 @@ def test_a_contraction_over_shards_pays_one_all_reduce() -> None:
     (c,) = collectives(graph, MESH, MACHINE)
     assert (c.kind, c.axes, c.bytes, c.count, c.trips) == ("all_reduce", ("x",), 32 * 16 * 4, 1, 1)
     assert c.seconds == collective_seconds(MACHINE, MESH, "all_reduce", 32 * 16 * 4, ("x",))
-    cost = program_cost(graph, MESH, MACHINE)
-    assert cost.communication_seconds == pytest.approx(c.seconds)
-    assert cost.flops == 2 * 32 * 64 * 16 / 8
+    assert program_flops(graph) == 2 * 32 * 64 * 16 / 8
 
 
 def test_loops_multiply() -> None:
@@ -58,7 +55,7 @@ def test_loops_multiply() -> None:
     graph = contracted(program)
     (scatter,) = [c for c in collectives(graph, MESH, MACHINE) if c.kind == "reduce_scatter"]  # into the split carry
     assert (scatter.count, scatter.trips, scatter.bytes) == (1, 5, 64 * 64 * 4)
-    assert program_cost(graph, MESH, MACHINE).flops == 5 * 2 * 64**3 / 8
+    assert program_flops(graph) == 5 * 2 * 64**3 / 8
 
 
 def test_peak_memory_is_the_largest_sum_alive() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from unity_jax.cost.kernels import PRODUCTS, Counts, Use
 from unity_jax.machine.device import Device
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Op, Tensor
 
-PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _ROWS = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min".split())
 
 
@@ -42,9 +42,9 @@ def total(works: Iterable[Work]) -> Work:
     return functools.reduce(Work.plus, works, Work())
 
 
-def op_work(shard: Shard, device: Device, counts: Sequence[int], launches: int) -> Work:
-    """The work of one op under one strategy; `counts`: how often each operand and result goes through memory."""
-    op = shard.op
+def op_work(shard: Shard, device: Device, use: Use) -> Work:
+    """The work of one op under one strategy."""
+    op, counts, launches = shard.op, use.counts, use.launches
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return Work()  # scalar arithmetic: far below a kernel's start, and fused
     memory, chip = _traffic(shard, device, counts)
@@ -60,7 +60,7 @@ def op_work(shard: Shard, device: Device, counts: Sequence[int], launches: int) 
 # Memory
 
 
-def _traffic(shard: Shard, device: Device, counts: Sequence[int]) -> tuple[float, float]:
+def _traffic(shard: Shard, device: Device, counts: Counts) -> tuple[float, float]:
     """Seconds of memory and of memory on the chip."""
     op, memory, chip = shard.op, 0.0, 0.0
     if shard.rule.bytes is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -24,12 +25,25 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 _ALIASES = frozenset("reshape squeeze expand_dims optimization_barrier copy sharding_constraint".split())
 _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate dynamic_slice".split())
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
-_PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
+PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 
 
 Counts = tuple[int, ...]
 """Per operand and result of an op: how often it goes through memory."""
+
+
+class Use(NamedTuple):
+    """How an op runs: what it moves through memory, how many kernels it starts, whether it rides along in the one of
+    a matmul."""
+
+    counts: Counts
+    launches: int = 1
+    rides: bool = False
+
+    def plus(self, other: Use) -> Use:
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        return Use(counts, self.launches + other.launches, self.rides or other.rides)
 
 
 @dataclass(frozen=True)
@@ -49,18 +63,20 @@ class Kernel:
     """Ops that run as one: `ops` in program order, absorbed ones included; the tensors it reads from memory and writes
     to it. A collective, a loop or a branch is a kernel of its own.
 
-    `counts` says per op which operands and results those are: an operand that several ops read counts for the first.
+    `waits`: tensors it does not read and waits for all the same, behind an `optimization_barrier`. `counts` says per op
+    which operands and results go through memory: an operand that several ops read counts for the first.
     """
 
     ops: list[Op]
     reads: list[Tensor]
     writes: list[Tensor]
+    waits: list[Tensor]
     counts: dict[Op, Counts] = field(default_factory=dict)
 
     @property
     def root(self) -> Op:
         """The op that says what kind of kernel it is: its matmul, if it has one, or its last op."""
-        return next((op for op in self.ops if op.name in _PRODUCTS), self.ops[-1])
+        return next((op for op in self.ops if op.name in PRODUCTS), self.ops[-1])
 
 
 def is_alias(op: Op) -> bool:
@@ -85,6 +101,7 @@ class _Fuser:
     absorbed: set[Op] = field(default_factory=set)
     sources: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
+    held: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def run(self) -> list[Kernel]:
         producer = self.graph.producer
@@ -93,16 +110,21 @@ class _Fuser:
                 self.consumers.setdefault(t, []).append(op)
         outputs = set(self.graph.outputs)
         self._absorb(outputs)
-        # What computing a tensor in place takes: the tensors to read, and the absorbed ops to run.
+        # What computing a tensor in place takes: the tensors to read, the absorbed ops to run, what to wait for.
         for op in self.graph.ops:
             if op in self.absorbed or is_alias(op):
                 reads: dict[Tensor, None] = {}
                 ops: dict[Op, None] = {}
+                held: dict[Tensor, None] = {}
                 for t in op.inputs:
                     reads.update(dict.fromkeys(self.sources.get(t, (t,) if t.literal is None else ())))
                     ops.update(dict.fromkeys(self.taken.get(t, ())))
+                    held.update(dict.fromkeys(self.held.get(t, ())))
                 if op in self.absorbed:
                     ops[op] = None
+                if op.name == "optimization_barrier":
+                    held.update(reads)
+                self.held.update((o, tuple(held)) for o in op.outputs)
                 if is_alias(op):  # one operand per result
                     for i, o in zip(op.inputs, op.outputs, strict=False):
                         self.sources[o] = self.sources.get(i, (i,) if i.literal is None else ())
@@ -155,7 +177,7 @@ class _Fuser:
     def _takes(self, consumer: Op, producer: Op) -> bool:
         if is_loop(consumer) or consumer.name in _REDUCTIONS:
             return True
-        if consumer.name not in _PRODUCTS or producer.name in ("concatenate", "pad"):
+        if consumer.name not in PRODUCTS or producer.name in ("concatenate", "pad"):
             return False
         return self.fusing.grows or self._grows(producer) <= 1
 
@@ -178,6 +200,8 @@ class _Fuser:
                 continue
             before = {producer[s]: None for t in op.inputs for s in self.sources.get(t, (t,)) if s in producer}
             at = max((level[p] + (not self._joins(p, op)) for p in before), default=0)
+            held = (producer[s] for t in op.inputs for s in self.held.get(t, ()) if s in producer)
+            at = max((at, *(level[p] + 1 for p in held)))
             level[op] = at
             joined = sorted({group[p] for p in before if level[p] == at})
             if joined and sum(has_product[g] for g in joined) > 1:
@@ -195,14 +219,14 @@ class _Fuser:
                 members[g] = []
             group[op] = first
             members[first].append(op)
-            has_product[first] |= op.name in _PRODUCTS
+            has_product[first] |= op.name in PRODUCTS
         return self._kernels(members, outputs)
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
         if not (is_loop(c) or c.name in _REDUCTIONS):
             return False
-        if not (is_loop(p) or (self.fusing.epilogue and p.name in _PRODUCTS)):
+        if not (is_loop(p) or (self.fusing.epilogue and p.name in PRODUCTS)):
             return False
         return _elements(p.outputs[0]) == (_elements(c.outputs[0]) if is_loop(c) else _elements(c.inputs[0]))
 
@@ -214,15 +238,19 @@ class _Fuser:
                 continue
             own = {t for op in ops for t in op.outputs}
             reads: dict[Tensor, None] = {}
+            waits: dict[Tensor, None] = {}
             every: dict[Op, None] = {}
             for op in sorted(ops, key=position.__getitem__):
                 for t in op.inputs:
                     every.update(dict.fromkeys(self.taken.get(t, ())))
                     sources = self.sources.get(t, (t,) if t.literal is None else ())
                     reads.update(dict.fromkeys(s for s in sources if s not in own))
+                    waits.update(dict.fromkeys(self.held.get(t, ())))
                 every[op] = None
-            made.append(Kernel(sorted(every, key=position.__getitem__), list(reads), list(own)))
-        read = {t for k in made for t in k.reads}
+            made.append(Kernel(sorted(every, key=position.__getitem__), list(reads), list(own), list(waits)))
+        for k in made:
+            k.waits = [t for t in k.waits if t not in k.reads]
+        read = {t for k in made for t in (*k.reads, *k.waits)}
         read.update(s for t in outputs for s in self.sources.get(t, (t,)))
         base = base_tensors(self.graph)
         for k in made:
@@ -240,7 +268,7 @@ class _Fuser:
 def _runnable(made: list[Kernel]) -> list[Kernel]:
     """The kernels in an order in which they can run, as near to the given one as that allows."""
     maker = {t: i for i, k in enumerate(made) for t in k.writes}
-    before = [{maker[t] for t in k.reads if t in maker} for k in made]
+    before = [{maker[t] for t in (*k.reads, *k.waits) if t in maker} for k in made]
     after: list[list[int]] = [[] for _ in made]
     for i, needs in enumerate(before):
         for j in needs:
@@ -281,16 +309,15 @@ def base_tensors(graph: Graph) -> dict[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """What the kernels of a program move, told per op, so that costs of ops add up to those of kernels.
+    """The kernels of a program, told per op, so that its costs can be added up op by op.
 
-    `written`: every tensor that is in memory at some time; `kernels` of every graph; `counts` and `launches` (kernels
-    that an op starts) of every op. Bodies are included.
+    `written`: every tensor that is in memory at some time; `kernels` of every graph; `uses` of every op. Bodies are
+    included.
     """
 
     written: set[Tensor] = field(default_factory=set)
     kernels: dict[Graph, Sequence[Kernel]] = field(default_factory=dict)
-    counts: dict[Op, Counts] = field(default_factory=dict)
-    launches: dict[Op, int] = field(default_factory=dict)
+    uses: dict[Op, Use] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: Graph, compiler: str) -> Traffic:
@@ -302,15 +329,15 @@ class Traffic:
     def _add(self, graph: Graph, compiler: str) -> None:
         base = base_tensors(graph)
         self.written.update(graph.inputs, graph.outputs)
-        counts = {op: [0] * (len(op.inputs) + len(op.outputs)) for op in graph.ops}
+        uses = {op: Use((0,) * (len(op.inputs) + len(op.outputs)), 0, False) for op in graph.ops}
         self.kernels[graph] = kernels(graph, compiler)
         for kernel in self.kernels[graph]:
             self.written.update(kernel.writes)
-            self.launches[kernel.root] = self.launches.get(kernel.root, 0) + 1
-            for op, own in kernel.counts.items():
-                counts[op] = [a + b for a, b in zip(counts[op], own, strict=True)]
+            for op, counts in kernel.counts.items():
+                rides = op is not kernel.root and kernel.root.name in PRODUCTS
+                uses[op] = uses[op].plus(Use(counts, int(op is kernel.root), rides))
         self.written.update(t for t, s in base.items() if s in self.written)
-        self.counts.update((op, tuple(n)) for op, n in counts.items())
+        self.uses.update(uses)
         for op in graph.ops:
             for body in op.bodies:
                 self._add(body, compiler)

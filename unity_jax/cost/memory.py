@@ -81,13 +81,14 @@ class _Life:
         self.reads = [[t for t in k.reads if t in size] for k in every]
         self.own = [k.root.name in _OWN_BUFFER or k.root.bodies or "move" in k.root.params for k in every]
         makers = {t: i for i, k in enumerate(every) for t in k.writes}
-        self.before = [len({makers[t] for t in k.reads if t in makers}) for k in every]
+        self.before = [len({makers[t] for t in (*k.reads, *k.waits) if t in makers}) for k in every]
         self.after: list[set[int]] = [set() for _ in every]
         self.readers: dict[Tensor, list[int]] = {}
         for i, k in enumerate(every):
-            for t in k.reads:
+            for t in (*k.reads, *k.waits):
                 if t in makers:
                     self.after[makers[t]].add(i)
+            for t in k.reads:
                 if t in size:
                     self.readers.setdefault(t, []).append(i)
 

@@ -1,6 +1,6 @@
-"""What a planned graph costs: time and collectives per device, by walking its kernels.
+"""What planned ops and kernels cost: seconds, operations and collectives per device.
 
-Costs of kernels add up. The same functions price the strategies of single ops inside the search.
+The same functions price the strategies of single ops inside the search; `timeline` puts the kernels together.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unity_jax.cost.communication import collective_seconds
-from unity_jax.cost.compute import op_work, total
-from unity_jax.cost.kernels import Counts, Kernel, Traffic
+from unity_jax.cost.compute import PRODUCTS, Work, op_work, total
+from unity_jax.cost.kernels import Kernel, Use
 from unity_jax.cost.reshard import collective_kind, move_bytes
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
@@ -38,15 +38,6 @@ class Collective:
     source: str
 
 
-@dataclass(frozen=True)
-class ProgramCost:
-    """Seconds of compute and communication in one step, and floating-point operations, per device."""
-
-    compute_seconds: float
-    communication_seconds: float
-    flops: float
-
-
 def trips(op: Op) -> int:
     """How often a body runs: the length of a scan; once for a branch, and for a while loop, whose count is unknown."""
     return int(op.params["length"]) if op.name == "scan" else 1
@@ -58,33 +49,36 @@ def local_bytes(tensor: Tensor, mesh: MeshAxes) -> int:
     return tensor.itemsize * math.prod(tensor.layout.local_shape(tensor.shape, mesh))
 
 
-def shard_seconds(shard: Shard, machine: Machine, counts: Counts, launches: int) -> float:
-    """Seconds of one op under one strategy, its own collectives included; `counts`, `launches`: as in `Traffic`."""
-    seconds = op_work(shard, machine.device, counts, launches).seconds(machine.device)
-    if shard.rule.inner is not None:
-        inner = shard.rule.inner(shard)
-        seconds += sum(collective_seconds(machine, shard.mesh, c.kind, c.bytes, c.axes) for c in inner)
-    return seconds
+def shard_seconds(shard: Shard, machine: Machine, use: Use) -> float:
+    """Seconds of one op under one strategy: its own collectives, then its arithmetic."""
+    inner = shard.rule.inner(shard) if shard.rule.inner is not None else ()
+    communication = sum(collective_seconds(machine, shard.mesh, c.kind, c.bytes, c.axes) for c in inner)
+    return op_work(shard, machine.device, use).seconds(machine.device) + communication
+
+
+def floor_seconds(shard: Shard, machine: Machine, use: Use) -> float:
+    """Seconds that an op adds at least to any step: all of a matmul, elsewhere the memory traffic, which no other part
+    of the device does meanwhile for the ops of the same kernel; nothing where it rides along with a matmul."""
+    work = op_work(shard, machine.device, use)
+    if shard.op.name in PRODUCTS:
+        return work.seconds(machine.device)
+    return 0.0 if use.rides else Work(memory=work.memory, launches=work.launches).seconds(machine.device)
 
 
 def kernel_seconds(kernel: Kernel, device: Device) -> float:
     """Seconds of the local program of a planned kernel; nothing for a collective, a loop or a branch."""
-    works = [op_work(op.shard, device, kernel.counts[op], 0) for op in kernel.ops if op.shard is not None]
-    work = total(works)
+    work = total(op_work(op.shard, device, Use(kernel.counts[op], 0)) for op in kernel.ops if op.shard is not None)
     return work._replace(launches=1).seconds(device) if any(work) else 0.0
 
 
-def program_cost(graph: Graph, mesh: MeshAxes, machine: Machine) -> ProgramCost:
-    """The summed cost of a planned graph."""
-    device = machine.device
-    traffic = Traffic.of(graph, device.compiler)
-    compute = communication = flops = 0.0
-    for inner, repeat in graphs_repeated(graph):
-        compute += repeat * sum(kernel_seconds(k, device) for k in traffic.kernels[inner])
-        for op in inner.ops:
-            communication += repeat * sum(c.seconds for c in op_collectives(op, mesh, machine))
-            flops += repeat * op.shard.flops if op.shard is not None else 0.0
-    return ProgramCost(compute, communication, flops)
+def program_flops(graph: Graph) -> float:
+    """Floating-point operations of one step on one device."""
+    return sum(
+        repeat * op.shard.flops
+        for inner, repeat in graphs_repeated(graph)
+        for op in inner.ops
+        if op.shard is not None and not op.bodies
+    )
 
 
 def graphs_repeated(graph: Graph, repeat: int = 1) -> Iterator[tuple[Graph, int]]:
@@ -124,15 +118,24 @@ def collectives(graph: Graph, mesh: MeshAxes, machine: Machine) -> tuple[Collect
 
 
 def _all_collectives(graph: Graph, mesh: MeshAxes, machine: Machine, repeat: int) -> Iterator[Collective]:
-    consumer: dict[Tensor, Op] = {}
-    for op in reversed(graph.ops):
-        consumer.update((t, op) for t in op.inputs)
+    served = serves(graph)
     for op in graph.ops:
         for body in op.bodies:
             yield from _all_collectives(body, mesh, machine, repeat * trips(op))
         for c in op_collectives(op, mesh, machine, repeat):
-            source, user = c.source, op
-            while not source and user is not None:  # a move serves the op that reads its result, through other moves
-                user = consumer.get(user.outputs[0]) if user.outputs else None
-                source = user.source if user is not None else "output"
+            user = served.get(op, op)
+            source = c.source or (user.source if user is not None else "output")
             yield Collective(c.kind, c.axes, c.bytes, c.count, c.trips, c.seconds, source)
+
+
+def serves(graph: Graph) -> dict[Op, Op | None]:
+    """The op that each move is there for: the first that reads its result, through other ops without a line; None if
+    the result leaves the graph."""
+    reader: dict[Tensor, Op] = {}
+    found: dict[Op, Op | None] = {}
+    for op in reversed(graph.ops):
+        if op.eqn is None:
+            user = reader.get(op.outputs[0]) if op.outputs else None
+            found[op] = found.get(user, user) if user is not None else None
+        reader.update((t, op) for t in op.inputs)
+    return found

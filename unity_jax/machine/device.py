@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from unity_jax.machine.contention import ASYNCHRONOUS, PERFECT, Contention
+
 COMPILERS = ("tpu", "gpu", "cpu")
 
 
@@ -29,7 +31,8 @@ class Device:
     its tiles of rows and columns are computed at a time; `results_per_second`: how many elements a kernel writes at
     most (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are padded in memory
     (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which moves
-    `fast_bandwidth` bytes per second.
+    `fast_bandwidth` bytes per second. `contention`: what runs at the same time slows each other so; `asynchronous`: the
+    kinds of collectives that the compiler starts and awaits apart, the others stop compute.
     """
 
     kind: str
@@ -47,6 +50,8 @@ class Device:
     layout_tile: tuple[int, int] = (0, 0)
     fast_bytes: float = 0.0
     fast_bandwidth: float = 0.0
+    contention: Contention = PERFECT
+    asynchronous: tuple[str, ...] = ASYNCHRONOUS
 
     def flops_per_second(self, dtype: Any) -> float:
         """The peak rate of matmuls in `dtype`; integers, booleans and the rest run at the vector rate."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from unity_jax.machine.contention import ASYNCHRONOUS, Contention
 from unity_jax.machine.device import COMPILERS, Device
 from unity_jax.machine.network import Level, Matrix, Network, num_devices
 
@@ -191,6 +192,23 @@ def _tile(value: Any, at: str) -> tuple[int, ...]:
     return tuple(int(_number(n, f"{at}[{i}]", least=0.0)) for i, n in enumerate(_list(value, at)))
 
 
+def _contention(value: Any, at: str) -> Contention:
+    names = [f.name for f in dataclasses.fields(Contention)]
+    row = _mapping(value, at)
+    _known(row, names, at)
+    parts = {name: _number(_field(row, name, at), f"{at}.{name}", least=0.0) for name in names}
+    for name, part in parts.items():
+        if part > 1:
+            raise _Malformed(f"field {at}.{name} is {part:g}: give a part between 0 and 1")
+    return Contention(**parts)
+
+
+def _kinds(value: Any, at: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not set(value) <= set(ASYNCHRONOUS):
+        raise _Malformed(f"field {at} is {value!r}: give a list of {', '.join(ASYNCHRONOUS)}")
+    return tuple(value)
+
+
 def _at_least_zero(value: Any, at: str) -> float:
     return _number(value, at, least=0.0)
 
@@ -206,5 +224,7 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "results_per_second": _at_least_zero,
     "fast_bytes": _at_least_zero,
     "fast_bandwidth": _at_least_zero,
+    "contention": _contention,
+    "asynchronous": _kinds,
 }
 """How each field of a device is read; the others are positive numbers."""

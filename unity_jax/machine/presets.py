@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from unity_jax.machine.contention import A100, Contention
 from unity_jax.machine.device import Device
 from unity_jax.machine.network import Level
 
@@ -43,8 +44,9 @@ def _tpu(
     """A TPU core with its memory; `measured` as in `Device`.
 
     A float32 matmul runs at the bf16 rate by default (https://docs.jax.dev/en/latest/_autosummary/jax.lax.Precision.html).
-    float64 is emulated with pairs of float32 on the vector unit, about 20 operations each: assumed. Arrays lie in tiles
-    of 8 x 128 (https://openxla.org/xla/tiled_layout).
+    Collectives and host copies are DMAs, which take no compute unit; what they take of the memory bandwidth is small
+    and not published, so there is no contention. float64 is emulated with pairs of float32 on the vector unit, about 20
+    operations each: assumed. Arrays lie in tiles of 8 x 128 (https://openxla.org/xla/tiled_layout).
     """
     peaks = _peaks(bfloat16=matmul, float16=matmul, float32=matmul, float64=vector / 20, vector=vector)
     measured = {"matmul_tile": (8, 128, 128), "kernel_overhead": 1e-6, **measured}
@@ -129,6 +131,7 @@ _A100 = {
     "peak_flops": _peaks(bfloat16=3.12e14, float16=3.12e14, float32=1.56e14, float64=1.95e13, vector=1.95e13),
     "host_bandwidth": 3.2e10,
     "kernel_overhead": LAUNCH,
+    "contention": A100,
 }
 # NVLink 600 GB/s in both directions together (as above); across nodes one 200 Gb/s port per GPU:
 # https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html
@@ -142,6 +145,8 @@ _HOPPER = {
     "peak_flops": _peaks(bfloat16=9.89e14, float16=9.89e14, float32=4.95e14, float64=6.7e13, vector=6.7e13),
     "host_bandwidth": 6.4e10,
     "kernel_overhead": LAUNCH,
+    # As Mist measured it on eight A100 (https://github.com/Dazz993/Mist): NCCL's kernels take multiprocessors here too.
+    "contention": A100,
 }
 # NVLink 900 GB/s in both directions together (as above); across nodes one 400 Gb/s port per GPU:
 # https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html (the DGX H200 is the same system)
@@ -163,6 +168,7 @@ CHIPS: dict[str, Chip] = {
             host_bandwidth=1e10,
             kernel_overhead=5e-6,
             compiler="cpu",
+            asynchronous=(),  # XLA:CPU runs them as ordinary instructions, which the threads of all devices wait in
         ),
         levels=_switched(("device", 2e9, 2e-5)),
     ),
@@ -260,7 +266,8 @@ CHIPS: dict[str, Chip] = {
     # https://docs.olcf.ornl.gov/systems/summit_user_guide.html : nodes of six V100 (16 GB at 900 GB/s), joined in pairs
     # and to their host by two NVLink bricks of 25 GB/s per direction, 23 GB/s of InfiniBand injection per node, shared.
     # The 32 GB/s between the two sockets is left out. https://www.nvidia.com/en-us/data-center/v100/ (SXM2): 125
-    # TFLOP/s f16 in tensor cores, 15.7 float32, 7.8 float64; bfloat16 runs as float32.
+    # TFLOP/s f16 in tensor cores, 15.7 float32, 7.8 float64; bfloat16 runs as float32. Contention of collectives with
+    # compute as Mist measured it on four V100 with NVLink; its host copies went over PCIe, Summit's go over NVLink.
     "v100-summit": Chip(
         grammar="v100-summit:GPUS or v100-summit:NODESxGPUS",
         ranks=(1, 2),
@@ -272,6 +279,7 @@ CHIPS: dict[str, Chip] = {
             memory_bandwidth=9e11,
             host_bandwidth=5e10,
             kernel_overhead=6e-6,
+            contention=Contention(compute_by_collectives=0.188),
         ),
         levels=_switched(("node", 2.3e10 / 6, INFINIBAND_LATENCY), ("gpu", 5e10, NVLINK_LATENCY)),
     ),
