@@ -4,7 +4,8 @@
     [Collective(kind='all_reduce', axes=('x',), bytes=4, count=1)]
 
 Values are numbered: two operations have one number if they do the same to operands with the same numbers. A reduction
-of a reduction has the number of the reduction over both their dimensions, as compilers fold them.
+of a reduction has the number of the reduction over both their dimensions, as compilers fold them, and a reversal of
+dimensions of size 1 (of the window of a 1 x 1 convolution, in its gradient) that of its operand.
 """
 
 from __future__ import annotations
@@ -62,12 +63,19 @@ class _Numbers:
             key = ("unique", next(self._fresh))
         elif op.name == "stablehlo.reduce" and len(op.results) == 1:
             key = self._reduction(op)
+        if op.name == "stablehlo.reverse" and self._changes_nothing(op):
+            self._of[op.results[0]] = self._value(op.operands[0])
+            return self._of[op.results[0]]
         number = self._ids.setdefault(key, len(self._ids))
         for i, result in enumerate(op.results):
             self._of[result] = self._ids.setdefault((number, i), len(self._ids))
             if isinstance(key, tuple) and key[0] == "reduction":
                 self._reductions[self._of[result]] = key[1:]
         return number
+
+    def _changes_nothing(self, reverse: ir.Operation) -> bool:
+        shape = ir.RankedTensorType(reverse.results[0].type).shape
+        return all(shape[d] == 1 for d in ir.DenseI64ArrayAttr(reverse.attributes["dimensions"]))
 
     def _value(self, value: ir.Value) -> int:
         return self._of.setdefault(value, self._ids.setdefault(("outside", next(self._fresh)), len(self._ids)))
