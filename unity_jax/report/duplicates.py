@@ -4,7 +4,8 @@
     [Collective(kind='all_reduce', axes=('x',), bytes=4, count=1)]
 
 Values are numbered: two operations have one number if they do the same to operands with the same numbers. A reduction
-of a reduction has the number of the reduction over both their dimensions, as compilers fold them.
+of a reduction has the number of the reduction over both their dimensions, as compilers fold them; what only adds, drops
+or reverses dimensions of size 1 (the window of a 1 x 1 convolution, in its gradient) has the number of its operand.
 """
 
 from __future__ import annotations
@@ -52,52 +53,83 @@ class _Numbers:
     def __init__(self) -> None:
         self._ids: dict[Hashable, int] = {}
         self._of: dict[ir.Value, int] = {}
-        self._reductions: dict[int, tuple[Hashable, int, tuple[int, ...]]] = {}
+        self._reductions: dict[int, tuple[Hashable, ir.Value, tuple[int, ...]]] = {}
         self._fresh = itertools.count()
 
     def add(self, op: ir.Operation) -> int:
-        """Number an operation and its results."""
-        key: Hashable = (op.name, self._attributes(op), self._regions(op), tuple(self._value(v) for v in op.operands))
+        """Number an operation and its results; the number of the operation."""
+        if _is_view(op):
+            self._of[op.results[0]] = self._value(op.operands[0])
+            return self._of[op.results[0]]
+        reduced = self._reduced(op)
         if op.name in UNIQUE:
-            key = ("unique", next(self._fresh))
-        elif op.name == "stablehlo.reduce" and len(op.results) == 1:
-            key = self._reduction(op)
+            key: Hashable = ("unique", next(self._fresh))
+        elif reduced is not None:
+            way, source, dims = reduced
+            key = ("reduction", way, self._typed(source), dims)
+        elif op.name == "stablehlo.all_gather":
+            key = ("all_gather", str(op.attributes["replica_groups"]), self._value(op.operands[0]), _gathered(op))
+        else:
+            key = (op.name, _attributes(op), self._regions(op), tuple(self._typed(v) for v in op.operands))
         number = self._ids.setdefault(key, len(self._ids))
         for i, result in enumerate(op.results):
             self._of[result] = self._ids.setdefault((number, i), len(self._ids))
-            if isinstance(key, tuple) and key[0] == "reduction":
-                self._reductions[self._of[result]] = key[1:]
+        if reduced is not None:
+            self._reductions[self._of[op.results[0]]] = reduced
         return number
 
     def _value(self, value: ir.Value) -> int:
         return self._of.setdefault(value, self._ids.setdefault(("outside", next(self._fresh)), len(self._ids)))
 
-    def _attributes(self, op: ir.Operation) -> str:
-        return " ".join(sorted(f"{name}={op.attributes[name]}" for name in op.attributes)) + str(
-            [r.type for r in op.results]
-        )
+    def _typed(self, value: ir.Value) -> tuple[int, str]:
+        return self._value(value), str(value.type)
 
     def _regions(self, op: ir.Operation) -> Hashable:
         """The bodies of an operation with their arguments and results by position."""
-        if op.name in UNIQUE:
-            return ()
         made = []
         for block in (block for region in op.regions for block in region):
-            places = {argument: ("argument", i) for i, argument in enumerate(block.arguments)}
+            places: dict[ir.Value, Hashable] = {argument: ("argument", i) for i, argument in enumerate(block.arguments)}
             for i, inner in enumerate(block.operations):
-                operands = tuple(places[v] if v in places else self._value(v) for v in inner.operands)
-                made.append((inner.operation.name, self._attributes(inner.operation), operands))
+                operands = tuple(places[v] if v in places else self._typed(v) for v in inner.operands)
+                made.append((inner.operation.name, _attributes(inner.operation), operands))
                 places.update((r, (i, j)) for j, r in enumerate(inner.results))
         return tuple(made)
 
-    def _reduction(self, op: ir.Operation) -> Hashable:
-        """What is reduced in which way over which of its dimensions, through reductions of reductions."""
-        operand, start = (self._value(v) for v in op.operands)
-        dims = tuple(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
-        way = (self._regions(op), start)
-        if operand in self._reductions and self._reductions[operand][0] == way:
-            _, source, before = self._reductions[operand]
-            rank = len(before) + len(ir.RankedTensorType(op.operands[0].type).shape)
-            left = [d for d in range(rank) if d not in before]
-            return ("reduction", way, source, tuple(sorted((*before, *(left[d] for d in dims)))))
-        return ("reduction", way, operand, tuple(sorted(dims)))
+    def _reduced(self, op: ir.Operation) -> tuple[Hashable, ir.Value, tuple[int, ...]] | None:
+        """How a reduction reduces, what, and over which of its dimensions: through a reduction of a reduction."""
+        if op.name != "stablehlo.reduce" or len(op.results) > 1:
+            return None
+        operand, start = op.operands
+        way, dims = (self._regions(op), self._typed(start)), tuple(ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
+        inner = self._reductions.get(self._value(operand))
+        if inner is None or inner[0] != way or len(_shape(operand)) != len(_shape(inner[1])) - len(inner[2]):
+            return way, operand, dims
+        left = [d for d in range(len(_shape(inner[1]))) if d not in inner[2]]
+        return way, inner[1], tuple(sorted((*inner[2], *(left[d] for d in dims))))
+
+
+def _shape(value: ir.Value) -> list[int]:
+    return list(ir.RankedTensorType(value.type).shape)
+
+
+def _attributes(op: ir.Operation) -> str:
+    return " ".join(sorted(f"{name}={op.attributes[name]}" for name in op.attributes)) + str(
+        [r.type for r in op.results]
+    )
+
+
+def _is_view(op: ir.Operation) -> bool:
+    """Whether an operation only adds, drops or reverses dimensions of size 1."""
+    if op.name == "stablehlo.reverse":
+        return all(_shape(op.results[0])[d] == 1 for d in ir.DenseI64ArrayAttr(op.attributes["dimensions"]))
+    if op.name not in ("stablehlo.reshape", "stablehlo.broadcast_in_dim"):
+        return False
+    order = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"])) if "broadcast" in op.name else []
+    before, after = ([n for n in _shape(v) if n != 1] for v in (op.operands[0], op.results[0]))
+    return before == after and order == sorted(order)
+
+
+def _gathered(op: ir.Operation) -> tuple[tuple[int, ...], int]:
+    """The result of an all-gather and its gathered dimension, both without dimensions of size 1."""
+    dim, shape = ir.IntegerAttr(op.attributes["all_gather_dim"]).value, _shape(op.results[0])
+    return tuple(n for n in shape if n != 1), sum(n != 1 for n in shape[:dim])

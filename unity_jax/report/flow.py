@@ -140,7 +140,7 @@ class Flow:
                     yield from self.uses(Value(path, user.called[0], op), until)
         elif user.opcode == "tuple":
             yield from self.uses(Value(value.path, value.computation, user, position), until)
-        elif user.opcode in ("all-reduce-done", "all-gather-done", "reduce-scatter-done", "optimization-barrier"):
+        elif user.opcode == "optimization-barrier" or user.opcode.endswith("-done"):
             yield from self.uses(Value(value.path, value.computation, user, value.index), until)
         else:
             yield made
