@@ -168,7 +168,7 @@ def test_verify_for_a_tpu(capsys):
 
 
 def test_calibrate(capsys, tmp_path, monkeypatch):
-    tiny = Effort(("float32",), (16,), (2**12,), (2**10, 2**12), 1)
+    tiny = Effort(("float32",), (16,), (2**12,), (2**10, 2**12), 1, 1e-3)
     monkeypatch.setattr(calibrate, "effort", lambda platform: tiny)
     out = tmp_path / "profile.json"
     status, text, _ = run(capsys, "calibrate", "--out", str(out))

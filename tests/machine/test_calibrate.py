@@ -3,6 +3,7 @@ machine. Times themselves are not asserted."""
 
 import dataclasses
 import importlib.util
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +14,20 @@ from jax.sharding import Mesh
 import unity_jax as unity
 from unity_jax.cost.communication import KINDS
 from unity_jax.machine.calibrate import Calibration, calibrate, structure
+from unity_jax.machine.contention import A100, PERFECT, STREAMS, Contention
 from unity_jax.machine.device import Device
 from unity_jax.machine.fit import axes_of, fit_device, fit_level, nonnegative_line, predicted
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.measure import ACCELERATOR, COPIES, HOST, STEPS, Effort, Sample, effort, lowered, probes
 from unity_jax.machine.network import Level
+from unity_jax.machine.overlap import Overlap, fit_contention, streams_of
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report.aot import COMPILER_OPTIONS, topology
 from unity_jax.report.collectives import Collective, stablehlo_collectives
 from unity_jax.report.sites import compiled_collectives
 
 gpu = pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
-TINY = Effort(("float32", "float64"), (16, 32), (2**14,), (2**10, 2**12), repeats=2)
+TINY = Effort(("float32", "float64"), (16, 32), (2**14,), (2**10, 2**12), 2, 1e-3)
 PEAKS = (("bfloat16", 3e14), ("float16", 3.1e14), ("float32", 1.5e14), ("float64", 2e13), ("vector", 1e13))
 KNOWN = Device("known", PEAKS, 8e10, 2e12, 3e10, 4e-6)
 LEVELS = [
@@ -83,6 +86,25 @@ def test_a_level_without_slope_gets_the_best_rate_seen():
     assert found.bandwidth == pytest.approx(1e9)
 
 
+@pytest.mark.parametrize("known", [A100, PERFECT, Contention(*[1.0] * 5)])
+def test_overlaps_give_the_contention_again(known):
+    found = []
+    for a, b in itertools.combinations(STREAMS, 2):
+        for alone in ((1e-2, 1e-2), (2e-2, 1e-2), (1e-2, 3e-2)):
+            found.append(Overlap((a, b), alone, known.seconds(**{a: alone[0], b: alone[1]})))
+    assert dataclasses.astuple(fit_contention(found)) == pytest.approx(dataclasses.astuple(known), abs=0.02)
+
+
+def test_streams_take_about_as_long_as_wanted():
+    machine = Machine("known", (KNOWN,), LEVELS[1])
+    table = list(probes(ACCELERATOR, [("node", 2), ("gpu", 8)]))
+    found = streams_of(table, samples_of(machine), seconds=0.05)
+    assert list(found) == list(STREAMS)
+    assert (found["compute"].flops, found["collectives"].nbytes) == (2 * 8192**3, 2**28)
+    assert (found["compute"].about, found["compute"].chain) == ("bfloat16", round(0.05 / (2 * 8192**3 / 3e14 + 4e-6)))
+    assert found["host_to_device"].elements == pytest.approx(0.05 * 3e10 / 4, rel=1e-6)
+
+
 def collective_probes(chain):
     table = [p for p in probes(TINY, [("x", 4), ("y", 2)]) if p.kind in KINDS]
     return [dataclasses.replace(p, chain=chain) for p in table]
@@ -94,7 +116,7 @@ def test_collective_probes_are_what_they_say(make_mesh):
     assert {(p.kind, p.about) for p in found} == {(kind, axis) for kind in KINDS for axis in "xy"}
     for probe in found[::3]:
         expected = [Collective(probe.kind, (probe.about,), int(probe.nbytes), 3)]
-        program = lowered(probe, mesh)
+        program = lowered([probe], mesh)
         assert stablehlo_collectives(program.as_text(), axes) == expected
         assert compiled_collectives(program.compile().as_text(), axes) == expected
 
@@ -103,7 +125,7 @@ def test_collective_probes_are_what_they_say(make_mesh):
 def test_gpus_keep_every_collective_of_a_probe():
     mesh, axes = Mesh(np.array(topology("h100:8")).reshape(4, 2), ("x", "y")), MeshAxes(("x", "y"), (4, 2))
     for probe in collective_probes(chain=3)[::3]:
-        text = lowered(probe, mesh).compile(compiler_options=COMPILER_OPTIONS["gpu"]).as_text()
+        text = lowered([probe], mesh).compile(compiler_options=COMPILER_OPTIONS["gpu"]).as_text()
         found = [(c.kind, c.axes, c.count) for c in compiled_collectives(text, axes)]
         assert found == [(probe.kind, (probe.about,), 3)]
 
@@ -126,12 +148,14 @@ def measured():
     seen = []
 
     def track(table):
-        for probe in table:
-            seen.append(probe)
-            yield probe
+        for entry in table:
+            seen.append(entry)
+            yield entry
 
     found = calibrate(wanted=TINY, track=track)
-    assert [(p.kind, p.about) for p in seen] == [(s.kind, s.about) for s in found.samples]
+    probed, pairs = seen[: len(found.samples)], seen[len(found.samples) :]
+    assert [(p.kind, p.about) for p in probed] == [(s.kind, s.about) for s in found.samples]
+    assert pairs == [o.streams for o in found.overlaps]
     return found
 
 
@@ -144,6 +168,9 @@ def test_a_real_run(measured):
     assert all(np.isfinite(rate) and rate > 0 for rate in (*rates, level.bandwidth))
     assert device.memory_bytes == Machine.preset("cpu:8").device.memory_bytes
     assert (level.name, level.size) == ("device", 8) and level.latency >= 0
+    assert [o.streams for o in measured.overlaps] == list(itertools.combinations(STREAMS, 2))
+    assert all(x > 0 for o in measured.overlaps for x in (*o.alone, o.together))
+    assert device.contention == fit_contention(measured.overlaps)
     text = str(measured)
     assert text.startswith("cpu:8 measured: 8 devices, each while all do the same\n")
     assert "device      8 by switch" in text and "all-reduce" in text
@@ -164,6 +191,7 @@ def test_one_device_has_no_network():
     found = calibrate(jax.devices()[:1], TINY)
     assert not any(s.kind in KINDS for s in found.samples)
     assert found.machine.num_devices == 1
+    assert {stream for o in found.overlaps for stream in o.streams} == {*STREAMS} - {"collectives"}
     assert "one device has nothing to measure collectives with" in str(found)
 
 
@@ -187,7 +215,7 @@ def test_a_kind_without_a_preset():
     assert found.network == (Level("device", 4, 1.0, 0.0),)
     fitted = Machine("known", (KNOWN,), (Level("device", 4, 1e10, 1e-6),))
     assert "device      4 by switch: 9.313 GiB/s, latency 1 us" in str(
-        Calibration(fitted, tuple(samples_of(fitted, TINY)))
+        Calibration(fitted, tuple(samples_of(fitted, TINY)), ())
     )
     for devices in ([Unknown(0, "a", 1), Unknown(1, "b", 1)], [Unknown(0, "Quantum X1", None)]):
         with pytest.raises(ValueError, match="no machine preset"):

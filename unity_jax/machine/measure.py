@@ -14,7 +14,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,17 +33,23 @@ ARITHMETIC = 128
 @dataclass(frozen=True)
 class Effort:
     """How much is measured: dtypes and sides of square matmuls, bytes per device of streams and host copies, of
-    collectives, and how often each is repeated (the median counts)."""
+    collectives, how often each is repeated (the median counts), and the seconds that overlapping streams take alone."""
 
     dtypes: tuple[str, ...]
     sides: tuple[int, ...]
     streams: tuple[int, ...]
     collectives: tuple[int, ...]
     repeats: int
+    overlap: float
 
 
 HOST = Effort(
-    ("bfloat16", "float16", "float32", "float64"), (64, 256, 512), (2**23, 2**24), (2**10, 2**16, 2**20, 2**22), 7
+    ("bfloat16", "float16", "float32", "float64"),
+    (64, 256, 512),
+    (2**23, 2**24),
+    (2**10, 2**16, 2**20, 2**22),
+    7,
+    0.05,
 )
 ACCELERATOR = Effort(
     ("bfloat16", "float16", "float32", "float64"),
@@ -51,6 +57,7 @@ ACCELERATOR = Effort(
     (2**28, 2**29),
     (2**12, 2**16, 2**20, 2**24, 2**28),
     9,
+    0.01,
 )
 
 
@@ -142,22 +149,37 @@ COPIES = ("device_to_host", "host_to_device")
 
 
 def seconds_of(probe: Probe, mesh: Mesh, repeats: int) -> float:
-    """Seconds of a program or copy of this probe on all devices of a mesh (the call included)."""
+    """Median seconds of a program or copy of this probe on all devices of a mesh (the call included)."""
+    return medians([runner([probe], mesh)], repeats)[0]
+
+
+def runner(together: Sequence[Probe], mesh: Mesh) -> Callable[[], Any]:
+    """A function that starts these probes at the same time: one program of all that are no copies, and the copies."""
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    make = functools.partial(jnp.full, probe.elements * mesh.size, 1 / math.isqrt(probe.elements), _dtype(probe))
-    x = jax.jit(make, out_shardings=sharding)()  # a matrix of 1 / side is its own square
-    if probe.kind in COPIES:
-        host = sharding.with_memory_kind("pinned_host")
-        source, target = (x, host) if probe.kind == "device_to_host" else (jax.device_put(x, host), sharding)
-        return median(lambda: jax.device_put(source, target), repeats)
-    compiled = lowered(probe, mesh).compile()
-    return median(lambda: compiled(x), repeats)
+    host = sharding.with_memory_kind("pinned_host")
+    inside = [p for p in together if p.kind not in COPIES]
+    program = lowered(inside, mesh).compile() if inside else None
+    operands = [_operand(p, sharding) for p in inside]
+    copied = [(_operand(p, sharding), host) for p in together if p.kind == "device_to_host"]
+    copied += [(jax.device_put(_operand(p, sharding), host), sharding) for p in together if p.kind == "host_to_device"]
+
+    def run() -> Any:
+        started = program(*operands) if program is not None else ()
+        return started, [jax.device_put(x, target) for x, target in copied]
+
+    return run
 
 
-def lowered(probe: Probe, mesh: Mesh) -> jax.stages.Lowered:
-    """The program of a probe that is no copy: its steps, one after the other, on every device."""
+def _operand(probe: Probe, sharding: NamedSharding) -> jax.Array:
+    count = probe.elements * sharding.mesh.size
+    make = functools.partial(jnp.full, count, 1 / math.isqrt(probe.elements), _dtype(probe))
+    return jax.jit(make, out_shardings=sharding)()  # a matrix of 1 / side is its own square
 
-    def steps(x: jax.Array) -> jax.Array:
+
+def lowered(together: Sequence[Probe], mesh: Mesh) -> jax.stages.Lowered:
+    """A program of probes that are no copies: the steps of each one after the other, on every device."""
+
+    def steps(probe: Probe, x: jax.Array) -> jax.Array:
         for _ in range(probe.chain):
             if probe.kind in STEPS:
                 x = STEPS[probe.kind](x)
@@ -167,24 +189,25 @@ def lowered(probe: Probe, mesh: Mesh) -> jax.stages.Lowered:
         return x
 
     spec = PartitionSpec(mesh.axis_names)
-    run = jax.jit(_compat.shard_map(steps, mesh, spec, spec))
-    shape = (probe.elements * mesh.size,)
-    return run.lower(jax.ShapeDtypeStruct(shape, _dtype(probe), sharding=NamedSharding(mesh, spec)))
+    sharding = NamedSharding(mesh, spec)
+    run = _compat.shard_map(lambda *xs: tuple(map(steps, together, xs)), mesh, spec, spec)
+    shapes = [jax.ShapeDtypeStruct((p.elements * mesh.size,), _dtype(p), sharding=sharding) for p in together]
+    return jax.jit(run).lower(*shapes)
 
 
 def _dtype(probe: Probe) -> str:
     return probe.about if probe.kind == "matmul" else "float32"
 
 
-def median(run: Callable[[], Any], repeats: int) -> float:
-    """The median seconds of so many runs, after one that does not count."""
-    jax.block_until_ready(run())
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+def medians(runs: Sequence[Callable[[], Any]], repeats: int) -> list[float]:
+    """The median seconds of each, run in turns, after one round that does not count."""
+    taken: list[list[float]] = [[] for _ in runs]
+    for _ in range(repeats + 1):
+        for run, times in zip(runs, taken, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            times.append(time.perf_counter() - start)
+    return [statistics.median(times[1:]) for times in taken]
 
 
 def measure(found: Iterable[Probe], mesh: Mesh, repeats: int) -> list[Sample]:
