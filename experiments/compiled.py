@@ -29,8 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -38,13 +36,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import models
 from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.reshard import Resharder
-from unity_jax.lower.compile import spmd
+from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, make_plan
-from unity_jax.planning import rebuild
+from unity_jax.planning import mesh_over, rebuild
 from unity_jax.program import Program, trace
 from unity_jax.report.aot import COMPILER_OPTIONS, topology
+from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
+from unity_jax.report.duplicates import duplicates
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.experts import expert_seeds
@@ -85,7 +85,7 @@ class Case:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """`memory`: the compiler's sizes in bytes; or `error`, its first line."""
+        """`memory`: the compiler's sizes in bytes, `stablehlo`: see `stablehlo_facts`; or `error`, its first line."""
         return json.loads((self.folder / "facts.json").read_text())
 
     @property
@@ -132,9 +132,7 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
             if "all" in wanted or kind in wanted:
                 label = kind if len(axes.names) == 1 else f"{name} on {axes}"
                 keep = kind != "fsdp" or len(axes.names) > 1
-                yield made(
-                    _file_name(label), finish(program, built.decisions(seed, keep), resharder, rules, name)
-                )
+                yield made(_file_name(label), finish(program, built.decisions(seed, keep), resharder, rules, name))
     for i in range(randoms):
         axes = meshes[i % len(meshes)]
         decisions = sample(program.graph, program.ties, axes, rules, random.Random(i))
@@ -146,16 +144,14 @@ def _file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "=+-." else "_" for c in text)
 
 
-def lower(plan: Plan, devices: list[jax.Device]) -> jax.stages.Lowered:
-    """The planned program over these devices, with the caller's donation."""
-    axes, graph, donated = MeshAxes.of(plan.mesh), plan.pcg, plan.bound().donated
-    mesh = Mesh(np.array(devices).reshape(axes.sizes), axes.names)
-    run = spmd(graph, mesh)
-    inputs = [
-        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh, t.layout.spec())) for t in graph.inputs
-    ]
-    outs = tuple(NamedSharding(mesh, t.layout.spec()) for t in graph.outputs)
-    return jax.jit(lambda *flat: tuple(run(flat)), donate_argnums=donated, out_shardings=outs).lower(*inputs)
+def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
+    """Where the lowered collectives differ from the planned ones; and which of them compute what another one does."""
+    module, axes = lowered.compiler_ir("stablehlo"), MeshAxes.of(plan.mesh)
+    planned = [Collective(c.kind, c.axes, c.bytes, c.count) for c in plan.predicted.collectives]
+    return {
+        "difference": count_difference(planned, stablehlo_collectives(module, axes)),
+        "duplicates": [(c.kind, c.axes, c.bytes, c.count) for c in duplicates(module, axes)],
+    }
 
 
 def work(name: str, on: str, wanted: tuple[str, ...], randoms: int) -> None:
@@ -171,10 +167,12 @@ def work(name: str, on: str, wanted: tuple[str, ...], randoms: int) -> None:
         (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
         start = time.monotonic()
         try:
-            compiled = lower(plan, devices).compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
+            lowered = lower(program, plan.pcg, mesh_over(plan, devices))
+            compiled = lowered.compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
             m = compiled.memory_analysis()
             sizes = ("argument", "output", "temp", "alias", "host_temp")
             facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
+            facts["stablehlo"] = stablehlo_facts(plan, lowered)
             (folder / "hlo.txt.gz").write_bytes(gzip.compress(compiled.as_text().encode(), 5))
         except jax.errors.JaxRuntimeError as error:
             facts = {"error": str(error).splitlines()[0]}

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
@@ -38,32 +38,22 @@ from tests.numerics.harness import Planned
 from tests.numerics.plans import NAMES, named_plans, planned
 from tests.numerics.steps import slow
 from unity_jax.cost.program import collectives
-from unity_jax.lower.compile import spmd
+from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.program import Program, trace
+from unity_jax.program import trace
 from unity_jax.report.aot import topology
 from unity_jax.report.collectives import (
     Collective,
     bytes_difference,
-    compiled_collectives,
     count_difference,
     stablehlo_collectives,
 )
+from unity_jax.report.sites import compiled_collectives
 
 AXES = MeshAxes(("x", "y"), (2, 4))
 TPU = "v5e:2x4"
-
-
-def lower(plan: Planned, program: Program, mesh: Mesh) -> jax.stages.Lowered:
-    """The planned program with the caller's donation."""
-    inputs = [
-        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh, t.layout.spec())) for t in plan.graph.inputs
-    ]
-    run = spmd(plan.graph, mesh)
-    outs = tuple(NamedSharding(mesh, t.layout.spec()) for t in plan.graph.outputs)
-    return jax.jit(lambda *flat: tuple(run(flat)), donate_argnums=program.donated, out_shardings=outs).lower(*inputs)
 
 
 def planned_collectives(plan: Planned, machine: Machine) -> list[Collective]:
@@ -89,7 +79,7 @@ def compare(console: Console, names: list[str], plans: tuple[str, ...], compile_
         for label, plan in named_plans(program, machine, AXES, plans):
             console.print(f"[dim]{name}, {label}", end="\r")
             expected = planned_collectives(plan, machine)
-            lowered = lower(plan, program, mesh)
+            lowered = lower(program, plan.graph, mesh)
             difference = count_difference(expected, stablehlo_collectives(lowered.compiler_ir("stablehlo"), AXES))
             total = sum(c.bytes * c.count for c in expected)
             row = [name, label, f"{sum(c.count for c in expected)}", f"{total:,}", "; ".join(difference) or "equal"]
@@ -156,7 +146,7 @@ def fsdp_memory(console: Console, width: int = 8192, batch: int = 2048) -> int:
             plan = planned(program, dataclasses.replace(base.decisions, keep=label == "kept"), machine, axes)
             if label.endswith("no barriers"):
                 plan = dataclasses.replace(plan, graph=without_barriers(plan.graph))
-            compiled = lower(plan, program, mesh).compile()
+            compiled = lower(program, plan.graph, mesh).compile()
             memory = compiled.memory_analysis()
             temporaries[layers, label] = memory.temp_size_in_bytes
             count = [

@@ -28,6 +28,7 @@ import models
 import unity_jax as unity
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report import collectives as read
+from unity_jax.report.sites import compiled_collectives
 from unity_jax.report.text import size
 
 console = Console(width=100, highlight=False, markup=False)
@@ -102,7 +103,7 @@ def check_collectives(plan: unity.Plan, stablehlo: str, hlo: str) -> None:
     """The plan's collectives against those of the program as we lowered it and as XLA compiled it."""
     axes = MeshAxes.of(plan.mesh)
     planned = plan.predicted.collectives
-    found = read.stablehlo_collectives(stablehlo, axes), read.compiled_collectives(hlo, axes)
+    found = read.stablehlo_collectives(stablehlo, axes), compiled_collectives(hlo, axes)
     rows = Table("kind", "axes", "planned", "StableHLO", "compiled by XLA:CPU", box=None, pad_edge=False)
     totals = [by_kind(side) for side in (planned, *found)]
     for kind, over in sorted(set().union(*totals)):

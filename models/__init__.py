@@ -10,15 +10,17 @@
     state, metrics = jax.jit(test.train_step, donate_argnums=0)(test.make_state(0), test.make_batch(0))
     big = models.get("gpt", "gpt3-175b").abstract_state()          # ShapeDtypeStructs, no memory
 
+On the command line: `unity plan models:step bert tiny --machine v5e:2x4`.
 One file per model; its docstring has the source and the table of sizes.
 """
 
 import importlib
 from typing import Any
 
+import unity_jax as unity
 from models._common import Batch, Metrics, Model, TrainState, resize
 
-__all__ = ["Batch", "Metrics", "Model", "TrainState", "get", "names", "sizes"]
+__all__ = ["Batch", "Metrics", "Model", "TrainState", "get", "names", "sizes", "step"]
 
 _FILES = {name: f"models.{name}" for name in ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")}
 
@@ -44,6 +46,12 @@ def get(name: str, size: str = "full", **overrides: Any) -> Model:
         raise ValueError(f"{name} has no size {size!r}; it has: {', '.join(file.SIZES)}")
     changed = {field: value for field, value in overrides.items() if value is not None}
     return file.build(size, resize(file.SIZES[size], changed))
+
+
+def step(name: str, size: str = "full") -> tuple[Any, tuple[Any, Any]]:
+    """The train step of a model, its state donated, and the shapes of its arguments."""
+    model = get(name, size)
+    return unity.auto_shard(model.train_step, donate_argnums=0), (model.abstract_state(), model.abstract_batch())
 
 
 def _file(name: str) -> Any:

@@ -17,6 +17,7 @@ from unity_jax import cache, pins, planning
 from unity_jax.call import Call, JitSettings, abstract
 from unity_jax.derivative import Derivative
 from unity_jax.errors import PlanError
+from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -73,12 +74,17 @@ def auto_shard(
     - `plan`: a plan to run instead of searching for one.
     - `like`: another decorated function, whose mesh and state layouts this one takes over (an eval step).
 
+    A function that is decorated already keeps the settings that are not given here.
+
     **Returns:** a callable with `.plan`, `.trace`, `.lower`, `.init` and `.shard`.
     """
     __tracebackhide__ = True
     given = {k: v for k, v in locals().items() if k not in ("fun", "__tracebackhide__")}
     if fun is None:
         return lambda f: auto_shard(f, **given)
+    if isinstance(fun, AutoSharded):
+        fun, given = fun._fun, fun._given | {k: v for k, v in given.items() if v != auto_shard.__kwdefaults__[k]}
+        return auto_shard(fun, **given)
     if not callable(fun):
         raise TypeError(f"auto_shard needs a function, not {fun!r} of type {type(fun).__name__}")
     if like is not None and not isinstance(like, AutoSharded):
@@ -100,7 +106,9 @@ def auto_shard(
         cache.default_folder() if options.cache == "default" else Path(options.cache) if options.cache else None,
         options.ties,
     )
-    return AutoSharded(fun, settings, like)
+    decorated = AutoSharded(fun, settings, like)
+    decorated._given = given
+    return decorated
 
 
 def plan(fun: Callable[..., Any], *args: Any, machine: Machine | str | None = None, **kwargs: Any) -> Plan:
@@ -122,6 +130,7 @@ class AutoSharded:
     def __init__(self, fun: Callable[..., Any], settings: planning.Settings, like: AutoSharded | None) -> None:
         functools.update_wrapper(self, fun)
         self._fun, self._settings, self._like = fun, settings, like
+        self._given: dict[str, Any] = {}  # as `auto_shard` was called
         self._plans: dict[Any, Plan] = {}  # by key and pins of the call
         self._known: list[Plan] = []  # distinct plans, the first one first
         self._runners: dict[int, Runner] = {}  # by identity of the plan
@@ -147,8 +156,8 @@ class AutoSharded:
         (`plan.program.constants`) comes first.
         """
         __tracebackhide__ = True
-        call = self._call(args, kwargs)
-        return self._runner(self._plan(call)).lower(call)
+        runner = self._runner(self.plan(*args, **kwargs))
+        return lower(runner.program, runner.plan.pcg, runner.mesh)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; plans first if these shapes are new."""

@@ -8,7 +8,7 @@ import functools
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -29,6 +29,9 @@ from unity_jax.program import Program
 from unity_jax.report import text, trace_events
 from unity_jax.search.assemble import Decisions
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
+
+if TYPE_CHECKING:
+    from unity_jax.report.verification import Verification
 
 FORMAT = "unity_jax plan"
 VERSION = 2
@@ -210,6 +213,17 @@ class Plan:
         from unity_jax.report.explain import explain  # which searches for plans, and so imports this module
 
         return explain(self, pattern)
+
+    def verify(self, topology: str) -> Verification:
+        """Compile for a machine that is not there, and compare what was predicted with what came out: collectives,
+        memory and, on TPU, the compiler's own estimate of compute.
+
+        **Arguments:** `topology`: `"v5e:2x4"` (needs the extra `tpu-aot`) or `"h100:8"` (`gpu-aot`), of as many devices
+        as the plan's mesh has.
+        """
+        from unity_jax.report.verify import verify  # which lowers plans, and so imports this module
+
+        return verify(self, topology)
 
     def __str__(self) -> str:
         return text.table(self)

@@ -190,8 +190,13 @@ def attach_devices(plan: Plan) -> Plan:
         return replace(plan, mesh=ambient, order=MeshAxes.of(ambient, _order(ambient, machine)).order)
     if len(jax.devices()) != axes.num_devices:
         return plan
-    devices = _arranged(jax.devices(), axes, machine)
-    return replace(plan, mesh=Mesh(devices, axes.names, axis_types=plan.mesh.axis_types))
+    return replace(plan, mesh=mesh_over(plan, jax.devices()))
+
+
+def mesh_over(plan: Plan, devices: Sequence[Any]) -> Mesh:
+    """The mesh of a plan over as many other devices, each at its place on the network."""
+    assert plan.priced_on is not None
+    return Mesh(_arranged(devices, plan.axes, plan.priced_on), plan.axes.names, axis_types=plan.mesh.axis_types)
 
 
 def _text(program: Program, found: Pins) -> str:

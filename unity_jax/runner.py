@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from unity_jax import _compat
 from unity_jax.call import Call, abstract, is_concrete
 from unity_jax.errors import MemoryLimitError, PlanError
-from unity_jax.lower.compile import spmd
+from unity_jax.lower.compile import jitted, planned
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
 from unity_jax.report.text import size
@@ -25,20 +25,6 @@ class Runner:
         self.plan = plan
         self.program = plan.bound()
         self.donated = [i in self.program.donated for i in range(len(plan.inputs))]
-
-    def _planned(self, mesh: Any) -> Any:
-        """The planned function over a mesh."""
-        program = self.program
-        run = spmd(self.plan.pcg, _compat.auto_mesh(mesh))
-        first = int(bool(program.constants))
-
-        def planned(*args: Any, **kwargs: Any) -> Any:
-            constants = args[0] if first else ()
-            flat = run([*constants, *jax.tree.leaves((args[first:], kwargs))])
-            return jax.tree_util.tree_unflatten(program.out_tree, flat)
-
-        planned.__name__ = planned.__qualname__ = program.name
-        return planned
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -59,21 +45,13 @@ class Runner:
 
     @functools.cached_property
     def jitted(self) -> Any:
-        """The planned function over arrays; results are on the caller's mesh, whatever the type of its axes."""
-        first = int(bool(self.program.constants))
-        outs = [NamedSharding(self.mesh, leaf.layout.spec()) for leaf in self.plan.outputs]
-        args, kwargs = jax.tree_util.tree_unflatten(self.program.in_tree, self.donated[len(self.program.constants) :])
-        return jax.jit(
-            self._planned(self.mesh),
-            out_shardings=jax.tree_util.tree_unflatten(self.program.out_tree, outs),
-            donate_argnums=tuple(first + i for i, a in enumerate(args) if any(jax.tree.leaves(a))),
-            donate_argnames=tuple(k for k, a in kwargs.items() if any(jax.tree.leaves(a))),
-        )
+        """The planned function over arrays."""
+        return jitted(self.program, self.plan.pcg, self.mesh)
 
     @functools.cached_property
     def _inner(self) -> Any:
         """The planned function as a part of an outer program, whose mesh may have no devices yet."""
-        return jax.jit(self._planned(self.plan.mesh))
+        return jax.jit(planned(self.program, self.plan.pcg, self.plan.mesh))
 
     @functools.cached_property
     def constants(self) -> tuple[Any, ...]:
@@ -100,19 +78,6 @@ class Runner:
             args = (self.constants, *args)
         with jax.sharding.use_abstract_mesh(_compat.auto_mesh(self.mesh).abstract_mesh):
             return self.jitted(*args, **kwargs)
-
-    def lower(self, call: Call) -> jax.stages.Lowered:
-        """As `jax.jit(...).lower`, for arguments in their planned layouts."""
-        n = len(self.program.constants)
-        structs = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
-            for x, s in zip(map(abstract, (*self.program.constants, *call.leaves)), self.shardings, strict=True)
-        ]
-        args, kwargs = call.dynamic(structs[n:])
-        if n:
-            args = (tuple(structs[:n]), *args)
-        with jax.sharding.use_abstract_mesh(_compat.auto_mesh(self.mesh).abstract_mesh):
-            return self.jitted.lower(*args, **kwargs)
 
     def _inside(self, call: Call) -> Any:
         """Run under a transformation: inside `jit` the outer program decides where arrays live."""

@@ -229,6 +229,17 @@ def test_eval_step_like_the_train_step(mesh):
 # Plans that were made before
 
 
+def test_decorating_again_keeps_what_is_not_given():
+    step = unity.auto_shard(mlp_step, donate_argnums=0, machine="cpu:8", memory_limit=1e9)
+    again = unity.auto_shard(step, machine="v5e:2x4")
+    arguments = jax.eval_shape(mlp_state), jax.eval_shape(mlp_batch)
+    plan, first = again.plan(*arguments), step.plan(*arguments)
+    assert (plan.machine, first.machine) == ("v5e:2x4", "cpu:8")
+    assert plan.memory_limit == first.memory_limit == 1e9
+    assert plan.program.donated == first.program.donated != ()
+    assert unity.plan(step, *arguments, machine="v5e:2x4").program.donated == first.program.donated
+
+
 def test_saved_plan_runs(mesh, tmp_path, monkeypatch):
     made = unity.auto_shard(mlp_step, mesh=mesh, in_shardings=SHARDED)
     plan = made.plan(mlp_state(), mlp_batch())

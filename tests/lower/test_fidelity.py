@@ -1,29 +1,19 @@
 """The lowered program contains exactly the collectives that the plan predicts."""
 
-import jax
 import pytest
-from jax.sharding import NamedSharding
 
 import models
 from tests.numerics.harness import Planned
 from tests.numerics.plans import NAMES, named_plans
 from tests.numerics.steps import slow
 from unity_jax.cost.program import collectives
-from unity_jax.lower.compile import spmd
+from unity_jax.lower.compile import lower
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 
 MACHINE = slow()
 AXES = MeshAxes(("x", "y"), (2, 4))
-
-
-def lower(plan: Planned) -> jax.stages.Lowered:
-    mesh = plan.mesh
-    shapes = [
-        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh, t.layout.spec())) for t in plan.graph.inputs
-    ]
-    return jax.jit(spmd(plan.graph, mesh)).lower(shapes)
 
 
 def predicted(plan: Planned) -> list[Collective]:
@@ -37,7 +27,7 @@ def test_lowered_collectives_are_the_planned_ones(name):
     seen = {}
     for label, plan in named_plans(program, MACHINE, AXES):
         planned = predicted(plan)
-        found = stablehlo_collectives(lower(plan).compiler_ir("stablehlo"), AXES)
+        found = stablehlo_collectives(lower(program, plan.graph, plan.mesh).compiler_ir("stablehlo"), AXES)
         assert count_difference(planned, found) == [], f"{name}, {label}"
         seen[label] = sum(c.count for c in found)
     assert set(seen) == set(NAMES)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.lower.test_fidelity import lower
 from tests.numerics.harness import QUICK, Case
 from unity_jax.cost.program import collectives
+from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -44,7 +44,7 @@ def replicated(case: Case) -> Decisions:
 
 def agree(case, plan):
     assert case.differences(case.run(plan, QUICK)) == []
-    issued = stablehlo_collectives(lower(plan).compiler_ir("stablehlo"), plan.axes)
+    issued = stablehlo_collectives(lower(case.program, plan.graph, plan.mesh).compiler_ir("stablehlo"), plan.axes)
     machine = Machine.preset(f"cpu:{plan.axes.num_devices}")
     planned = [Collective(c.kind, c.axes, c.bytes, c.count) for c in collectives(plan.graph, plan.axes, machine)]
     assert count_difference(planned, issued) == []
@@ -119,5 +119,5 @@ def test_barriers_are_lowered():
     plan = case.planned(AXES, decisions)
     barriers = sum(op.name == "optimization_barrier" for op in plan.graph.ops)
     assert barriers > 0
-    assert lower(plan).as_text().count("optimization_barrier") == barriers
+    assert lower(case.program, plan.graph, plan.mesh).as_text().count("optimization_barrier") == barriers
     agree(case, plan)

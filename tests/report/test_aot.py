@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report.aot import topology
-from unity_jax.report.collectives import bytes_difference, compiled_collectives, stablehlo_collectives
+from unity_jax.report.collectives import bytes_difference, stablehlo_collectives
+from unity_jax.report.sites import compiled_collectives
 
 libtpu = importlib.util.find_spec("libtpu")
 

@@ -10,10 +10,10 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report.collectives import (
     Collective,
     bytes_difference,
-    compiled_collectives,
     count_difference,
     stablehlo_collectives,
 )
+from unity_jax.report.sites import compiled_collectives
 
 AXES = MeshAxes(("data", "model"), (2, 4))
 BLOCK = 8 * 8 * 4  # one device's f32[8,8]

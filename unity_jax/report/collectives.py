@@ -1,4 +1,4 @@
-"""The collectives a program really contains, read from its StableHLO or from its optimized HLO.
+"""The collectives a program contains, read from its StableHLO; `report.sites` reads them from optimized HLO.
 
     >>> stablehlo_collectives(jax.jit(step).lower(x).as_text(), MeshAxes(("data", "model"), (2, 4)))
     [Collective(kind='all_gather', axes=('model',), bytes=1024, count=2), ...]
@@ -28,7 +28,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import chlo, sdy, stablehlo
 
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.report.hlo import Instruction, arrays, element_bytes, parse
+from unity_jax.report.hlo import element_bytes
 
 
 @dataclass(frozen=True, order=True)
@@ -49,7 +49,7 @@ class Collective:
 
 
 UNKNOWN_AXES = ("?",)
-_KINDS = {
+KINDS = {
     "all_gather": "all_gather",
     "all_reduce": "all_reduce",
     "reduce_scatter": "reduce_scatter",
@@ -136,18 +136,18 @@ def _canonical(groups: Groups) -> frozenset[frozenset[int]]:
     return frozenset(frozenset(int(d) for d in group if d >= 0) for group in groups)
 
 
-def _group_axes(groups: Groups, mesh: MeshAxes) -> tuple[str, ...]:
+def group_axes(groups: Groups, mesh: MeshAxes) -> tuple[str, ...]:
     groups = groups if len(groups) else [list(range(mesh.num_devices))]  # `{}` means all devices
     return _axes_of_groups(mesh).get(_canonical(groups), UNKNOWN_AXES)
 
 
-def _permute_axes(pairs: Groups, mesh: MeshAxes) -> tuple[str, ...]:
+def permute_axes(pairs: Groups, mesh: MeshAxes) -> tuple[str, ...]:
     """The axes along which some device sends to another coordinate."""
     source, target = (np.array(np.unravel_index(side, mesh.sizes)) for side in np.array(pairs).reshape(-1, 2).T)
     return tuple(a for a, moved in zip(mesh.names, (source != target).any(axis=1), strict=True) if moved)
 
 
-def _mesh_axes_groups(axes_and_sizes: list[tuple[str, int]], picked: list[str], device_ids: list[int]) -> np.ndarray:
+def mesh_axes_groups(axes_and_sizes: list[tuple[str, int]], picked: list[str], device_ids: list[int]) -> np.ndarray:
     """Groups from a program's own mesh, whose axes may be named otherwise than ours.
 
     A picked axis is a name, or `name:(pre)size` for the part of an axis that has `size` shards after `pre` larger ones
@@ -171,37 +171,50 @@ def stablehlo_collectives(program: str | ir.Module, mesh: MeshAxes) -> list[Coll
 
     JAX 0.10 writes replica groups as numbers, 0.12 as axes of a mesh declared in the module; both are read.
     """
-    module = _parse(program) if isinstance(program, str) else program
-    functions: dict[str, ir.Operation] = {}
-    meshes: dict[str, ir.Operation] = {}
-    for op in module.body.operations:
-        where = {"func.func": functions, "sdy.mesh": meshes}.get(op.operation.name)
-        if where is not None:
-            where[ir.StringAttr(op.attributes["sym_name"]).value] = op.operation
+    module = parse_stablehlo(program)
+    functions, meshes = _named(module, "func.func"), declared_meshes(module)
 
     @functools.cache
     def of_function(name: str) -> Counter[Key]:
         total: Counter[Key] = Counter()
         for op in _nested(functions[name]):
-            kind = _KINDS.get(op.name.removeprefix("stablehlo."))
-            if kind is not None:
-                total[kind, _mlir_axes(op, meshes, mesh), _mlir_bytes(op)] += 1
+            if (key := collective_key(op, meshes, mesh)) is not None:
+                total[key] += 1
             for attribute in ("callee", "decomposition"):
                 if attribute in op.attributes:
                     total.update(of_function(ir.FlatSymbolRefAttr(op.attributes[attribute]).value))
         return total
 
-    return _collectives(of_function("main"))
+    return counted(of_function("main"))
 
 
-def _parse(text: str) -> ir.Module:
+def collective_key(op: ir.Operation, meshes: dict[str, ir.Operation], mesh: MeshAxes) -> Key | None:
+    """Kind, axes and bytes of an operation; None if it is no collective. `meshes`: those that the module declares."""
+    kind = KINDS.get(op.name.removeprefix("stablehlo."))
+    return None if kind is None else (kind, _mlir_axes(op, meshes, mesh), _mlir_bytes(op))
+
+
+def declared_meshes(module: ir.Module) -> dict[str, ir.Operation]:
+    """The meshes that a module declares, by name."""
+    return _named(module, "sdy.mesh")
+
+
+def _named(module: ir.Module, kind: str) -> dict[str, ir.Operation]:
+    ops = (op.operation for op in module.body.operations if op.operation.name == kind)
+    return {ir.StringAttr(op.attributes["sym_name"]).value: op for op in ops}
+
+
+def parse_stablehlo(program: str | ir.Module) -> ir.Module:
+    """A module from its text; a module as it is."""
+    if isinstance(program, ir.Module):
+        return program
     context = JaxIrContext()
     context.append_dialect_registry(upstream_dialects)
     context.load_all_available_dialects()
     for dialect in (sdy, stablehlo, chlo):
         dialect.register_dialect(context)
     with context:
-        return ir.Module.parse(text)
+        return ir.Module.parse(program)
 
 
 def _nested(op: ir.Operation) -> Iterator[ir.Operation]:
@@ -214,14 +227,14 @@ def _nested(op: ir.Operation) -> Iterator[ir.Operation]:
 
 def _mlir_axes(op: ir.Operation, meshes: dict[str, ir.Operation], mesh: MeshAxes) -> tuple[str, ...]:
     if "source_target_pairs" in op.attributes:
-        return _permute_axes(_dense(op.attributes["source_target_pairs"]), mesh)
+        return permute_axes(_dense(op.attributes["source_target_pairs"]), mesh)
     groups = op.attributes["replica_groups"]
     if isinstance(groups, ir.DenseIntElementsAttr):
-        return _group_axes(_dense(groups), mesh)
+        return group_axes(_dense(groups), mesh)
     axes = stablehlo.ReplicaGroupMeshAxesAttr(groups)
     declared = sdy.MeshAttr(meshes[ir.FlatSymbolRefAttr(axes.mesh).value].attributes["mesh"])
     sizes = [(a.name, a.size) for a in (sdy.MeshAxisAttr(a) for a in declared.axes)]
-    return _group_axes(_mesh_axes_groups(sizes, [_axis_text(a) for a in axes.axes], list(declared.device_ids)), mesh)
+    return group_axes(mesh_axes_groups(sizes, [_axis_text(a) for a in axes.axes], list(declared.device_ids)), mesh)
 
 
 def _axis_text(attribute: ir.Attribute) -> str:
@@ -244,92 +257,6 @@ def _tensor_bytes(type_: ir.Type) -> int:
     return element_bytes(str(tensor.element_type), tensor.shape)
 
 
-# Optimized HLO
-
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(\[?([\d,]*)\]?\))? \{([^}]*)\}")
-
-
-def compiled_collectives(hlo_text: str, mesh: MeshAxes) -> list[Collective]:
-    """The collectives of `jax.stages.Compiled.as_text()` (CPU, GPU or TPU), merged and sorted.
-
-    An asynchronous pair counts once, a combined collective once with its total bytes. XLA:TPU may spread one
-    collective over a chain of fusions with the matmuls it hides behind: the chain counts once. It writes a
-    reduce-scatter that it made itself as a fusion of an all-reduce and a slice, named `all-reduce-scatter`: read as a
-    reduce-scatter.
-    """
-    module = parse(hlo_text)
-
-    @functools.cache
-    def of_computation(name: str) -> Counter[tuple[Key, str]]:
-        total: Counter[tuple[Key, str]] = Counter()
-        instructions = module.computations[name]
-        for op in instructions.values():
-            if op.opcode.endswith(("-done", "-update")):
-                continue
-            kind = _KINDS.get(op.opcode.removesuffix("-start").replace("-", "_"))
-            if kind is not None and ("replica_groups=" in op.attributes or "source_target_pairs=" in op.attributes):
-                if kind == "all_reduce" and name.startswith("%all-reduce-scatter"):
-                    kind = "reduce_scatter"
-                size = _hlo_bytes(op, instructions)
-                total[(kind, _hlo_axes(op.attributes, mesh), size), _chain(op.attributes)] += 1
-                continue
-            for called in op.called:
-                if called in module.computations:
-                    total.update(of_computation(called))
-        return total
-
-    counts: Counter[Key] = Counter()
-    for (key, chain), n in of_computation(module.entry).items():
-        counts[key] += 1 if chain else n
-    return _collectives(counts)
-
-
-def _chain(attributes: str) -> str:
-    match = re.search(r'chain_id="(\d+)"', attributes)
-    return match[1] if match else ""
-
-
-def _hlo_bytes(op: Instruction, instructions: dict[str, Instruction]) -> int:
-    """The larger of operands and results. A `-start` lists its operands among its results; its `-done` does not."""
-    result = op.type
-    if op.opcode.endswith("-start"):
-        done = (i for i in instructions.values() if i.opcode.endswith("-done") and op.name in i.operands)
-        result = next((i.type for i in done), "")
-    operands = " ".join(instructions[name].type for name in op.operands if name in instructions)
-    return max(_hlo_type_bytes(operands), _hlo_type_bytes(result))
-
-
-def _hlo_type_bytes(text: str) -> int:
-    return sum(array.bytes for array in arrays(text))
-
-
-def _hlo_axes(attributes: str, mesh: MeshAxes) -> tuple[str, ...]:
-    """Axes from `source_target_pairs={{0,1},..}` or any of the three ways to write groups.
-
-    `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` (an iota, reshaped, transposed, reshaped: `IotaReplicaGroupList` in XLA) and
-    `mesh['data'=2,'model'=4] {'model'}` (JAX 0.12).
-    """
-    if match := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
-        return _permute_axes(_braced(match[1]), mesh)
-    if match := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
-        return _group_axes(_braced(match[1]), mesh)
-    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
-        shape, source, order = ([int(n) for n in part.split(",")] if part else None for part in match.groups())
-        devices = np.arange(math.prod(source)).reshape(source)
-        return _group_axes(devices.transpose(order).reshape(shape), mesh)
-    if match := _MESH_GROUPS.search(attributes):
-        sizes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", match[1])]
-        picked = [name + part for name, part in re.findall(r"'([^']+)'(:\(\d+\)\d+)?", match[3])]
-        return _group_axes(_mesh_axes_groups(sizes, picked, [int(n) for n in (match[2] or "").split(",") if n]), mesh)
-    raise ValueError(f"replica groups written in a way this reader does not know: {attributes[:200]}")
-
-
-def _braced(text: str) -> list[list[int]]:
-    return [[int(n) for n in group.split(",") if n] for group in re.findall(r"\{([\d,]*)\}", text)]
-
-
-# Shared
-
-
-def _collectives(counts: Counter[Key]) -> list[Collective]:
+def counted(counts: Counter[Key]) -> list[Collective]:
+    """Collectives from their counts, without those of one device."""
     return [Collective(*key, count) for key, count in sorted(counts.items()) if key[1]]

@@ -61,7 +61,7 @@ def table(plan: Plan) -> str:
 def compare(plan: Plan, other: Plan) -> str:
     """Predictions side by side, then the leaves whose layouts differ."""
     a, b = plan.predicted, other.predicted
-    rows = _table("", "this plan", "other plan")
+    rows = columns("", "this plan", "other plan")
     rows.add_row("mesh", str(plan.axes), str(other.axes))
     if plan.order or other.order:
         rows.add_row("placement", placement(plan.axes), placement(other.axes))
@@ -92,7 +92,7 @@ def placement(axes: MeshAxes) -> str:
 
 
 def _layouts(plan: Plan) -> Table:
-    rows = _table("argument", "leaves", "type and layout", "per device", right=(1, 3), title="Layouts")
+    rows = columns("argument", "leaves", "type and layout", "per device", right=(1, 3), title="Layouts")
     tree = _tree((leaf.path, (str(leaf),), leaf.bytes) for leaf in plan.inputs)
     for row in _rows(tree, 1, [leaf.path for leaf in plan.inputs if leaf.layout.is_replicated]):
         rows.add_row(row.name, str(row.count), row.cells[0], size(row.bytes))
@@ -244,7 +244,7 @@ def _collectives(found: Sequence[Collective]) -> Table:
     for c in found:
         groups.setdefault((c.kind, c.axes, c.trips, short_source(c.source)), []).append(c)
     totals = sorted(((_total(cs), key) for key, cs in groups.items()), key=lambda t: -t[0][2])
-    rows = _table(
+    rows = columns(
         "collective", "axes", "count", "bytes", "time", "serves", right=(2, 3, 4), title="Collectives in one step"
     )
     for (count, nbytes, time), (kind, axes, trips, source) in totals[:SHOWN]:
@@ -281,7 +281,7 @@ def short_source(source: str) -> str:
 # Shared
 
 
-def _table(*columns: str, right: Sequence[int] = (), title: str | None = None) -> Table:
+def columns(*columns: str, right: Sequence[int] = (), title: str | None = None) -> Table:
     rows = Table(box=rich.box.SIMPLE_HEAD, title=title, title_justify="left", title_style="", pad_edge=False)
     for i, name in enumerate(columns):
         rows.add_column(name, justify="right" if i in right else "left", overflow="fold", no_wrap=i in right)

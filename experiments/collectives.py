@@ -1,0 +1,112 @@
+"""Planned against lowered and compiled collectives, of every plan in `build/compiled` (`experiments/compiled.py`).
+
+    python experiments/collectives.py
+    python experiments/collectives.py --models bert,mlp --on h100:8 --plans chosen,dp
+
+The lowered StableHLO must have exactly the planned collectives. Of a compiled program each must be a planned one, as it
+is or after rewrites that are found in the program's text (`unity_jax/report/rewrites.py`). The exit code tells whether
+anything is left unexplained.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import argparse
+import functools
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from compiled import FOUR, SIZES, TOPOLOGIES, Case, cases, lower, program_of, stablehlo_facts
+from rich.console import Console
+from rich.table import Table
+
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.plan import Plan
+from unity_jax.program import Program
+from unity_jax.report.account import Account, account
+from unity_jax.report.collectives import Collective
+from unity_jax.report.hlo import parse
+from unity_jax.report.sites import sites
+
+traced = functools.cache(program_of)
+
+
+def lowered_facts(case: Case, program: Program) -> dict[str, Any]:
+    """What was noted of the StableHLO when the case was compiled; noted now if nothing was then."""
+    facts = case.facts
+    if "stablehlo" not in facts:
+        plan = case.plan(program, Machine.preset(case.topology))
+        facts["stablehlo"] = stablehlo_facts(plan, lower(plan, jax.devices()))
+        (case.folder / "facts.json").write_text(json.dumps(facts))
+    return facts["stablehlo"]
+
+
+def totals(collectives: Iterable[tuple[str, tuple[str, ...], int, int]]) -> dict[str, str]:
+    """Runs and bytes of each kind over each axes, from kind, axes, bytes and runs."""
+    found: dict[str, tuple[int, int]] = {}
+    for kind, axes, nbytes, runs in collectives:
+        name = f"{kind} over {'+'.join(axes)}"
+        count, size = found.get(name, (0, 0))
+        found[name] = count + runs, size + nbytes * runs
+    return {name: f"{count}, {size:,} B" for name, (count, size) in found.items()}
+
+
+def add(table: Table, case: Case) -> Account:
+    """A case's rows: one for each kind and axes, then what explains their differences."""
+    saved = Plan.load(case.folder / "plan.json")
+    axes, facts, module = MeshAxes.of(saved.mesh), lowered_facts(case, traced(case.model)), parse(case.hlo)
+    planned = [(Collective(c.kind, c.axes, c.bytes, c.count), c.trips) for c in saved.predicted.collectives]
+    twins = [Collective(kind, tuple(over), nbytes, count) for kind, over, nbytes, count in facts["duplicates"]]
+    found = account(planned, module, axes, twins)
+    sides = (
+        totals((c.kind, c.axes, c.bytes, c.count * trips) for c, trips in planned),
+        totals((s.kind, s.axes, s.bytes, s.trips) for s in sites(module, axes)),
+    )
+    lowered = "; ".join(facts["difference"]) or "equal"
+    labels = [case.model, case.topology, case.label, lowered]
+    for name in sorted(sides[0].keys() | sides[1].keys()):
+        table.add_row(*labels, name, *(side.get(name, "none") for side in sides))
+        labels = [""] * 4
+    explained = "; ".join(f"{name} ({n})" for name, n in sorted(found.rewrites.items())) or "as planned"
+    table.add_row(*labels, f"[bold]{explained}", end_section=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--on", default=",".join(TOPOLOGIES))
+    parser.add_argument("--plans", default=",".join(FOUR))
+    options = parser.parse_args()
+    console = Console(width=170)
+    table = Table(title="Collectives in a step: how often they run, and their bytes on a device")
+    for column in ("model", "topology", "plan", "StableHLO", "collective", "planned", "compiled"):
+        table.add_column(column)
+    broken, notes = 0, []
+    for case in cases(options.models.split(","), options.on.split(",")):
+        if case.label not in options.plans.split(","):
+            continue
+        name = f"{case.model} on {case.topology}, {case.label}"
+        if "error" in case.facts:
+            notes.append(f"{name}: not compiled: {case.facts['error']}")
+            continue
+        found = add(table, case)
+        broken += bool(found.unexplained or case.facts["stablehlo"]["difference"])
+        notes += [f"{name}: {line}" for line in found.unexplained]
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+    console.print(f"{broken} plans with unexplained differences")
+    sys.exit(bool(broken))
+
+
+if __name__ == "__main__":
+    main()

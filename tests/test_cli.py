@@ -1,0 +1,184 @@
+"""The command line: the same functions, clear errors, exit statuses."""
+
+import importlib.util
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import unity_jax as unity
+from unity_jax.cli import main
+from unity_jax.machine import calibrate
+from unity_jax.machine.machine import Machine
+from unity_jax.machine.measure import Effort
+
+tpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu-aot")
+SCRIPT = """\
+import jax
+import jax.numpy as jnp
+
+import helper  # a neighbour of the script
+import unity_jax as unity
+
+
+def step(w, x):
+    return [w_ - 0.1 * g for w_, g in zip(w, jax.grad(lambda w: ((jnp.tanh(x @ w[0]) @ w[1]) ** 2).mean())(w))]
+
+
+def args(batch):
+    return [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 2, jax.ShapeDtypeStruct((batch, 256), jnp.float32)
+
+
+def plain():
+    return step, args(helper.BATCH)
+
+
+def decorated(batch="64"):
+    return unity.auto_shard(step, donate_argnums=0), list(args(int(batch)))
+
+
+def wrong():
+    return step
+
+
+def broken():
+    raise ValueError("the user's own")
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    monkeypatch.setenv("UNITY_JAX_CACHE", "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "train_for_cli.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("BATCH = 32\n")
+    yield str(tmp_path / "train_for_cli.py")
+    for name in ("train_for_cli", "helper"):
+        sys.modules.pop(name, None)
+
+
+def run(capsys, *arguments):
+    """Exit status, standard output, standard error."""
+    try:
+        status = main(arguments)
+    except SystemExit as stop:
+        status = stop.code
+    return status, *capsys.readouterr()
+
+
+def test_plan(capsys, script, tmp_path):
+    out = tmp_path / "plan.json"
+    status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", "h100:2x4", "--out", str(out))
+    assert status == 0
+    assert text.startswith("Plan of step for h100:2x4: mesh (")
+    assert text.endswith(f"written to {out}\n")
+    plan = unity.Plan.load(out)
+    assert plan.axes.num_devices == 8
+    assert [leaf.shape for leaf in plan.inputs] == [(256, 256), (256, 256), (32, 256)]
+
+
+def test_words_go_to_the_factory_and_donation_stays(capsys, script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a module in the current folder
+    out = str(tmp_path / "plan.json")
+    assert run(capsys, "plan", "train_for_cli:decorated", "128", "--machine", "v5e:2x4", "--out", out)[0] == 0
+    plan = unity.Plan.load(out)
+    assert plan.inputs[-1].shape == (128, 256)
+    status, text, _ = run(capsys, "explain", f"{script}:decorated", "128", "--plan", out, "--at", "[0][1]")
+    assert status == 0
+    assert text.startswith("[0][1]: f32[256")
+    status, _, error = run(capsys, "explain", f"{script}:decorated", "--plan", out)
+    assert status == 2 and "the plan is for another signature of step" in error  # 64 is not 128
+
+
+def test_the_zoo(capsys):
+    status, text, _ = run(capsys, "plan", "models:step", "mlp", "tiny", "--machine", "v5e:2x4")
+    assert status == 0
+    assert text.startswith("Plan of train_step for v5e:2x4")
+
+
+def test_a_machine_file(capsys, script, tmp_path):
+    path = str(tmp_path / "mine.json")
+    Machine("mine", Machine.preset("h100:4").devices, Machine.preset("h100:4").network).save(path)
+    status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", path)
+    assert status == 0 and text.startswith("Plan of step for mine: mesh (")
+
+
+def test_a_plan_that_does_not_fit(capsys, script):
+    status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", "v5e:2x2", "--memory-limit", "1e3")
+    assert status == 1 and "DOES NOT FIT" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "unity: error: the following arguments are required: COMMAND"),
+        (["fly"], "unity: error: argument COMMAND: invalid choice: 'fly'"),
+        (["plan", "{script}"], "unity plan: error: argument FACTORY: '{script}' is not module:name or"),
+        (["plan", "no_such:step"], "unity plan: error: argument FACTORY: cannot import 'no_such'"),
+        (["plan", "no_such.py:step"], "unity plan: error: argument FACTORY: there is no file 'no_such.py'"),
+        (["plan", "{script}:nothing"], "unity plan: error: argument FACTORY: {script} has no function 'nothing'"),
+        (["plan", "{script}:wrong"], "argument FACTORY: {script}:wrong returned function, not (train_step, args)"),
+        (["plan", "{script}:plain", "more"], "argument WORD: {script}:plain takes other words: too many positional"),
+        (["plan", "models:step", "none"], "argument WORD: no model 'none'; there are: bert"),
+        (["plan", "{script}:plain", "--machine", "abacus:8"], "argument --machine: unknown machine 'abacus'"),
+        (["plan", "{script}:plain", "--machine", "no.json"], "argument --machine: there is no machine file 'no.json'"),
+        (["plan", "{script}:plain", "--memory-limit", "-1"], "argument --memory-limit: '-1' is not a positive"),
+        (["plan", "{script}:plain", "--machine", "cpu:2", "--out", "no/such/p"], "argument --out: [Errno 2] No such"),
+        (["explain", "{script}:plain", "--machine", "cpu:2", "--at", "nowhere"], "argument --at: no argument and no"),
+        (["explain", "{script}:plain", "--plan", "{script}"], "argument --plan: '{script}' is not a plan file"),
+        (["verify", "{script}:plain"], "unity verify: error: the following arguments are required: --topology"),
+        (["verify", "{script}:plain", "--topology", "h100:0"], "argument --topology: no GPU topology is called"),
+        (["calibrate"], "unity calibrate: error: the following arguments are required: --out"),
+    ],
+)
+def test_errors_are_one_line_that_names_the_argument(capsys, script, arguments, message):
+    status, _, error = run(capsys, *(a.format(script=script) for a in arguments))
+    assert status == 2
+    assert message.format(script=script) in error
+    assert error.count("\n") == 1
+
+
+def test_errors_of_the_users_code_are_theirs(script):
+    with pytest.raises(ValueError, match="the user's own"):
+        main(["plan", f"{script}:broken"])
+
+
+def test_verify(capsys, script, monkeypatch):
+    monkeypatch.setattr("unity_jax.cli.topology", lambda name: jax.devices())
+    monkeypatch.setattr("unity_jax.report.verify.topology", lambda name: jax.devices())
+    status, text, _ = run(capsys, "verify", f"{script}:decorated", "--topology", "here:8")
+    assert status == 0
+    assert text.startswith("step compiled for here:8: mesh (")
+    assert "exactly as planned" in text
+    status, _, error = run(capsys, "verify", f"{script}:plain", "--topology", "here:8", "--machine", "v5e:2x2")
+    assert status == 2 and "argument --topology: here:8 has 8 devices, the plan is for 4: name one of that" in error
+    assert run(capsys, "verify", f"{script}:plain", "--topology", "here:8", "--memory-limit", "1000")[0] == 1
+
+
+@tpu
+def test_verify_for_a_tpu(capsys):
+    status, text, _ = run(capsys, "verify", "models:step", "mlp", "tiny", "--topology", "v5e:2x2")
+    assert status == 0
+    assert "by the compiler's own estimate" in text
+
+
+def test_calibrate(capsys, tmp_path, monkeypatch):
+    tiny = Effort(("float32",), (16,), (2**12,), (2**10, 2**12), 1, 1e-3)
+    monkeypatch.setattr(calibrate, "effort", lambda platform: tiny)
+    out = tmp_path / "profile.json"
+    status, text, _ = run(capsys, "calibrate", "--out", str(out))
+    assert status == 0
+    assert text.startswith("cpu:8 measured: 8 devices")
+    assert Machine.load(out).num_devices == 8
+
+
+def test_as_a_program(script):
+    command = [sys.executable, "-W", "error", "-m", "unity_jax", "plan", f"{script}:plain", "--machine", "v5e:2x2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Plan of step for v5e:2x2: mesh (")

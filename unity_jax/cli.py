@@ -1,0 +1,222 @@
+"""The command line: `unity plan`, `unity explain`, `unity verify`, `unity calibrate` (also `python -m unity_jax ...`).
+
+    unity plan train.py:make_step --machine v5e:4x4 --out plan.json
+    unity verify models:step bert tiny --topology v5e:2x4
+
+A function to plan is named by a factory: `module:name` or `path/to/file.py:name`, called with the words that follow it,
+as strings. It returns the train step, plain or decorated with `auto_shard`, and a tuple of its arguments, arrays or
+`jax.ShapeDtypeStruct`s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import jax
+from rich.console import Console
+from rich.progress import track
+
+from unity_jax.api import AutoSharded, auto_shard
+from unity_jax.errors import UnityError
+from unity_jax.machine.calibrate import calibrate
+from unity_jax.machine.machine import Machine
+from unity_jax.plan import Plan
+from unity_jax.report.aot import topology
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status: 0, or 1 for a plan that does not hold, and exits with 2 for a wrong
+    argument."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options)
+    except _Wrong as error:
+        options.parser.error(str(error))
+    except UnityError as error:
+        options.parser.error(" ".join(str(error).split()))
+
+
+class _Wrong(Exception):
+    """What is wrong with an argument, by name."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="unity", description="Plan how a JAX train step runs on many devices.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        made.set_defaults(run=run, parser=made)
+        return made
+
+    planning = command("plan", _plan, "search for the best plan and print it")
+    explaining = command("explain", _explain, "say why arguments and operations are laid out as they are")
+    verifying = command("verify", _verify, "compile for a TPU or GPU topology, and compare with what was predicted")
+    measuring = command("calibrate", _calibrate, "measure the devices at hand, for plans that know them")
+
+    for made in (planning, explaining, verifying):
+        made.add_argument("target", metavar="FACTORY", help="module:name or path/to/file.py:name")
+        made.add_argument("words", metavar="WORD", nargs="*", help="passed to the factory")
+        known = "default: the topology" if made is verifying else "default: the devices of this process"
+        made.add_argument("--machine", type=_machine, help=f"v5e:2x4, h100:2x8, cpu:8, or a machine file; {known}")
+        made.add_argument("--memory-limit", type=_positive, metavar="BYTES", help="per device")
+    for made in (explaining, verifying):
+        made.add_argument("--plan", type=_saved, metavar="FILE", help="a plan to use, as `unity plan --out` writes")
+    planning.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
+    explaining.add_argument("--at", default="*", metavar="PATTERN", help="part of a path, a scope or file:line")
+    verifying.add_argument("--topology", required=True, help="v5e:2x4, v5p:2x2x2, h100:8, ...")
+    measuring.add_argument("--out", type=Path, required=True, metavar="FILE", help="write the machine as JSON")
+    return parser
+
+
+def _plan(options: argparse.Namespace) -> int:
+    step, args = _target(options, options.machine)
+    plan = step.plan(*args)
+    print(plan, end="")
+    if options.out:
+        _writable("--out", options.out, plan.save)
+    return 0 if plan.fits else 1
+
+
+def _explain(options: argparse.Namespace) -> int:
+    step, args = _target(options, options.machine)
+    plan = step.plan(*args)
+    try:
+        print(plan.explain(options.at), end="")
+    except ValueError as error:
+        raise _Wrong(f"argument --at: {error}") from None
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    _on_cpu()
+    try:
+        devices = topology(options.topology)
+    except (ImportError, ValueError) as error:
+        raise _Wrong(f"argument --topology: {error}") from None
+    step, args = _target(options, options.machine or Machine.detect(devices))
+    plan = step.plan(*args)
+    if plan.axes.num_devices != len(devices):
+        raise _Wrong(
+            f"argument --topology: {options.topology} has {len(devices)} devices, the plan is for "
+            f"{plan.axes.num_devices}: name one of that many"
+        )
+    found = plan.verify(options.topology)
+    print(found, end="")
+    return 0 if found.ok else 1
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    errors = Console(stderr=True)
+    found = calibrate(track=functools.partial(track, description="measuring", console=errors, transient=True))
+    print(found, end="")
+    _writable("--out", options.out, found.machine.save)
+    return 0
+
+
+def _target(options: argparse.Namespace, machine: Machine | None) -> tuple[AutoSharded, tuple[Any, ...]]:
+    """The step of the factory, with the machine and memory limit of the command line, and its arguments."""
+    plan = getattr(options, "plan", None)
+    if machine is not None or plan is not None:
+        _on_cpu()
+    factory = _factory(options.target)
+    try:
+        inspect.signature(factory).bind(*options.words)
+    except TypeError as error:
+        raise _Wrong(f"argument WORD: {options.target} takes other words: {error}") from None
+    try:
+        made = factory(*options.words)
+    except ValueError as error:
+        if not options.words:
+            raise
+        raise _Wrong(f"argument WORD: {error}") from None
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
+        raise _Wrong(f"argument FACTORY: {options.target} returned {type(made).__name__}, not (train_step, args)")
+    step, args = made
+    return auto_shard(step, machine=machine, memory_limit=options.memory_limit, plan=plan), tuple(args)
+
+
+def _on_cpu() -> None:
+    """Planning for a machine that is not there needs none: do not look for accelerators, unless the user says so."""
+    if jax.config.jax_platforms is None:
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _factory(target: str) -> Callable[..., Any]:
+    where, _, name = target.rpartition(":")
+    if not where or not name:
+        raise _Wrong(f"argument FACTORY: {target!r} is not module:name or path/to/file.py:name")
+    try:
+        module = _script(Path(where)) if where.endswith(".py") else _module(where)
+    except ModuleNotFoundError as error:
+        raise _Wrong(f"argument FACTORY: cannot import {where!r}: {error}") from None
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise _Wrong(f"argument FACTORY: {where} has no function {name!r}")
+    return found
+
+
+def _module(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    return importlib.import_module(name)
+
+
+def _script(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise _Wrong(f"argument FACTORY: there is no file {str(path)!r}")
+    sys.path.insert(0, str(path.resolve().parent))  # as `python file.py` does
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _machine(text: str) -> Machine:
+    try:
+        return Machine.load(text) if text.endswith(".json") else Machine.preset(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _saved(path: str) -> Plan:
+    try:
+        return Plan.load(path)
+    except UnityError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _positive(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes, as 16e9")
+    return found
+
+
+def _writable(argument: str, path: Path, write: Callable[[Path], None]) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        raise _Wrong(f"argument {argument}: {error}") from None
+    print(f"written to {path}")

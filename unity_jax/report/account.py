@@ -1,0 +1,111 @@
+"""Every byte of communication of a compiled program, put down to the plan.
+
+    >>> found = account(planned, parse(compiled.as_text()), axes, duplicates=())
+    >>> found.rewrites
+    Counter({'combined': 12, 'moved cast': 3})
+    >>> found.unexplained
+    []
+
+Compiled collectives are matched to planned ones, with as few rewrites (`report.rewrites`) as can explain them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.report.collectives import Collective, Key
+from unity_jax.report.flow import Flow
+from unity_jax.report.hlo import Module
+from unity_jax.report.rewrites import Part, candidates, parts, realigns, rejoined
+from unity_jax.report.sites import Site, sites
+
+MERGED, REALIGNED = "merged duplicates", "shares realigned by permutes"
+Planned = tuple[Key, int]
+"""A planned collective and how often it runs in a step."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """How a compiled program keeps to a plan.
+
+    **Fields:** `rewrites`: how many arrays each was found on; `unexplained`: a line for every planned collective that
+    nothing in the program stands for, and every compiled one that stands for nothing planned.
+    """
+
+    rewrites: Counter[str]
+    unexplained: list[str]
+
+
+def account(
+    planned: Iterable[tuple[Collective, int]], module: Module, mesh: MeshAxes, duplicates: Iterable[Collective]
+) -> Account:
+    """Account for the collectives of a compiled module.
+
+    **Arguments:** `planned`: each with its trips; `duplicates`: of the planned ones, those whose value another planned
+    one has as well (`report.duplicates`), which a compiler may leave out.
+    """
+    flow, found = Flow(module), sites(module, mesh)
+    rewrites: Counter[str] = Counter()
+    wanted: list[Planned] = [((c.kind, c.axes, c.bytes), trips) for c, trips in planned for _ in range(c.count)]
+    present = rejoined(flow, [part for site in found for part in parts(flow, site, mesh)])
+    pairs, missing, extra = _match([dict(_costs(flow, part)) for part in present], wanted)
+    for _, names in pairs:
+        rewrites.update(set(names))
+    compiled = {key for key, _ in pairs}
+    spare = Counter({(c.kind, c.axes, c.bytes): c.count for c in duplicates})
+    lines = []
+    for key, trips in (wanted[j] for j in missing):
+        if spare[key] and (key, trips) in compiled:
+            spare[key] -= 1
+            rewrites[MERGED] += 1
+        else:
+            lines.append(f"planned, not compiled: {Collective(*key)}, {trips} times a step")
+    scatters = {name for s in found if s.kind == "reduce_scatter" for name in _names(s)}
+    for part in (present[i] for i in extra):
+        if realigns(flow, part.site, scatters):
+            rewrites[REALIGNED] += 1
+        else:
+            lines.append(f"compiled, not planned: {_text(part)}")
+    return Account(rewrites, lines)
+
+
+def _names(site: Site) -> list[str]:
+    """The instruction of a collective, and the fusion that it is the whole of."""
+    return [site.op.name, *(caller.name for _, caller in site.path[-1:] if caller.opcode == "fusion")]
+
+
+def _text(part: Part) -> str:
+    s = part.site
+    whole = Collective(s.kind, s.axes, s.bytes)
+    return (
+        f"{whole}, {s.trips} times a step: {s.op.name} = {s.op.type} {s.op.opcode}{s.op.arguments} in {s.computation}"
+    )
+
+
+def _costs(flow: Flow, part: Part) -> list[tuple[Planned, tuple[str, ...]]]:
+    return [((form.key, form.trips), names) for form, names in reversed(candidates(flow, part))]
+
+
+def _match(
+    present: Sequence[dict[Planned, tuple[str, ...]]], wanted: Sequence[Planned]
+) -> tuple[list[tuple[Planned, tuple[str, ...]]], list[int], list[int]]:
+    """What each matched part was planned as and its rewrites; and the planned and present ones left over, as few as can
+    be."""
+    none = 1000.0
+    cost = np.full((len(present), len(wanted)), none)
+    for i, forms in enumerate(present):
+        for j, key in enumerate(wanted):
+            if key in forms:
+                cost[i, j] = len(forms[key])
+    rows, columns = linear_sum_assignment(cost)
+    matched = [(i, j) for i, j in zip(rows, columns, strict=True) if cost[i, j] < none]
+    pairs = [(wanted[j], present[i][wanted[j]]) for i, j in matched]
+    missing = sorted(set(range(len(wanted))) - {j for _, j in matched})
+    extra = sorted(set(range(len(present))) - {i for i, _ in matched})
+    return pairs, missing, extra

@@ -1,0 +1,132 @@
+"""Where the collectives of a compiled program stand.
+
+    >>> compiled_collectives(jax.jit(step).lower(x).compile().as_text(), MeshAxes(("data", "model"), (2, 4)))
+    [Collective(kind='all_gather', axes=('model',), bytes=1024, count=2), ...]
+
+An asynchronous pair counts once, a combined collective once with its total bytes. XLA:TPU may spread one collective
+over a chain of fusions with the matmuls it hides behind: the chain counts once. It writes a reduce-scatter that it made
+itself as a fusion of an all-reduce and a slice, named `all-reduce-scatter`: read as a reduce-scatter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.report.collectives import (
+    KINDS,
+    Collective,
+    Key,
+    counted,
+    group_axes,
+    mesh_axes_groups,
+    permute_axes,
+)
+from unity_jax.report.hlo import Array, Instruction, Module, parse
+
+Path = tuple[tuple[str, Instruction], ...]
+"""The calls that lead to a computation, outermost first: each the calling computation and instruction."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One collective at its place in a compiled program.
+
+    **Fields:** `path` and `computation`: where `op` stands; `kind` and `axes` as in `Collective`; `operands` and
+    `results`: the arrays it takes and makes, one of each for every array of a combined collective; `trips`: how often
+    it runs in a step, where a loop of unknown length counts as one.
+    """
+
+    path: Path
+    computation: str
+    op: Instruction
+    kind: str
+    axes: tuple[str, ...]
+    operands: tuple[Array, ...]
+    results: tuple[Array, ...]
+    trips: int
+
+    @property
+    def bytes(self) -> int:
+        """The larger of its operands and its results."""
+        return max(sum(array.bytes for array in side) for side in (self.operands, self.results))
+
+
+def compiled_collectives(hlo_text: str, mesh: MeshAxes) -> list[Collective]:
+    """The collectives of `jax.stages.Compiled.as_text()` (CPU, GPU or TPU), merged and sorted."""
+    counts: Counter[Key] = Counter((s.kind, s.axes, s.bytes) for s in sites(parse(hlo_text), mesh))
+    return counted(counts)
+
+
+def sites(module: Module, mesh: MeshAxes) -> list[Site]:
+    """Every collective of a module between more than one device, in program order."""
+    found: dict[object, Site] = {}
+    for i, site in enumerate(_walk(module, mesh, module.entry, (), 1)):
+        chain = re.search(r'chain_id="(\d+)"', site.op.attributes)
+        key = chain[1] if chain else i
+        if site.axes and (key not in found or site.trips < found[key].trips):  # a chain may reach into a loop
+            found[key] = site
+    return list(found.values())
+
+
+def _walk(module: Module, mesh: MeshAxes, computation: str, path: Path, trips: int) -> Iterator[Site]:
+    instructions = module.computations[computation]
+    for op in instructions.values():
+        if op.opcode.endswith(("-done", "-update")):
+            continue
+        kind = KINDS.get(op.opcode.removesuffix("-start").replace("-", "_"))
+        if kind is not None and ("replica_groups=" in op.attributes or "source_target_pairs=" in op.attributes):
+            if kind == "all_reduce" and computation.startswith("%all-reduce-scatter"):
+                kind = "reduce_scatter"
+            operands = tuple(
+                array for name in op.operands if name in instructions for array in instructions[name].arrays
+            )
+            results = tuple(_results(op, instructions))
+            yield Site(path, computation, op, kind, _axes(op.attributes, mesh), operands, results, trips)
+            continue
+        inside = trips * (module.trips(op) or 1) if op.opcode == "while" else trips
+        for called in op.called:
+            if called in module.computations:
+                yield from _walk(module, mesh, called, (*path, (computation, op)), inside)
+
+
+def _results(op: Instruction, instructions: dict[str, Instruction]) -> list[Array]:
+    """What it makes. A `-start` lists its operands among its results; its `-done` does not."""
+    if not op.opcode.endswith("-start"):
+        return op.arrays
+    done = (i.arrays for i in instructions.values() if i.opcode.endswith("-done") and op.name in i.operands)
+    return next(done, [])
+
+
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(\[?([\d,]*)\]?\))? \{([^}]*)\}")
+
+
+def _axes(attributes: str, mesh: MeshAxes) -> tuple[str, ...]:
+    """Axes from `source_target_pairs={{0,1},..}` or any of the three ways to write groups.
+
+    `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` (an iota, reshaped, transposed, reshaped: `IotaReplicaGroupList` in XLA) and
+    `mesh['data'=2,'model'=4] {'model'}` (JAX 0.12).
+    """
+    if match := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
+        return permute_axes(_braced(match[1]), mesh)
+    if match := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
+        return group_axes(_braced(match[1]), mesh)
+    if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
+        shape, source, order = ([int(n) for n in part.split(",")] if part else None for part in match.groups())
+        devices = np.arange(math.prod(source)).reshape(source)
+        return group_axes(devices.transpose(order).reshape(shape), mesh)
+    if match := _MESH_GROUPS.search(attributes):
+        sizes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", match[1])]
+        picked = [name + part for name, part in re.findall(r"'([^']+)'(:\(\d+\)\d+)?", match[3])]
+        return group_axes(mesh_axes_groups(sizes, picked, [int(n) for n in (match[2] or "").split(",") if n]), mesh)
+    raise ValueError(f"replica groups written in a way this reader does not know: {attributes[:200]}")
+
+
+def _braced(text: str) -> list[list[int]]:
+    return [[int(n) for n in group.split(",") if n] for group in re.findall(r"\{([\d,]*)\}", text)]
