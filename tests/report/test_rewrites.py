@@ -157,6 +157,18 @@ REWRITTEN = {
         "",
         {"moved cast": 1},
     ),
+    "widened after a copy in slices": (
+        [planned("all_reduce", WHOLE)],
+        f"""  %g = bf16[64,8] all-reduce(%q), {ALL}, to_apply=%add
+  %s0 = ((bf16[64,8]), bf16[32,8], s32[]) slice-start(%g), slice={{[0:32], [0:8]}}
+  %d0 = bf16[32,8] slice-done(%s0)
+  %s1 = ((bf16[64,8]), bf16[32,8], s32[]) slice-start(%g), slice={{[32:64], [0:8]}}
+  %d1 = bf16[32,8] slice-done(%s1)
+  %both = bf16[64,8] custom-call(%d0, %d1), custom_call_target="ConcatBitcast"
+  ROOT %r = f32[64,8] convert(%both)""",
+        "",
+        {"moved cast": 1},
+    ),
     "widened in the collective": (
         [planned("all_reduce", WHOLE // 2)],
         f"  ROOT %r = f32[64,8] all-reduce(%q), {ALL}, to_apply=%add",
