@@ -264,6 +264,15 @@ def test_merged_duplicates():
     assert explained(plan, "  ROOT %r = f32[64,8] tanh(%p)", same=[plan[0][0]]).unexplained == [missing] * 2
 
 
+def test_what_can_stand_for_two_stands_for_the_one_that_is_no_duplicate():
+    updated = UPDATED.replace("ROOT ", "") + "\n  ROOT %d = f32[16,8] dynamic-slice(%r, %i, %zero)"
+    body = f"  %o = f32[64,8] all-reduce(%p), {ALL}, to_apply=%add\n  %e = f32[16,8] dynamic-slice(%o, %i, %zero)\n"
+    plan = [planned("reduce_scatter", WHOLE, count=2), planned("all_gather", WHOLE)]
+    found = explained(plan, body + updated, UPDATE.format(start=0), same=[Collective("reduce_scatter", ("x",), WHOLE)])
+    assert found.unexplained == []
+    assert found.rewrites == {"all-gather as all-reduce": 1, "reduce-scatter as all-reduce and slice": 1, MERGED: 1}
+
+
 def test_a_chain_through_a_loop_runs_as_often_as_it_starts():
     gather = f'f32[256,8] all-gather(%v), {ALL}, dimensions={{0}}, frontend_attributes={{chain_id="0"}}'
     loop = LOOP.replace("f32[64,8] all-reduce(%v), replica_groups={{0,1,2,3}}, to_apply=%add", gather)
