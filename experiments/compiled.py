@@ -36,7 +36,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import models
-from unity_jax.cost.fusion import materialized
+from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.reshard import Resharder
 from unity_jax.lower.compile import spmd
 from unity_jax.machine.machine import Machine
@@ -121,25 +121,26 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
         mesh = jax.sharding.AbstractMesh(candidate.mesh.sizes, candidate.mesh.names)
         return label, make_plan(program, mesh, machine, machine.device.memory_bytes, candidate, NO_PINS)
 
-    planner, rules, written = Planner(program, machine), RuleCache(), materialized(program.graph)
+    planner, rules = Planner(program, machine), RuleCache()
+    traffic = Traffic.of(program.graph, machine.device.compiler)
     meshes = mesh_candidates(machine.num_devices, machine)
     if "chosen" in wanted or "all" in wanted:
         yield made("chosen", planner.plan(meshes))
     for axes in meshes if "all" in wanted else meshes[:1]:
         resharder = Resharder(machine, axes)
-        built = Builder(program.graph, program.ties, resharder, machine, rules, written).build(keep=False)
+        built = Builder(program.graph, program.ties, resharder, machine, rules, traffic).build(keep=False)
         for name, seed in expert_seeds(program, built, axes, rules).items():
             kind = name.split("(")[0]
             if "all" in wanted or kind in wanted:
                 label = kind if len(axes.names) == 1 else f"{name} on {axes}"
                 keep = kind != "fsdp" or len(axes.names) > 1
                 yield made(
-                    _file_name(label), finish(program, built.decisions(seed, keep), resharder, rules, written, name)
+                    _file_name(label), finish(program, built.decisions(seed, keep), resharder, rules, name)
                 )
     for i in range(randoms):
         axes = meshes[i % len(meshes)]
         decisions = sample(program.graph, program.ties, axes, rules, random.Random(i))
-        found = finish(program, decisions, Resharder(machine, axes), rules, written, "random")
+        found = finish(program, decisions, Resharder(machine, axes), rules, "random")
         yield made(f"random{i:02}", found)
 
 

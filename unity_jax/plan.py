@@ -15,7 +15,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from unity_jax import _compat
-from unity_jax.cost.program import Collective, collectives
+from unity_jax.cost.kernels import Traffic
+from unity_jax.cost.program import Collective, collectives, program_flops
+from unity_jax.cost.tasks import tasks
+from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.errors import PlanError
 from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine
@@ -23,7 +26,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout, short_dtype
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.report import text
+from unity_jax.report import text, trace_events
 from unity_jax.search.assemble import Decisions
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
 
@@ -35,9 +38,11 @@ VERSION = 2
 class Predicted:
     """What the machine model expects of one step, per device.
 
-    **Fields:** `step_seconds`, `compute_seconds`, `exposed_communication_seconds`; `peak_bytes` of memory; `flops`;
-    `collectives`, in order of total time; `lower_bound_seconds`: no plan over the same choices takes less, under the
-    model (0 if unknown).
+    **Fields:** `step_seconds`, by simulation (`cost.timeline`), is the sum of `compute_seconds`, what the arithmetic
+    takes alone, and `exposed_communication_seconds`, by how much communication lengthens the step: arithmetic waits for
+    it or is slowed beside it. `peak_bytes` of memory; `flops`; `collectives`, in order of total time;
+    `lower_bound_seconds`: the arithmetic of every op, split as well as it can be; no plan for this mesh takes less (0
+    if unknown).
     """
 
     step_seconds: float
@@ -209,7 +214,25 @@ class Plan:
     def __str__(self) -> str:
         return text.table(self)
 
+    def timeline(self) -> Timeline:
+        """When every op and every collective of one step runs, as the machine model expects: what `predicted` is from.
+
+        Raises `PlanError` for a loaded plan that has not met its function.
+        """
+        self.bound()
+        machine = self.priced_on
+        assert machine is not None
+        found = tasks(self.pcg, Traffic.of(self.pcg, machine.device.compiler), self.axes, machine)
+        return simulate(found, machine)
+
     # Files
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the timeline as a trace for https://ui.perfetto.dev or `chrome://tracing`."""
+        machine = self.priced_on
+        found = self.timeline()
+        assert machine is not None
+        Path(path).write_text(json.dumps(trace_events.trace(found, machine)) + "\n")
 
     def save(self, path: str | Path) -> None:
         """Write the plan as versioned JSON."""
@@ -326,15 +349,15 @@ def _from_json(data: dict[str, Any]) -> Plan:
 
 def make_plan(program: Program, mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
     """The plan that a candidate of the search stands for."""
-    axes, graph, cost = found.mesh, found.graph, found.cost
+    axes, graph, timeline = found.mesh, found.graph, found.timeline
     predicted = Predicted(
-        found.seconds,
-        cost.compute_seconds,
-        cost.communication_seconds,
+        timeline.step_seconds,
+        timeline.compute_seconds,
+        timeline.exposed_communication_seconds,
         found.memory.peak_bytes,
-        cost.flops,
+        program_flops(graph),
         collectives(graph, axes, machine),
-        min(found.lower_bound, found.seconds),
+        min(found.lower_bound, timeline.step_seconds),
     )
     makers = {t: op for op in graph.walk() for t in op.outputs}
     return Plan(

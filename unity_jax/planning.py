@@ -14,7 +14,6 @@ from jax.sharding import AbstractMesh, Mesh
 
 from unity_jax import _compat, cache, pins
 from unity_jax.call import Call, JitSettings
-from unity_jax.cost.fusion import materialized
 from unity_jax.cost.reshard import Resharder
 from unity_jax.errors import PlanError
 from unity_jax.machine.detect import positions
@@ -99,7 +98,7 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
         raise PlanError(f"the plan is for the mesh ({saved.axes}), mesh= is ({axes}): plan again, or drop mesh=")
     decisions = from_record(program.graph, saved.record)
     resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
-    made = finish(program, decisions, resharder, RuleCache(), materialized(program.graph), saved.label, bound)
+    made = finish(program, decisions, resharder, RuleCache(), saved.label, bound)
     return make_plan(program, mesh, machine, saved.memory_limit, made, asked)
 
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from unity_jax import _compat
 from unity_jax.errors import PinError, UnsupportedError
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.pcg.simplify import fold_transposes
+from unity_jax.pcg.simplify import fold_transposes, sink_broadcasts
 from unity_jax.specs import layout_of
 
 _CALLS = {  # call-like primitives and the parameter that holds their jaxpr
@@ -87,7 +87,7 @@ def build(jaxpr: Any, names: Sequence[str] = (), captured: list[Any] | None = No
     graph = Graph((*scope.captures, *inputs), tuple(scope.read(a) for a in opened.outvars), scope.ops)
     if captured is not None:
         captured += [value for _, value in scope.captured.values()]
-    return _mark_backward(fold_transposes(_without_dead_code(graph)))
+    return _mark_backward(_simplified(graph))
 
 
 def _tensor(aval: Any, name: str = "") -> Tensor:
@@ -210,7 +210,7 @@ def _body(jaxpr: Any) -> tuple[Graph, _Scope]:
     scope.env.update(zip(opened.invars, inputs, strict=True))
     _inline(opened, consts, scope, ())
     graph = Graph((*scope.captures, *inputs), tuple(scope.read(a) for a in opened.outvars), scope.ops)
-    return fold_transposes(_without_dead_code(graph)), scope
+    return _simplified(graph), scope
 
 
 def _barrier(eqn: Any, operands: tuple[Tensor, ...], ops: list[Op]) -> tuple[Tensor, ...]:
@@ -218,6 +218,11 @@ def _barrier(eqn: Any, operands: tuple[Tensor, ...], ops: list[Op]) -> tuple[Ten
     fresh = {t: Tensor(t.shape, t.dtype, t.name) for t in held}
     ops.append(Op("optimization_barrier", tuple(fresh), tuple(fresh.values()), {}, (), eqn))
     return tuple(fresh.get(t, t) for t in operands)
+
+
+def _simplified(graph: Graph) -> Graph:
+    """Without what nobody needs, and without what only stands in the planner's way."""
+    return fold_transposes(_without_dead_code(sink_broadcasts(graph)))
 
 
 def _without_dead_code(graph: Graph) -> Graph:

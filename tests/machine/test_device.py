@@ -2,9 +2,6 @@
 
 import dataclasses
 
-import pytest
-
-from unity_jax.cost.compute import op_seconds
 from unity_jax.machine.device import Device, differences, weakest
 from unity_jax.machine.machine import Machine
 
@@ -17,13 +14,6 @@ def test_the_least_of_everything():
     least = weakest((FAST, SLOW, SMALL))
     assert least == Device("fast, slow, small", (("bfloat16", 4e13), ("vector", 1e12)), 8e9, 1e12, 1e10, 2e-6)
     assert weakest((FAST,)) == FAST
-
-
-@pytest.mark.parametrize(("flops", "nbytes"), [(1e12, 1e6), (1e9, 1e9), (4e10, 1e9)])
-def test_an_op_takes_as_long_as_on_its_slowest_device(flops, nbytes):
-    network = Machine.preset("cpu:2").network
-    each = [op_seconds(Machine("one", (d,), network), flops, nbytes, "bfloat16") for d in (FAST, SLOW)]
-    assert op_seconds(Machine("both", (FAST, SLOW), network), flops, nbytes, "bfloat16") == max(each)
 
 
 def test_what_is_said():

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from unity_jax.cost.compute import op_seconds
 from unity_jax.machine.machine import Machine
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
@@ -151,13 +150,3 @@ def test_dtypes():
     assert machine.device.flops_per_second(jnp.float64) == 6.7e13
     for dtype in (jnp.int32, jnp.bool_, jax.random.key(0).dtype):
         assert machine.device.flops_per_second(dtype) == dict(machine.device.peak_flops)["vector"]
-
-
-def test_roofline():
-    machine = Machine.preset("h100:8")
-    n = 4096
-    assert op_seconds(machine, 2 * n**3, 3 * n * n * 2, "bfloat16") == pytest.approx(4e-6 + 2 * n**3 / 9.89e14)
-    assert op_seconds(machine, n, 1e9, "bfloat16") == pytest.approx(4e-6 + 1e9 / 3.35e12)
-    assert op_seconds(machine, 0, 0, "float32") == machine.device.kernel_overhead
-    matmul = [op_seconds(machine, 2 * n**3, 0, d) for d in ("bfloat16", "float32", "float64")]
-    assert matmul == sorted(matmul)

@@ -36,7 +36,7 @@ def named_plans(
         best = planner.plan([axes])
         yield "chosen", Planned(axes, best.decisions, best.graph)
     if set(names) & set(EXPERTS):
-        built = Builder(program.graph, program.ties, resharder, machine, planner.rules, planner.written).build(
+        built = Builder(program.graph, program.ties, resharder, machine, planner.rules, planner.traffic).build(
             keep=False
         )
         seeds = expert_seeds(program, built, axes, planner.rules)

@@ -61,3 +61,24 @@ def test_a_loop_body_is_simplified_too():
         return jax.lax.scan(lambda c, x: (c + jnp.transpose(x @ w), None), jnp.zeros((4, 2)), xs)[0]
 
     assert "transpose" not in names(trace(f, (jnp.ones((3, 4)), jnp.ones((5, 2, 3))), {}))
+
+
+def test_a_loop_takes_in_masks_before_they_are_broadcast():
+    def step(w, x):
+        mask = jnp.broadcast_to(jnp.tril(jnp.ones((4, 4), bool)), (2, 4, 4))
+
+        def outer(h, _):
+            def inner(h, _):
+                scores = jnp.einsum("hqd,hkd->hqk", h @ w, h)
+                return h + jnp.where(mask, scores, jnp.full((2, 4, 4), -9.0)) @ h, None
+
+            return jax.lax.scan(inner, h, None, length=2)[0], None
+
+        return jnp.sum(jax.lax.scan(outer, x, None, length=2)[0])
+
+    w, x = np.eye(5) / 9, np.random.default_rng(0).normal(size=(2, 4, 5)) / 9
+    program = trace(step, (w, x), {})
+    loops = [op for op in program.graph.walk() if op.name == "scan"]
+    assert len(loops) == 2
+    assert {t.shape for op in loops for t in op.inputs} == {(4, 4), (5, 5), (2, 4, 5)}
+    np.testing.assert_allclose(plain(program, w, x)[0], step(w, x), rtol=1e-5)

@@ -86,7 +86,7 @@ def test_layouts_and_collectives():
         """
         Plan of train_step for h100:8: mesh (data=2, model=4), found by search
           step         3 ms = 2 ms compute + 1 ms exposed communication
-          lower bound  2.5 ms; under this model, no plan for this mesh is more than 20.00% faster
+          lower bound  2.5 ms, the arithmetic split best; no plan for this mesh is more than 20.00% faster
           work         1.5e+09 flops per device
           peak memory  512 MiB of 1 GiB per device
 

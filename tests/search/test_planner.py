@@ -24,7 +24,7 @@ def experts_of(plan, axes: MeshAxes):
         built = plan._builder(axes).build(keep)
         for name, assignment in expert_seeds(plan.program, built, axes, plan.rules).items():
             resharder = plan._builder(axes).resharder
-            yield finish(plan.program, built.decisions(assignment, keep), resharder, plan.rules, plan.written, name)
+            yield finish(plan.program, built.decisions(assignment, keep), resharder, plan.rules, name)
 
 
 @pytest.mark.parametrize("machine", ["h100:8", "v5e:2x4"])

@@ -40,7 +40,7 @@ def test_bert_large_with_memory_is_data_parallel() -> None:
         assert weight is not None
         assert activation.dims[0] == ("x",)
         assert weight.is_replicated or op.inputs[1].shape[0] == 256  # attention's operands are both activations
-    assert candidate.cost.communication_seconds < 0.1 * candidate.seconds
+    assert candidate.timeline.communication_seconds < 0.1 * candidate.seconds
 
 
 def test_wide_mlp_at_small_batch_is_tensor_parallel() -> None:
@@ -85,7 +85,7 @@ def test_logits_of_a_sharded_vocabulary_are_never_gathered() -> None:
     built = plan._builder(mesh(8)).build(True)
     seeds = expert_seeds(plan.program, built, mesh(8), plan.rules)
     resharder = plan._builder(mesh(8)).resharder
-    tp = finish(plan.program, built.decisions(seeds["tp(x)"], True), resharder, plan.rules, plan.written, "tp")
+    tp = finish(plan.program, built.decisions(seeds["tp(x)"], True), resharder, plan.rules, "tp")
     vocabulary = 30_522
     split = [
         t

@@ -14,8 +14,11 @@ convolution; XLA:GPU takes producers that make its input no larger, and no consu
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -23,8 +26,25 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 _ALIASES = frozenset("reshape squeeze expand_dims optimization_barrier copy sharding_constraint".split())
 _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate dynamic_slice".split())
 _REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
-_PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
+PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
+
+
+Counts = tuple[int, ...]
+"""Per operand and result of an op: how often it goes through memory."""
+
+
+class Use(NamedTuple):
+    """How an op runs: what it moves through memory, how many kernels it starts, whether it rides along in the one of
+    a matmul."""
+
+    counts: Counts
+    launches: int = 1
+    rides: bool = False
+
+    def plus(self, other: Use) -> Use:
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        return Use(counts, self.launches + other.launches, self.rides or other.rides)
 
 
 @dataclass(frozen=True)
@@ -42,16 +62,22 @@ FUSING = {"tpu": Fusing(True, True), "gpu": Fusing(False, False), "cpu": Fusing(
 @dataclass(eq=False)
 class Kernel:
     """Ops that run as one: `ops` in program order, absorbed ones included; the tensors it reads from memory and writes
-    to it. A collective, a loop or a branch is a kernel of its own."""
+    to it. A collective, a loop or a branch is a kernel of its own.
+
+    `waits`: tensors it does not read and waits for all the same, behind an `optimization_barrier`. `counts` says per op
+    which operands and results go through memory: an operand that several ops read counts for the first.
+    """
 
     ops: list[Op]
     reads: list[Tensor]
     writes: list[Tensor]
+    waits: list[Tensor]
+    counts: dict[Op, Counts] = field(default_factory=dict)
 
     @property
     def root(self) -> Op:
         """The op that says what kind of kernel it is: its matmul, if it has one, or its last op."""
-        return next((op for op in self.ops if op.name in _PRODUCTS), self.ops[-1])
+        return next((op for op in self.ops if op.name in PRODUCTS), self.ops[-1])
 
 
 def is_alias(op: Op) -> bool:
@@ -72,29 +98,36 @@ def is_loop(op: Op) -> bool:
 class _Fuser:
     graph: Graph
     fusing: Fusing
-    nbytes: Callable[[Tensor], int]
     consumers: dict[Tensor, list[Op]] = field(default_factory=dict)
     absorbed: set[Op] = field(default_factory=set)
     sources: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
+    held: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
+    loops: set[Op] = field(default_factory=set)
 
     def run(self) -> list[Kernel]:
         producer = self.graph.producer
+        self.loops = {op for op in self.graph.ops if is_loop(op)}
         for op in self.graph.ops:
             for t in op.inputs:
                 self.consumers.setdefault(t, []).append(op)
         outputs = set(self.graph.outputs)
         self._absorb(outputs)
-        # What computing a tensor in place takes: the tensors to read, and the absorbed ops to run.
+        # What computing a tensor in place takes: the tensors to read, the absorbed ops to run, what to wait for.
         for op in self.graph.ops:
             if op in self.absorbed or is_alias(op):
                 reads: dict[Tensor, None] = {}
                 ops: dict[Op, None] = {}
+                held: dict[Tensor, None] = {}
                 for t in op.inputs:
                     reads.update(dict.fromkeys(self.sources.get(t, (t,) if t.literal is None else ())))
                     ops.update(dict.fromkeys(self.taken.get(t, ())))
+                    held.update(dict.fromkeys(self.held.get(t, ())))
                 if op in self.absorbed:
                     ops[op] = None
+                if op.name == "optimization_barrier":
+                    held.update(reads)
+                self.held.update((o, tuple(held)) for o in op.outputs)
                 if is_alias(op):  # one operand per result
                     for i, o in zip(op.inputs, op.outputs, strict=False):
                         self.sources[o] = self.sources.get(i, (i,) if i.literal is None else ())
@@ -108,14 +141,21 @@ class _Fuser:
 
     def _absorb(self, outputs: set[Tensor]) -> None:
         readers = self._readers()
-        for op in reversed(self.graph.ops):
-            if not is_loop(op) or any(t in outputs or self._escapes(t, outputs) for t in op.outputs):
+        sources: dict[Tensor, frozenset[Tensor]] = {}  # what recomputing a tensor would read
+        for op in self.graph.ops:
+            above = frozenset[Tensor]().union(*(sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs))
+            if is_alias(op):
+                sources.update((o, sources.get(i, frozenset([i]))) for i, o in zip(op.inputs, op.outputs, strict=False))
+                continue
+            if op not in self.loops or any(t in outputs or self._escapes(t, outputs) for t in op.outputs):
                 continue
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            if len(used) == 1 or self._is_cheap(op) or (self.fusing.grows and op.name == "convert_element_type"):
+            cheap = op.name not in _COSTLY and sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
+            if len(used) == 1 or cheap or (self.fusing.grows and op.name == "convert_element_type"):
                 self.absorbed.add(op)
+                sources.update((o, above) for o in op.outputs)
 
     def _readers(self) -> Callable[[Tensor], list[Op]]:
         """The ops that read a tensor, through aliases."""
@@ -145,18 +185,15 @@ class _Fuser:
         )
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
-        if is_loop(consumer) or consumer.name in _REDUCTIONS:
+        if consumer in self.loops or consumer.name in _REDUCTIONS:
             return True
-        if consumer.name not in _PRODUCTS or producer.name in ("concatenate", "pad"):
+        if consumer.name not in PRODUCTS or producer.name in ("concatenate", "pad"):
             return False
         return self.fusing.grows or self._grows(producer) <= 1
 
     def _grows(self, op: Op) -> float:
         """Bytes of the operands over bytes of the result."""
-        return sum(self.nbytes(t) for t in op.inputs if t.literal is None) / max(sum(map(self.nbytes, op.outputs)), 1)
-
-    def _is_cheap(self, op: Op) -> bool:
-        return op.name not in _COSTLY and self._grows(op) <= 1
+        return sum(t.nbytes for t in op.inputs if t.literal is None) / max(sum(t.nbytes for t in op.outputs), 1)
 
     # Grouping
 
@@ -170,6 +207,8 @@ class _Fuser:
                 continue
             before = {producer[s]: None for t in op.inputs for s in self.sources.get(t, (t,)) if s in producer}
             at = max((level[p] + (not self._joins(p, op)) for p in before), default=0)
+            held = (producer[s] for t in op.inputs for s in self.held.get(t, ()) if s in producer)
+            at = max((at, *(level[p] + 1 for p in held)))
             level[op] = at
             joined = sorted({group[p] for p in before if level[p] == at})
             if joined and sum(has_product[g] for g in joined) > 1:
@@ -187,16 +226,16 @@ class _Fuser:
                 members[g] = []
             group[op] = first
             members[first].append(op)
-            has_product[first] |= op.name in _PRODUCTS
+            has_product[first] |= op.name in PRODUCTS
         return self._kernels(members, outputs)
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
-        if not (is_loop(c) or c.name in _REDUCTIONS):
+        if not (c in self.loops or c.name in _REDUCTIONS):
             return False
-        if not (is_loop(p) or (self.fusing.epilogue and p.name in _PRODUCTS)):
+        if not (p in self.loops or (self.fusing.epilogue and p.name in PRODUCTS)):
             return False
-        return _elements(p.outputs[0]) == (_elements(c.outputs[0]) if is_loop(c) else _elements(c.inputs[0]))
+        return _elements(p.outputs[0]) == (_elements(c.outputs[0]) if c in self.loops else _elements(c.inputs[0]))
 
     def _kernels(self, members: list[list[Op]], outputs: set[Tensor]) -> list[Kernel]:
         position = {op: i for i, op in enumerate(self.graph.ops)}
@@ -206,77 +245,103 @@ class _Fuser:
                 continue
             own = {t for op in ops for t in op.outputs}
             reads: dict[Tensor, None] = {}
+            waits: dict[Tensor, None] = {}
             every: dict[Op, None] = {}
             for op in sorted(ops, key=position.__getitem__):
                 for t in op.inputs:
                     every.update(dict.fromkeys(self.taken.get(t, ())))
                     sources = self.sources.get(t, (t,) if t.literal is None else ())
                     reads.update(dict.fromkeys(s for s in sources if s not in own))
+                    waits.update(dict.fromkeys(self.held.get(t, ())))
                 every[op] = None
-            made.append(Kernel(sorted(every, key=position.__getitem__), list(reads), list(own)))
-        read = {t for k in made for t in k.reads}
+            made.append(Kernel(sorted(every, key=position.__getitem__), list(reads), list(own), list(waits)))
+        for k in made:
+            k.waits = [t for t in k.waits if t not in k.reads]
+        read = {t for k in made for t in (*k.reads, *k.waits)}
         read.update(s for t in outputs for s in self.sources.get(t, (t,)))
+        base = base_tensors(self.graph)
         for k in made:
             k.writes = [t for t in k.writes if t in read]
-        return sorted(made, key=lambda k: position[k.ops[-1]])
+            left, written = set(k.reads), set(k.writes)
+            for op in k.ops:
+                first = []
+                for t in op.inputs:
+                    first.append(base.get(t, t) in left)
+                    left.discard(base.get(t, t))
+                k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
+        return _runnable(sorted(made, key=lambda k: position[k.ops[-1]]))
+
+
+def _runnable(made: list[Kernel]) -> list[Kernel]:
+    """The kernels in an order in which they can run, as near to the given one as that allows."""
+    maker = {t: i for i, k in enumerate(made) for t in k.writes}
+    before = [{maker[t] for t in (*k.reads, *k.waits) if t in maker} for k in made]
+    after: list[list[int]] = [[] for _ in made]
+    for i, needs in enumerate(before):
+        for j in needs:
+            after[j].append(i)
+    waits = [len(needs) for needs in before]
+    ready = [i for i, n in enumerate(waits) if n == 0]
+    order = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(made[i])
+        for j in after[i]:
+            waits[j] -= 1
+            if waits[j] == 0:
+                heapq.heappush(ready, j)
+    return order
 
 
 def _elements(t: Tensor) -> int:
-    n = 1
-    for d in t.shape:
-        n *= d
-    return n
+    return math.prod(t.shape)
 
 
-def kernels(graph: Graph, compiler: str, nbytes: Callable[[Tensor], int] = lambda t: t.nbytes) -> Sequence[Kernel]:
+def kernels(graph: Graph, compiler: str) -> Sequence[Kernel]:
     """The kernels of a traced or planned graph (its own ops; bodies have theirs), in an order in which they can run."""
-    return _Fuser(graph, FUSING[compiler], nbytes).run()
+    return _Fuser(graph, FUSING[compiler]).run()
 
 
-Counts = tuple[int, ...]
-"""Per operand and result of an op: in how many kernels it goes through memory."""
+def base_tensors(graph: Graph) -> dict[Tensor, Tensor]:
+    """The tensor in memory that each alias is a view of."""
+    base: dict[Tensor, Tensor] = {}
+    for op in graph.ops:
+        if is_alias(op):
+            base.update((o, base.get(i, i)) for i, o in zip(op.inputs, op.outputs, strict=False))
+    return base
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """What the kernels of a traced program move, told per op, so that costs of ops add up to those of kernels.
+    """The kernels of a program, told per op, so that its costs can be added up op by op.
 
-    `written`: every tensor that is in memory at some time, bodies included; `counts` and `launches` (kernels that an op
-    starts) of every op.
+    `written`: every tensor that is in memory at some time; `kernels` of every graph; `uses` of every op. Bodies are
+    included.
     """
 
     written: set[Tensor] = field(default_factory=set)
-    counts: dict[Op, Counts] = field(default_factory=dict)
-    launches: dict[Op, int] = field(default_factory=dict)
+    kernels: dict[Graph, Sequence[Kernel]] = field(default_factory=dict)
+    uses: dict[Op, Use] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: Graph, compiler: str) -> Traffic:
-        """The traffic of a traced graph and its bodies."""
+        """The traffic of a traced or planned graph and its bodies."""
         traffic = Traffic()
         traffic._add(graph, compiler)
         return traffic
 
     def _add(self, graph: Graph, compiler: str) -> None:
-        base: dict[Tensor, Tensor] = {}
-        for op in graph.ops:
-            if is_alias(op):
-                base.update((o, base.get(i, i)) for i, o in zip(op.inputs, op.outputs, strict=False))
+        base = base_tensors(graph)
         self.written.update(graph.inputs, graph.outputs)
-        counts = {op: [0] * (len(op.inputs) + len(op.outputs)) for op in graph.ops}
-        for kernel in kernels(graph, compiler):
-            inside, seen = set(kernel.ops), set()
+        uses = {op: Use((0,) * (len(op.inputs) + len(op.outputs)), 0, False) for op in graph.ops}
+        self.kernels[graph] = kernels(graph, compiler)
+        for kernel in self.kernels[graph]:
             self.written.update(kernel.writes)
-            self.launches[kernel.root] = self.launches.get(kernel.root, 0) + 1
-            for op in kernel.ops:
-                for i, t in enumerate(op.inputs):
-                    source = base.get(t, t)
-                    if source.literal is None and source not in seen and graph.producer.get(source) not in inside:
-                        seen.add(source)
-                        counts[op][i] += 1
-                for i, t in enumerate(op.outputs):
-                    counts[op][len(op.inputs) + i] += t in kernel.writes
+            for op, counts in kernel.counts.items():
+                rides = op is not kernel.root and kernel.root.name in PRODUCTS
+                uses[op] = uses[op].plus(Use(counts, int(op is kernel.root), rides))
         self.written.update(t for t, s in base.items() if s in self.written)
-        self.counts.update((op, tuple(n)) for op, n in counts.items())
+        self.uses.update(uses)
         for op in graph.ops:
             for body in op.bodies:
                 self._add(body, compiler)

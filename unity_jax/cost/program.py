@@ -1,17 +1,19 @@
-"""What a planned graph costs: time, collectives and peak memory per device, by walking its ops.
+"""What planned ops and kernels cost: seconds, operations and collectives per device.
 
-Costs of ops add up; memory is peak liveness. The same per-op functions price strategies inside the search.
+The same functions price the strategies of single ops inside the search; `timeline` puts the kernels together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unity_jax.cost.communication import collective_seconds
-from unity_jax.cost.compute import op_seconds
+from unity_jax.cost.compute import PRODUCTS, Work, op_work, total
+from unity_jax.cost.kernels import Kernel, Use
 from unity_jax.cost.reshard import collective_kind, move_bytes
+from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -36,15 +38,6 @@ class Collective:
     source: str
 
 
-@dataclass(frozen=True)
-class ProgramCost:
-    """Seconds of compute and communication in one step, and floating-point operations, per device."""
-
-    compute_seconds: float
-    communication_seconds: float
-    flops: float
-
-
 def trips(op: Op) -> int:
     """How often a body runs: the length of a scan; once for a branch, and for a while loop, whose count is unknown."""
     return int(op.params["length"]) if op.name == "scan" else 1
@@ -56,58 +49,44 @@ def local_bytes(tensor: Tensor, mesh: MeshAxes) -> int:
     return tensor.itemsize * math.prod(tensor.layout.local_shape(tensor.shape, mesh))
 
 
-Mask = tuple[bool, ...]
-"""Per operand and result of an op: whether it reaches memory."""
+def shard_seconds(shard: Shard, machine: Machine, use: Use) -> float:
+    """Seconds of one op under one strategy: its own collectives, then its arithmetic."""
+    inner = shard.rule.inner(shard) if shard.rule.inner is not None else ()
+    communication = sum(collective_seconds(machine, shard.mesh, c.kind, c.bytes, c.axes) for c in inner)
+    return op_work(shard, machine.device, use).seconds(machine.device) + communication
 
 
-def written_mask(op: Op, written: set[Tensor]) -> Mask:
-    """Which operands and results of a traced op are in `written`."""
-    return tuple(t in written for t in (*op.inputs, *op.outputs))
+def floor_seconds(shard: Shard, machine: Machine, use: Use) -> float:
+    """Seconds that an op adds at least to any step: all of a matmul, elsewhere the memory traffic, which no other part
+    of the device does meanwhile for the ops of the same kernel; nothing where it rides along with a matmul."""
+    work = op_work(shard, machine.device, use)
+    if shard.op.name in PRODUCTS:
+        return work.seconds(machine.device)
+    return 0.0 if use.rides else Work(memory=work.memory, launches=work.launches).seconds(machine.device)
 
 
-def shard_seconds(shard: Shard, machine: Machine, mask: Mask) -> float:
-    """Seconds of one op's local program, its own collectives included; only tensors in the mask cost memory traffic."""
-    op, mesh = shard.op, shard.mesh
-    if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
-        return 0.0  # scalar arithmetic: far below a kernel's launch, and fused
-    if shard.rule.bytes is not None:
-        nbytes = shard.rule.bytes(shard)
-    else:
-        tensors, layouts = (*op.inputs, *op.outputs), (*shard.operand_layouts, *shard.result_layouts)
-        nbytes = 0.0
-        for t, layout, counted in zip(tensors, layouts, mask, strict=True):
-            if counted:
-                nbytes += t.itemsize * math.prod(layout.local_shape(t.shape, mesh))
-    seconds = (
-        op_seconds(machine, shard.flops, nbytes, op.outputs[0].dtype if op.outputs else "float32") if nbytes else 0.0
+def kernel_seconds(kernel: Kernel, device: Device) -> float:
+    """Seconds of the local program of a planned kernel; nothing for a collective, a loop or a branch."""
+    work = total(op_work(op.shard, device, Use(kernel.counts[op], 0)) for op in kernel.ops if op.shard is not None)
+    return work._replace(launches=1).seconds(device) if any(work) else 0.0
+
+
+def program_flops(graph: Graph) -> float:
+    """Floating-point operations of one step on one device."""
+    return sum(
+        repeat * op.shard.flops
+        for inner, repeat in graphs_repeated(graph)
+        for op in inner.ops
+        if op.shard is not None and not op.bodies
     )
-    if shard.rule.inner is not None:
-        seconds += sum(collective_seconds(machine, mesh, c.kind, c.bytes, c.axes) for c in shard.rule.inner(shard))
-    return seconds
 
 
-def program_cost(graph: Graph, mesh: MeshAxes, machine: Machine, written: set[Tensor]) -> ProgramCost:
-    """The summed cost of a planned graph."""
-    known: dict[tuple[Shard, Mask], float] = {}
-    compute = communication = flops = 0.0
-    for op, repeat in walk_repeated(graph):
-        if op.shard is not None and op.traced is not None:
-            key = (op.shard, written_mask(op.traced, written))
-            if key not in known:
-                known[key] = shard_seconds(op.shard, machine, key[1])
-            compute += repeat * known[key]
-            flops += repeat * op.shard.flops
-        elif not op.bodies:
-            communication += repeat * sum(c.seconds for c in op_collectives(op, mesh, machine))
-    return ProgramCost(compute, communication, flops)
-
-
-def walk_repeated(graph: Graph, repeat: int = 1) -> Iterator[tuple[Op, int]]:
-    """Every op, those of bodies included, with how often it runs in a step."""
+def graphs_repeated(graph: Graph, repeat: int = 1) -> Iterator[tuple[Graph, int]]:
+    """A graph and all its bodies, with how often each runs in a step."""
+    yield graph, repeat
     for op in graph.ops:
         for body in op.bodies:
-            yield from walk_repeated(body, repeat * trips(op))
-        yield op, repeat
+            yield from graphs_repeated(body, repeat * trips(op))
 
 
 def op_collectives(op: Op, mesh: MeshAxes, machine: Machine, repeat: int = 1) -> Iterator[Collective]:
@@ -139,72 +118,24 @@ def collectives(graph: Graph, mesh: MeshAxes, machine: Machine) -> tuple[Collect
 
 
 def _all_collectives(graph: Graph, mesh: MeshAxes, machine: Machine, repeat: int) -> Iterator[Collective]:
-    consumer: dict[Tensor, Op] = {}
-    for op in reversed(graph.ops):
-        consumer.update((t, op) for t in op.inputs)
+    served = serves(graph)
     for op in graph.ops:
         for body in op.bodies:
             yield from _all_collectives(body, mesh, machine, repeat * trips(op))
         for c in op_collectives(op, mesh, machine, repeat):
-            source, user = c.source, op
-            while not source and user is not None:  # a move serves the op that reads its result, through other moves
-                user = consumer.get(user.outputs[0]) if user.outputs else None
-                source = user.source if user is not None else "output"
+            user = served.get(op, op)
+            source = c.source or (user.source if user is not None else "output")
             yield Collective(c.kind, c.axes, c.bytes, c.count, c.trips, c.seconds, source)
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Peak bytes per device, and what is alive at the peak, largest first."""
-
-    peak_bytes: int
-    alive: tuple[tuple[Tensor, int], ...]
-
-
-def memory(graph: Graph, mesh: MeshAxes, written: set[Tensor], donated: Sequence[int]) -> Memory:
-    """Peak liveness of a planned graph.
-
-    **Arguments:** `donated`: indices of inputs whose memory may be reused after their last use; others live throughout.
-    """
-    sizes: dict[Tensor, int] = {t: local_bytes(t, mesh) for t in graph.inputs}
-    last: dict[Tensor, int] = {}
-    for i, op in enumerate(graph.ops):
-        last.update((t, i) for t in op.inputs)
-    end = len(graph.ops)
-    last.update((t, end) for t in graph.outputs)
-    last.update((t, end) for i, t in enumerate(graph.inputs) if i not in set(donated))
-    dying: dict[int, list[Tensor]] = {}
-    for t, i in last.items():
-        dying.setdefault(i, []).append(t)
-    alive = dict(sizes)
-    for t in graph.inputs:
-        if t not in last:
-            alive.pop(t, None)
-    total = sum(alive.values())
-    peak, at_peak = total, dict(alive)
-    for i, op in enumerate(graph.ops):
-        for t, twin in zip(op.outputs, _twins(op), strict=True):
-            if twin not in written and op.shard is not None:
-                continue
-            if op.name == "optimization_barrier" or (op.params.get("move") and op.params["move"].kind == "partition"):
-                continue  # an alias, or a slice that fuses into its consumer
-            alive[t] = local_bytes(t, mesh)
-            total += alive[t]
-        inside = max((_inside(body, mesh, written) for body in op.bodies), default=0)
-        if total + inside > peak:
-            peak, at_peak = total + inside, dict(alive)
-        for t in dying.get(i, ()):
-            total -= alive.pop(t, 0)
-    ranked = sorted(at_peak.items(), key=lambda item: -item[1])
-    return Memory(peak, tuple(ranked[:50]))
-
-
-def _twins(op: Op) -> Sequence[Tensor]:
-    """The traced tensors that a planned op's results stand for."""
-    return op.traced.outputs if op.traced is not None else op.outputs
-
-
-def _inside(body: Graph, mesh: MeshAxes, written: set[Tensor]) -> int:
-    """Bytes that a body needs beyond its operands, which its caller holds."""
-    inputs = sum(local_bytes(t, mesh) for t in body.inputs)
-    return memory(body, mesh, written, ()).peak_bytes - inputs
+def serves(graph: Graph) -> dict[Op, Op | None]:
+    """The op that each move is there for: the first that reads its result, through other ops without a line; None if
+    the result leaves the graph."""
+    reader: dict[Tensor, Op] = {}
+    found: dict[Op, Op | None] = {}
+    for op in reversed(graph.ops):
+        if op.eqn is None:
+            user = reader.get(op.outputs[0]) if op.outputs else None
+            found[op] = found.get(user, user) if user is not None else None
+        reader.update((t, op) for t in op.inputs)
+    return found

@@ -175,16 +175,19 @@ class _Costed(NamedTuple):
 
 
 class Resharder:
-    """Costs and cheapest paths between layouts on one machine and mesh."""
+    """Costs and cheapest paths between layouts on one machine and mesh.
 
-    def __init__(self, machine: Machine, mesh: MeshAxes) -> None:
+    **Arguments:** `slices`: whether what a move reads and writes on its own device costs time, beside its collective.
+    """
+
+    def __init__(self, machine: Machine, mesh: MeshAxes, slices: bool = True) -> None:
         self.machine, self.mesh = machine, mesh
         subsets = range(1 << len(mesh.names))
         self._group_size = np.array([math.prod(s for i, s in enumerate(mesh.sizes) if b >> i & 1) for b in subsets])
         lines = all_lines(machine, mesh, [k for k in COLLECTIVES.values() if k is not None])
         # (kind of move, axes) -> the least over algorithms of the greatest of lines (seconds, seconds per byte)
         self._lines = _padded([[lines.get((COLLECTIVES[k], b), (((0.0, 0.0),),)) for b in subsets] for k in _KINDS])
-        self._passes = np.array([_PASSES[k] for k in _KINDS]) / machine.device.memory_bandwidth
+        self._passes = np.array([_PASSES[k] * slices for k in _KINDS]) / machine.device.memory_bandwidth
         # Closures are up to a megabyte each and are shared by all layouts of a shape; tables and paths are small.
         self._closure = functools.lru_cache(maxsize=128)(self._make_closure)
         self._table = functools.cache(self._make_table)

@@ -64,7 +64,7 @@ def positions(devices: Sequence[Any], network: Network) -> tuple[int, ...]:
     """The position on the network of each device of a machine.
 
     On a torus by coordinates, as far as the devices have them and they agree with the sizes of the network; else in
-    order of node and id: device `i` of a matrix is the one with the `i`-th smallest id.
+    order of node and id, as `jax.devices()` lists them.
     """
     if not isinstance(network, tuple) or not (found := _by_coordinates(devices, network)):
         ranked = sorted(range(len(devices)), key=lambda i: (_node(devices[i]), devices[i].id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from unity_jax.machine.contention import ASYNCHRONOUS, PERFECT, Contention
+
+COMPILERS = ("tpu", "gpu", "cpu")
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,15 @@ class Device:
     (integers, elementwise arithmetic); `memory_bytes` and `memory_bandwidth` (bytes per second) are those of its own
     memory; `host_bandwidth` is bytes per second between it and its host in one direction, while all devices of the
     host do the same; `kernel_overhead` is the seconds that any kernel takes at least.
+
+    The rest says what compiled kernels get out of it, and defaults to all of it. `compiler`: whose kernels run, `tpu`,
+    `gpu` or `cpu`; `matmul_efficiency` and `memory_efficiency`: the part of the peak rates that large kernels reach;
+    `matmul_tile`: the multiples to which a matmul's rows, columns and depth are padded; `matmul_units`: how many of
+    its tiles of rows and columns are computed at a time; `results_per_second`: how many elements a kernel writes at
+    most (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are padded in memory
+    (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which moves
+    `fast_bandwidth` bytes per second. `contention`: what runs at the same time slows each other so; `asynchronous`: the
+    kinds of collectives that the compiler starts and awaits apart, the others stop compute.
     """
 
     kind: str
@@ -27,6 +41,17 @@ class Device:
     memory_bandwidth: float
     host_bandwidth: float
     kernel_overhead: float
+    compiler: str = "gpu"
+    matmul_efficiency: float = 1.0
+    memory_efficiency: float = 1.0
+    matmul_tile: tuple[int, int, int] = (1, 1, 1)
+    matmul_units: int = 1
+    results_per_second: float = 0.0
+    layout_tile: tuple[int, int] = (0, 0)
+    fast_bytes: float = 0.0
+    fast_bandwidth: float = 0.0
+    contention: Contention = PERFECT
+    asynchronous: tuple[str, ...] = ASYNCHRONOUS
 
     def flops_per_second(self, dtype: Any) -> float:
         """The peak rate of matmuls in `dtype`; integers, booleans and the rest run at the vector rate."""
@@ -45,13 +70,18 @@ def weakest(devices: Sequence[Device]) -> Device:
     `max_d max(flops / F_d, bytes / B_d) = max(flops / min F_d, bytes / min B_d)`.
     """
     dtypes = dict.fromkeys(name for d in devices for name, _ in d.peak_flops)
-    return Device(
+    return dataclasses.replace(
+        devices[0],
         kind=", ".join(dict.fromkeys(d.kind for d in devices)),
         peak_flops=tuple((name, min(d.flops_per_second(name) for d in devices)) for name in dtypes),
         memory_bytes=min(d.memory_bytes for d in devices),
         memory_bandwidth=min(d.memory_bandwidth for d in devices),
         host_bandwidth=min(d.host_bandwidth for d in devices),
         kernel_overhead=max(d.kernel_overhead for d in devices),
+        matmul_efficiency=min(d.matmul_efficiency for d in devices),
+        memory_efficiency=min(d.memory_efficiency for d in devices),
+        fast_bytes=min(d.fast_bytes for d in devices),
+        fast_bandwidth=min(d.fast_bandwidth for d in devices),
     )
 
 

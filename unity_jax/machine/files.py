@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from unity_jax.machine.device import Device
+from unity_jax.machine.contention import ASYNCHRONOUS, Contention
+from unity_jax.machine.device import COMPILERS, Device
 from unity_jax.machine.network import Level, Matrix, Network, num_devices
 
 FORMAT = "unity_jax machine"
@@ -88,16 +89,7 @@ def _devices(row: Any, at: str) -> tuple[Device, int]:
     for name, field in fields.items():
         if name not in row and field.default is not dataclasses.MISSING:
             continue
-        value, where = _field(row, name, at), f"{at}.{name}"
-        if name == "kind":
-            values[name] = _text(value, where)
-        elif name == "peak_flops":
-            rates = _mapping(value, where)
-            values[name] = tuple((str(k), _number(v, f"{where}.{k}")) for k, v in rates.items())
-            if "vector" not in rates:
-                raise _Malformed(f"field {where} needs 'vector', the flops per second of everything but matmuls")
-        else:
-            values[name] = _number(value, where, least=0.0 if name == "kernel_overhead" else None)
+        values[name] = _FIELDS.get(name, _number)(_field(row, name, at), f"{at}.{name}")
     return Device(**values), _count(_field(row, "count", at), f"{at}.count")
 
 
@@ -181,3 +173,58 @@ def _number(value: Any, at: str, least: float | None = None) -> float:
     if not good or (value <= 0 if least is None else value < least):
         raise _Malformed(f"field {at} is {value!r}: give a number {'> 0' if least is None else f'>= {least:g}'}")
     return float(value)
+
+
+def _rates(value: Any, at: str) -> tuple[tuple[str, float], ...]:
+    rates = _mapping(value, at)
+    if "vector" not in rates:
+        raise _Malformed(f"field {at} needs 'vector', the flops per second of everything but matmuls")
+    return tuple((str(k), _number(v, f"{at}.{k}")) for k, v in rates.items())
+
+
+def _compiler(value: Any, at: str) -> str:
+    if value not in COMPILERS:
+        raise _Malformed(f"field {at} is {value!r}: give one of {', '.join(COMPILERS)}")
+    return str(value)
+
+
+def _tile(value: Any, at: str) -> tuple[int, ...]:
+    return tuple(int(_number(n, f"{at}[{i}]", least=0.0)) for i, n in enumerate(_list(value, at)))
+
+
+def _contention(value: Any, at: str) -> Contention:
+    names = [f.name for f in dataclasses.fields(Contention)]
+    row = _mapping(value, at)
+    _known(row, names, at)
+    parts = {name: _number(_field(row, name, at), f"{at}.{name}", least=0.0) for name in names}
+    for name, part in parts.items():
+        if part > 1:
+            raise _Malformed(f"field {at}.{name} is {part:g}: give a part between 0 and 1")
+    return Contention(**parts)
+
+
+def _kinds(value: Any, at: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not set(value) <= set(ASYNCHRONOUS):
+        raise _Malformed(f"field {at} is {value!r}: give a list of {', '.join(ASYNCHRONOUS)}")
+    return tuple(value)
+
+
+def _at_least_zero(value: Any, at: str) -> float:
+    return _number(value, at, least=0.0)
+
+
+_FIELDS: dict[str, Callable[[Any, str], Any]] = {
+    "kind": _text,
+    "compiler": _compiler,
+    "peak_flops": _rates,
+    "matmul_tile": _tile,
+    "layout_tile": _tile,
+    "matmul_units": _count,
+    "kernel_overhead": _at_least_zero,
+    "results_per_second": _at_least_zero,
+    "fast_bytes": _at_least_zero,
+    "fast_bandwidth": _at_least_zero,
+    "contention": _contention,
+    "asynchronous": _kinds,
+}
+"""How each field of a device is read; the others are positive numbers."""

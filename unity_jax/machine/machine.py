@@ -15,7 +15,7 @@ from typing import Any
 from unity_jax.machine import files
 from unity_jax.machine.detect import spec_of
 from unity_jax.machine.device import Device, weakest
-from unity_jax.machine.network import Network, num_devices
+from unity_jax.machine.network import Matrix, Network, num_devices
 from unity_jax.machine.presets import parse
 
 
@@ -25,7 +25,8 @@ class Machine:
 
     `devices` has one entry for each position of the network, or a single one where all are alike. In one SPMD program
     all shards are equal, so the slowest device paces every op and the smallest memory is the limit of all: `device` is
-    what can be counted on from every one.
+    what can be counted on from every one. JAX devices take their positions by coordinates on a torus, else by node and
+    id, as `jax.devices()` lists them.
     """
 
     name: str
@@ -51,6 +52,11 @@ class Machine:
     @functools.cached_property
     def num_devices(self) -> int:
         return num_devices(self.network)
+
+    @property
+    def num_levels(self) -> int:
+        """Parts of the network that carry collectives at the same time."""
+        return 1 if isinstance(self.network, Matrix) else len(self.network)
 
     @functools.cached_property
     def device(self) -> Device:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from unity_jax.machine.contention import A100, Contention
 from unity_jax.machine.device import Device
 from unity_jax.machine.network import Level
 
@@ -36,15 +38,48 @@ def _peaks(**rates: float) -> tuple[tuple[str, float], ...]:
     return tuple(rates.items())
 
 
-def _tpu(kind: str, matmul: float, vector: float, memory: float, memory_bandwidth: float, host: float) -> Device:
-    """A TPU core with its memory.
+def _tpu(
+    kind: str, matmul: float, vector: float, memory: float, memory_bandwidth: float, host: float, **measured: Any
+) -> Device:
+    """A TPU core with its memory; `measured` as in `Device`.
 
     A float32 matmul runs at the bf16 rate by default (https://docs.jax.dev/en/latest/_autosummary/jax.lax.Precision.html).
-    float64 is emulated with pairs of float32 on the vector unit, about 20 operations each: assumed. Overhead, assumed:
-    a TPU program is one sequence of instructions, launched once.
+    Collectives and host copies are DMAs, which take no compute unit; what they take of the memory bandwidth is small
+    and not published, so there is no contention. float64 is emulated with pairs of float32 on the vector unit, about 20
+    operations each: assumed. Arrays lie in tiles of 8 x 128 (https://openxla.org/xla/tiled_layout).
     """
     peaks = _peaks(bfloat16=matmul, float16=matmul, float32=matmul, float64=vector / 20, vector=vector)
-    return Device(kind, peaks, memory, memory_bandwidth, host, kernel_overhead=1e-6)
+    measured = {"matmul_tile": (8, 128, 128), "kernel_overhead": 1e-6, **measured}
+    tiles = {"compiler": "tpu", "layout_tile": (8, 128)}
+    return Device(kind, peaks, memory, memory_bandwidth, host, **tiles, **measured)
+
+
+# What kernels get out of a TPU, from the cycles that XLA:TPU estimates for single matmuls and elementwise kernels
+# (`experiments/cycles.py`, libtpu 0.0.42). The chips without numbers of their own take those of v5p.
+_V4 = {"matmul_efficiency": 0.91, "memory_efficiency": 0.74, "results_per_second": 7.8e10}
+_V5E = {
+    "matmul_efficiency": 0.97,
+    "memory_efficiency": 0.81,
+    "results_per_second": 1.1e11,
+    "fast_bytes": 4e7,
+    "fast_bandwidth": 1e12,
+    "kernel_overhead": 1.2e-6,
+}
+_V5P = {
+    "matmul_efficiency": 0.965,
+    "memory_efficiency": 0.6,
+    "results_per_second": 3.3e11,
+    "fast_bytes": 4e7,
+    "fast_bandwidth": 3e12,
+}
+_V6E = {
+    "matmul_efficiency": 0.86,
+    "memory_efficiency": 0.84,
+    "results_per_second": 2.4e11,
+    "fast_bytes": 4e7,
+    "fast_bandwidth": 2.2e12,
+    "matmul_tile": (8, 256, 256),
+}
 
 
 def _switched(*levels: tuple[str, float, float]) -> Callable[[Sizes], tuple[Level, ...]]:
@@ -96,6 +131,7 @@ _A100 = {
     "peak_flops": _peaks(bfloat16=3.12e14, float16=3.12e14, float32=1.56e14, float64=1.95e13, vector=1.95e13),
     "host_bandwidth": 3.2e10,
     "kernel_overhead": LAUNCH,
+    "contention": A100,
 }
 # NVLink 600 GB/s in both directions together (as above); across nodes one 200 Gb/s port per GPU:
 # https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html
@@ -109,6 +145,8 @@ _HOPPER = {
     "peak_flops": _peaks(bfloat16=9.89e14, float16=9.89e14, float32=4.95e14, float64=6.7e13, vector=6.7e13),
     "host_bandwidth": 6.4e10,
     "kernel_overhead": LAUNCH,
+    # As Mist measured it on eight A100 (https://github.com/Dazz993/Mist): NCCL's kernels take multiprocessors here too.
+    "contention": A100,
 }
 # NVLink 900 GB/s in both directions together (as above); across nodes one 400 Gb/s port per GPU:
 # https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html (the DGX H200 is the same system)
@@ -129,6 +167,8 @@ CHIPS: dict[str, Chip] = {
             memory_bandwidth=1e10,
             host_bandwidth=1e10,
             kernel_overhead=5e-6,
+            compiler="cpu",
+            asynchronous=(),  # XLA:CPU runs them as ordinary instructions, which the threads of all devices wait in
         ),
         levels=_switched(("device", 2e9, 2e-5)),
     ),
@@ -142,7 +182,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v4:XxYxZ",
         ranks=(3,),
         kind="tpu v4",
-        device=_tpu("v4", 2.75e14, 4.3e12, 32 * 2.0**30, 1.2e12, 1.5e10),
+        device=_tpu("v4", 2.75e14, 4.3e12, 32 * 2.0**30, 1.2e12, 1.5e10, **{**_V4, "results_per_second": 1.56e11}),
         levels=_cubes(4.5e10),
     ),
     # The same without megacore, as in ahead-of-time topologies: two devices per chip, which share all of it. Between
@@ -151,7 +191,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v4-cores:XxYxZ or v4-cores:XxYxZxCORES",
         ranks=(3, 4),
         kind="tpu v4",
-        device=_tpu("v4 core", 2.75e14 / 2, 4.3e12 / 2, 16 * 2.0**30, 6e11, 1.5e10 / 2),
+        device=_tpu("v4 core", 2.75e14 / 2, 4.3e12 / 2, 16 * 2.0**30, 6e11, 1.5e10 / 2, **_V4),
         levels=_cubes(4.5e10, between_cores=3e11),
         cores=2,
     ),
@@ -160,7 +200,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v5e:XxY",
         ranks=(2,),
         kind="tpu v5( lite|e)",
-        device=_tpu("v5e", 1.97e14, 6.1e12, 16e9, 8.19e11, 1.5e10),
+        device=_tpu("v5e", 1.97e14, 6.1e12, 16e9, 8.19e11, 1.5e10, **_V5E),
         levels=_square(4.5e10),
     ),
     # https://docs.cloud.google.com/tpu/docs/v5p : 459 TFLOP/s bf16, 95 GiB, 2765 GB/s, 3D torus. One device per chip.
@@ -168,7 +208,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v5p:XxYxZ",
         ranks=(3,),
         kind="tpu v5p?",
-        device=_tpu("v5p", 4.59e14, 1.4e13, 95 * 2.0**30, 2.765e12, 1.5e10),
+        device=_tpu("v5p", 4.59e14, 1.4e13, 95 * 2.0**30, 2.765e12, 1.5e10, **_V5P),
         levels=_cubes(9e10),
     ),
     # https://docs.cloud.google.com/tpu/docs/v6e : 918 TFLOP/s bf16, 32 GB, 1638 GB/s, 2D torus.
@@ -176,7 +216,7 @@ CHIPS: dict[str, Chip] = {
         grammar="v6e:XxY",
         ranks=(2,),
         kind="tpu v6( lite|e)",
-        device=_tpu("v6e", 9.18e14, 7.2e12, 32e9, 1.638e12, 3.2e10),
+        device=_tpu("v6e", 9.18e14, 7.2e12, 32e9, 1.638e12, 3.2e10, **_V6E),
         levels=_square(9e10),
     ),
     # https://docs.cloud.google.com/tpu/docs/tpu7x : per chip 2307 TFLOP/s bf16, 192 GiB, 7380 GB/s, 1200 GB/s over the
@@ -186,7 +226,7 @@ CHIPS: dict[str, Chip] = {
         grammar="tpu7x:XxYxZ or tpu7x:XxYxZxCORES",
         ranks=(3, 4),
         kind="tpu ?7x",
-        device=_tpu("tpu7x", 2.307e15 / 2, 7.2e12, 96 * 2.0**30, 7.38e12 / 2, 1.6e10),
+        device=_tpu("tpu7x", 2.307e15 / 2, 7.2e12, 96 * 2.0**30, 7.38e12 / 2, 1.6e10, **_V5P),
         levels=_cubes(9e10, between_cores=6 * 9e10),
         cores=2,
     ),
@@ -226,7 +266,8 @@ CHIPS: dict[str, Chip] = {
     # https://docs.olcf.ornl.gov/systems/summit_user_guide.html : nodes of six V100 (16 GB at 900 GB/s), joined in pairs
     # and to their host by two NVLink bricks of 25 GB/s per direction, 23 GB/s of InfiniBand injection per node, shared.
     # The 32 GB/s between the two sockets is left out. https://www.nvidia.com/en-us/data-center/v100/ (SXM2): 125
-    # TFLOP/s f16 in tensor cores, 15.7 float32, 7.8 float64; bfloat16 runs as float32.
+    # TFLOP/s f16 in tensor cores, 15.7 float32, 7.8 float64; bfloat16 runs as float32. Contention of collectives with
+    # compute as Mist measured it on four V100 with NVLink; its host copies went over PCIe, Summit's go over NVLink.
     "v100-summit": Chip(
         grammar="v100-summit:GPUS or v100-summit:NODESxGPUS",
         ranks=(1, 2),
@@ -238,6 +279,7 @@ CHIPS: dict[str, Chip] = {
             memory_bandwidth=9e11,
             host_bandwidth=5e10,
             kernel_overhead=6e-6,
+            contention=Contention(compute_by_collectives=0.188),
         ),
         levels=_switched(("node", 2.3e10 / 6, INFINIBAND_LATENCY), ("gpu", 5e10, NVLINK_LATENCY)),
     ),

@@ -36,6 +36,11 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash  # layouts are keys everywhere
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Layout) and self.dims == other.dims and self.partial == other.partial
+        )
+
     @functools.cached_property
     def axis_dim(self) -> dict[str, int]:
         """The dimension that each sharding axis splits."""

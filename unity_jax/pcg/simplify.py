@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+from unity_jax import _compat
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
 
@@ -48,3 +49,40 @@ def _swap(product: Op, result: Tensor) -> Op:
     if params["precision"] is not None:
         params["precision"] = params["precision"][::-1]
     return dataclasses.replace(product, inputs=product.inputs[::-1], outputs=(result,), params=params)
+
+
+def sink_broadcasts(graph: Graph) -> Graph:
+    """Broadcast inside a `scan` what it would take in broadcast.
+
+    Differentiating a `scan` hoists what does not change out of it, such as a causal mask over all heads and sequences,
+    which is then in memory for the whole loop.
+    """
+    ops = [_sunk(op, graph.producer) if op.name == "scan" else op for op in graph.ops]
+    return Graph(graph.inputs, graph.outputs, ops)
+
+
+def _sunk(scan: Op, producer: dict[Tensor, Op]) -> Op:
+    n_consts, n_carry = _compat.scan_arity(scan.params)
+    (body,) = scan.bodies
+    operands, inputs, inside = [], [], []
+    for outer, inner in zip(scan.inputs[:n_consts], body.inputs[:n_consts], strict=True):
+        made = producer.get(outer)
+        if (
+            made is None
+            or made.name != "broadcast_in_dim"
+            or len(made.inputs) > 1
+            or 2 * made.inputs[0].nbytes > outer.nbytes
+        ):
+            operands.append(outer)
+            inputs.append(inner)
+            continue
+        (source,) = made.inputs
+        if source.literal is None:
+            operands.append(source)
+            inputs.append(source := Tensor(source.shape, source.dtype))
+        inside.append(dataclasses.replace(made, inputs=(source,), outputs=(inner,)))
+    if not inside:
+        return scan
+    params = {**scan.params, "num_consts": len(operands), "num_carry": n_carry}
+    small = sink_broadcasts(Graph((*inputs, *body.inputs[n_consts:]), body.outputs, [*inside, *body.ops]))
+    return dataclasses.replace(scan, inputs=(*operands, *scan.inputs[n_consts:]), params=params, bodies=(small,))

@@ -205,8 +205,11 @@ class _Assembler:
 
     def _nearest(self, tensor: Tensor, layout: Layout, backward: bool) -> _Copy:
         """The copy, among those that this pass may use, from which `layout` is cheapest to reach."""
-        usable = [c for c in self.copies[tensor] if c.original or self.decisions.keep or c.backward == backward]
-        return min(usable, key=lambda c: self._seconds(c.tensor, layout))
+        copies = self.copies[tensor]
+        if copies[0].tensor.layout == layout:
+            return copies[0]
+        usable = [c for c in copies if c.original or self.decisions.keep or c.backward == backward]
+        return usable[0] if len(usable) == 1 else min(usable, key=lambda c: self._seconds(c.tensor, layout))
 
     def _fetch(self, tensor: Tensor, layout: Layout, backward: bool, source: Tensor | None = None) -> Tensor:
         """`tensor` in `layout`: an existing copy, or the cheapest path from one (from `source`, if given)."""

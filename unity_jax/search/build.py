@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.program import Mask, shard_seconds, trips, written_mask
+from unity_jax.cost.kernels import Traffic, Use
+from unity_jax.cost.program import floor_seconds, shard_seconds, trips
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Strategy
@@ -75,9 +76,12 @@ class _Port:
 
 @dataclass(eq=False)
 class Built:
-    """A problem with the meaning of its nodes. `made` and `needed`: where each tensor comes from and who reads it."""
+    """A problem with the meaning of its nodes. `made` and `needed`: where each tensor comes from and who reads it.
+    `arithmetic`: of each choice of a node, what it adds to a step at least, whatever overlaps.
+    """
 
     problem: Problem
+    arithmetic: list[np.ndarray]
     nodes: list[Node]
     made: dict[Tensor, _Port]
     needed: dict[Tensor, list[_Port]]
@@ -99,7 +103,7 @@ class Builder:
     """Makes problems for one graph, mesh and machine; holds what equal parts share.
 
     **Arguments:** `ties`: graph output index to the input it replaces; `pins`: layouts that inputs, outputs (by index)
-    or inner tensors must have; `written`: tensors that reach memory.
+    or inner tensors must have; `traffic`: what goes through memory.
     """
 
     graph: Graph
@@ -107,7 +111,7 @@ class Builder:
     resharder: Resharder
     machine: Machine
     rules: RuleCache
-    written: set[Tensor]
+    traffic: Traffic
     pins: Mapping[Tensor, Layout] = field(default_factory=dict)
     output_pins: Mapping[int, Layout] = field(default_factory=dict)
     _interned: dict[Hashable, Any] = field(default_factory=dict)
@@ -128,6 +132,7 @@ class _Build:
         self.mesh = builder.resharder.mesh
         self.nodes: list[Node] = []
         self.unary: list[np.ndarray] = []
+        self.arithmetic: list[np.ndarray] = []
         self.made: dict[Tensor, _Port] = {}
         self.needed: dict[Tensor, list[_Port]] = {}
         self.held: dict[Tensor, _Port] = {}
@@ -147,6 +152,7 @@ class _Build:
         self.nodes.append(node)
         self.spaces[node.index] = space
         self.unary.append(self.b.intern(("zeros", size), lambda: np.zeros(size)))
+        self.arithmetic.append(self.unary[-1])
         if kind != "output":
             self._make_place(t, node.index, repeat, backward, lifted)
         return node.index
@@ -199,7 +205,7 @@ class _Build:
             self._need_place(t, node, 1, backward)
         edges, shared = self._moves()
         problem = Problem(self.unary, edges, shared, [], None)
-        return Built(problem, self.nodes, self.made, self.needed, inputs, outputs, self.mesh)
+        return Built(problem, self.arithmetic, self.nodes, self.made, self.needed, inputs, outputs, self.mesh)
 
     def _need_place(self, t: Tensor, node: int, repeat: int, backward: bool, lifted: bool = False) -> None:
         space = self._lifted(self.spaces[node], lifted)
@@ -228,9 +234,9 @@ class _Build:
 
     def _op(self, op: Op, repeat: int) -> None:
         strategies = self.b.rules.strategies(op, self.mesh)
-        mask = written_mask(op, self.b.written)
-        seconds = self.b.intern(("seconds", op.signature, mask), lambda: self._seconds(op, strategies, mask))
-        node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, mask), repeat)
+        use = self.b.traffic.uses[op]
+        seconds = self.b.intern(("seconds", op.signature, use), lambda: self._seconds(op, strategies, use))
+        node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, use), repeat)
         ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
         for i, t in enumerate(op.inputs):
             self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward)
@@ -248,9 +254,10 @@ class _Build:
         self._need_place(t, node, repeat, backward)
         self.held[t] = port
 
-    def _seconds(self, op: Op, strategies: Sequence[Strategy], mask: Mask) -> np.ndarray:
-        shards = (self.b.rules.shard(op, self.mesh, s) for s in strategies)
-        return np.array([shard_seconds(s, self.b.machine, mask) for s in shards])
+    def _seconds(self, op: Op, strategies: Sequence[Strategy], use: Use) -> np.ndarray:
+        """Of each strategy, the seconds it adds to a step and those it takes at least (a row each)."""
+        shards = [self.b.rules.shard(op, self.mesh, s) for s in strategies]
+        return np.array([[of(s, self.b.machine, use) for s in shards] for of in (shard_seconds, floor_seconds)])
 
     def _layouts(self, op: Op, strategies: Sequence[Strategy]) -> tuple[list[Layouts], list[Layouts]]:
         shards = [self.b.rules.shard(op, self.mesh, s) for s in strategies]
@@ -268,9 +275,11 @@ class _Build:
         key: Hashable,
         repeat: int,
     ) -> int:
-        node = Node(len(self.nodes), kind, len(seconds), ops, None, (), strategies, False, repeat)
+        node = Node(len(self.nodes), kind, seconds.shape[1], ops, None, (), strategies, False, repeat)
         self.nodes.append(node)
-        self.unary.append(self.b.intern(("unary", key, repeat), lambda: seconds * repeat))
+        added, least = self.b.intern(("unary", key, repeat), lambda: seconds * repeat)
+        self.unary.append(added)
+        self.arithmetic.append(least)
         return node.index
 
     # Clusters
@@ -283,11 +292,11 @@ class _Build:
         for op in cluster.ops:
             which = linear_set(op, uniform) or 0 if partial else 0
             key = (op.signature, which, space.key)
-            mask = written_mask(op, self.b.written)
+            use = self.b.traffic.uses[op]
             strategies = self.b.intern(("follow", key), lambda: self._follow(op, which, space.layouts))  # noqa: B023
             parts.append(strategies)
-            self.b.intern(("seconds", key, mask), lambda: self._seconds(op, strategies, mask))  # noqa: B023
-            keys.append((key, mask))
+            self.b.intern(("seconds", key, use), lambda: self._seconds(op, strategies, use))  # noqa: B023
+            keys.append((key, use))
         key = ("cluster", tuple(keys))
         seconds = self.b.intern(key, lambda: np.sum([self.b.intern(("seconds", *k), None) for k in keys], axis=0))
         node = self._node("cluster", tuple(cluster.ops), tuple(parts), seconds, key, repeat)

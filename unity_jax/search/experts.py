@@ -101,6 +101,7 @@ class _Completion:
         self.considered: dict[object, np.ndarray] = {}
         self.lazy = [self._waits(n) for n in built.nodes]
         self.wants = [self._batch_of(n) for n in built.nodes]
+        self.along = [frozenset(batch_factors(n.ops[0], rules, self.positions)) if n.ops else None for n in built.nodes]
 
     def _join(self, i: int, j: int, table: np.ndarray) -> None:
         if i != j:
@@ -133,9 +134,14 @@ class _Completion:
                 self._settle(node.index, chosen, allowed, expert)
         for node in self.built.nodes:
             self._settle(node.index, chosen, allowed, expert)
+        stale = np.ones(len(allowed), bool)  # whether a neighbour has changed since the node was last chosen
         for _ in range(2):
-            for node in self.built.nodes:
-                chosen[node.index] = self._best(node.index, chosen, allowed[node.index])
+            for i in range(len(allowed)):
+                if stale[i]:
+                    stale[i], before = False, chosen[i]
+                    chosen[i] = self._best(i, chosen, allowed[i])
+                    if chosen[i] != before:
+                        stale[[n.node for n in self.neighbours[i]]] = True
         return chosen
 
     def _settle(self, i: int, chosen: np.ndarray, allowed: list[np.ndarray], expert: Expert) -> None:
@@ -204,21 +210,20 @@ class _Completion:
 
     def _best(self, i: int, chosen: np.ndarray, allowed: np.ndarray, others: list[np.ndarray] | None = None) -> int:
         """The cheapest choice given what is decided; of what waits (`others`) the best is hoped for."""
-        cost = self.built.problem.unary[i].astype(float).copy()
+        cost = np.where(allowed, self.built.problem.unary[i], np.inf)
         for n in self.neighbours[i]:
             if chosen[n.node] >= 0:
                 cost += n.table[:, chosen[n.node]]
             elif others is not None and self.lazy[n.node]:
                 cost += np.where(others[n.node], n.table, np.inf).min(axis=1)
-        return int(np.argmin(np.where(allowed & np.isfinite(cost), cost, np.inf)))
+        return int(cost.argmin())
 
     def _allowed(self, node: Node, expert: Expert) -> np.ndarray:
         """Which choices of a node the expert would consider; all, if none of them is possible."""
         wants = frozenset(self.wants[node.index][0])
         if node.ops:
-            first = node.ops[0]
-            positions = frozenset(batch_factors(first, self.rules, self.positions))
-            key: object = (expert, id(node.strategies[0]), wants, positions, first.name in _WEIGHTED)
+            positions = self.along[node.index]
+            key: object = (expert, id(node.strategies[0]), wants, positions, node.ops[0].name in _WEIGHTED)
         else:
             key = (expert, id(node.layouts), wants, node.kind, node.tensor in self.params)
         if key not in self.considered:

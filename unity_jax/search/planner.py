@@ -1,21 +1,25 @@
 """Planning: the best mesh, strategies and layouts for a program on a machine, within a memory limit.
 
 For every candidate mesh the planner builds the problem (`build`), solves it (`solver`) and turns the answer into a
-planned graph (`assemble`), whose time and true peak memory decide. Expert plans are seeds: the result is never worse
-than any that fits.
+planned graph (`assemble`). The problem adds times up and so only proposes; the simulated time of the planned graph
+(`cost.timeline`) and its true peak memory decide. Expert plans are seeds: the result is never worse than any that fits,
+because each is simulated too unless its floor (`floors`) shows that it cannot win.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from unity_jax.cost.fusion import materialized
-from unity_jax.cost.program import Memory, ProgramCost, memory, program_cost
+from unity_jax.cost.kernels import Traffic
+from unity_jax.cost.memory import Memory, memory
 from unity_jax.cost.reshard import Resharder
+from unity_jax.cost.tasks import tasks
+from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout
@@ -24,6 +28,7 @@ from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.build import Builder, Built
 from unity_jax.search.experts import expert_seeds, experts
+from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, coarser, refined
 from unity_jax.search.solver import solve
@@ -31,19 +36,26 @@ from unity_jax.search.solver import solve
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One complete plan: decisions, the graph they make, what it costs, and a lower bound (0 if unknown)."""
+    """One complete plan: decisions, the graph they make, what it costs, and a lower bound (0 if unknown) of the seconds
+    of every plan for its mesh."""
 
     mesh: MeshAxes
+    machine: Machine
     decisions: Decisions
     graph: Graph
-    cost: ProgramCost
+    traffic: Traffic
     memory: Memory
     label: str
     lower_bound: float = 0.0
 
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """One step, simulated."""
+        return simulate(tasks(self.graph, self.traffic, self.mesh, self.machine), self.machine)
+
     @property
     def seconds(self) -> float:
-        return self.cost.compute_seconds + self.cost.communication_seconds
+        return self.timeline.step_seconds
 
     def fits(self, limit: float) -> bool:
         return self.memory.peak_bytes <= limit
@@ -60,9 +72,6 @@ class Pins:
 NO_PINS = Pins({}, {})
 
 
-CLOSE = 1.1
-"""How far above the solution of a problem a seed may be to be assembled and compared with it."""
-
 MANY_CHOICES = 100_000
 """Strategies of all ops together, beyond which two axes are planned one at a time."""
 
@@ -74,16 +83,15 @@ def by_one_axis_at_a_time(built: Built) -> bool:
 
 
 NEGLIGIBLE = 0.08
-"""The part of a step that communication may take before other meshes are worth trying."""
+"""The part of a step that exposed communication may take before other meshes are worth trying."""
 
 
 class Solved(NamedTuple):
-    """A problem without a memory limit, the best assignment found, a lower bound of its cost, and the seeds."""
+    """A problem without a memory limit, the best assignment found, and plans of coarser meshes where that began."""
 
     built: Built
     assignment: np.ndarray
-    lower_bound: float
-    seeds: dict[str, np.ndarray]
+    lifted: dict[str, np.ndarray]
 
 
 class Planner:
@@ -93,38 +101,45 @@ class Planner:
         self.program, self.machine, self.pins = program, machine, pins
         self.limit = machine.device.memory_bytes if limit is None else limit
         self.rules = RuleCache()
-        self.written = materialized(program.graph)
+        self.traffic = Traffic.of(program.graph, machine.device.compiler)
         self._builders: dict[MeshAxes, Builder] = {}
         self._solutions: dict[MeshAxes, Solved] = {}
+        self._experts: dict[MeshAxes, dict[str, np.ndarray]] = {}
 
     def plan(self, meshes: Sequence[MeshAxes]) -> Candidate:
         """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory.
 
-        Meshes are tried in order; once a plan fits that communicates little, no other mesh could save more than that.
+        Meshes are tried in order, until a plan fits whose arithmetic waits little for communication.
         """
         found: list[Candidate] = []
         for mesh in meshes:
             found += self.candidates(mesh)
             now = best(found, self.limit)
             if now.fits(self.limit):
-                if now.cost.communication_seconds < NEGLIGIBLE * now.seconds:
+                if now.timeline.exposed_communication_seconds < NEGLIGIBLE * now.seconds:
                     break
             elif len(mesh.names) == 1 and self.least_bytes(mesh) > self.limit:
                 break  # finer meshes split no tensor further
         return best(found, self.limit)
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
-        """The planner's answer for one mesh, after the seeds it started from."""
-        builder = self._builder(mesh)
-        built, assignment, bound, seeds = self._solved(mesh)
-        # Assembling shares reshards that the problem prices twice, so a seed a little above the solution may still win.
-        most = CLOSE * built.problem.cost(assignment)
-        near = {name: s for name, s in seeds.items() if built.problem.cost(s) <= most}
-        found = [self._finish(built.decisions(s, True), builder.resharder, name, 0.0) for name, s in near.items()]
-        found.append(self._finish(built.decisions(assignment, True), builder.resharder, "search", bound))
-        if not best(found, self.limit).fits(self.limit):
-            found += self._within_limit(builder, mesh)
+        """The planner's answer for one mesh, then the seeds that were worth a simulation."""
+        solved = self._solved(mesh)
+        found = [self._finish(solved.built, solved.assignment, True, "search")]
+        self._contend(found, solved.built, True, solved.lifted)
+        if best(found, self.limit).seconds > least_seconds(solved.built):
+            self._contend(found, solved.built, True, self._expert_seeds(mesh))
+        if not found[0].fits(self.limit):
+            self._within_limit(found, mesh)
         return found
+
+    def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
+        """Add every seed that could be faster than the fastest of `found` that fits."""
+        collectives = Resharder(self.machine, built.mesh, slices=False)
+        for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
+            now = best(found, self.limit)
+            if not now.fits(self.limit) or plan_seconds(built, seed, collectives) < now.seconds:
+                found.append(self._finish(built, seed, keep, name))
 
     def _builder(self, mesh: MeshAxes) -> Builder:
         if mesh not in self._builders:
@@ -134,78 +149,87 @@ class Planner:
                 Resharder(self.machine, mesh),
                 self.machine,
                 self.rules,
-                self.written,
+                self.traffic,
                 self.pins.tensors,
                 self.pins.outputs,
             )
         return self._builders[mesh]
 
     def _solved(self, mesh: MeshAxes) -> Solved:
-        """The problem of a mesh without a memory limit, its solution, a lower bound (0 if unknown), and the seeds."""
+        """The problem of a mesh without a memory limit and its solution."""
         if mesh not in self._solutions:
             built = self._builder(mesh).build(keep=True)
-            # One axis is solved exactly, so experts cannot be better; over several they are where the search starts.
-            seeds = self._seeds(built, mesh) if len(mesh.names) > 1 else {}
-            if by_one_axis_at_a_time(built):
-                self._solutions[mesh] = Solved(built, by_axis(built, list(seeds.values())), 0.0, seeds)
+            lifted = self._lifted(built, mesh)
+            if len(mesh.names) == 1:
+                assignment = solve(built.problem).assignment  # exact: seeds could add nothing
             else:
-                solution = solve(built.problem, seeds=list(seeds.values()))
-                self._solutions[mesh] = Solved(built, solution.assignment, solution.lower_bound, seeds)
+                # Plans of coarser meshes stand for the experts that those could express.
+                combined = [e for e in experts(mesh) if e.data and e.model] if len(mesh.names) == 2 else []
+                styles = combined if len(lifted) == len(mesh.names) - 1 else None
+                seeds = [*expert_seeds(self.program, built, mesh, self.rules, styles).values(), *lifted.values()]
+                if by_one_axis_at_a_time(built):
+                    assignment = by_axis(built, seeds)
+                else:
+                    assignment = solve(built.problem, seeds=seeds).assignment
+            self._solutions[mesh] = Solved(built, assignment, lifted)
         return self._solutions[mesh]
 
-    def _seeds(self, built: Built, mesh: MeshAxes) -> dict[str, np.ndarray]:
-        """Plans of the meshes that this one refines, and the expert plans that none of those could express."""
-        lifted = {}
-        if not (self.pins.tensors or self.pins.outputs):  # pins name the axes of one mesh
-            for coarse, group in coarser(mesh):
-                solved = self._solved(coarse)
-                found = refined(solved.built, solved.assignment, built, group)
-                if found is not None:
-                    lifted[f"search on ({coarse})"] = found
-        if len(lifted) < len(mesh.names) - 1:
-            return {**expert_seeds(self.program, built, mesh, self.rules), **lifted}
-        combined = [e for e in experts(mesh) if e.data and e.model] if len(mesh.names) == 2 else []
-        return {**expert_seeds(self.program, built, mesh, self.rules, combined), **lifted}
+    def _lifted(self, built: Built, mesh: MeshAxes) -> dict[str, np.ndarray]:
+        """The solutions of the meshes that this one refines, as plans for this one."""
+        lifted: dict[str, np.ndarray] = {}
+        if self.pins.tensors or self.pins.outputs:  # pins name the axes of one mesh
+            return lifted
+        for coarse, group in coarser(mesh):
+            solved = self._solved(coarse)
+            found = refined(solved.built, solved.assignment, built, group)
+            if found is not None:
+                lifted[f"search on ({coarse})"] = found
+        return lifted
 
-    def _within_limit(self, builder: Builder, mesh: MeshAxes) -> Iterator[Candidate]:
-        """Plans under the memory limit: what the problem's liveness misses tightens its limit, and it is solved
+    def _expert_seeds(self, mesh: MeshAxes) -> dict[str, np.ndarray]:
+        """Every expert plan of a mesh."""
+        if mesh not in self._experts:
+            self._experts[mesh] = expert_seeds(self.program, self._solved(mesh).built, mesh, self.rules)
+        return self._experts[mesh]
+
+    def _within_limit(self, found: list[Candidate], mesh: MeshAxes) -> None:
+        """Add plans under the memory limit: what the problem's liveness misses tightens its limit, and it is solved
         again.
         """
-        built = builder.build(keep=False)
+        built = self._builder(mesh).build(keep=False)
         problem = built.problem
-        problem.usage = usage(self.program, built, self.written)
+        problem.usage = usage(self.program, built, self.traffic.written)
         if self.least_bytes(mesh) > self.limit:
-            solution = solve(priced_by_memory(problem))
-            yield self._finish(built.decisions(solution.assignment, False), builder.resharder, "search", 0.0)
+            found.append(self._finish(built, solve(priced_by_memory(problem)).assignment, False, "search"))
             return
         seeds = expert_seeds(self.program, built, mesh, self.rules)
-        for name, s in seeds.items():
-            yield self._finish(built.decisions(s, False), builder.resharder, name, 0.0)
         limit = self.limit
         for _ in range(3):
             problem.limit = limit
             if by_one_axis_at_a_time(built):
-                assignment, bound = by_axis(built, list(seeds.values())), 0.0
+                assignment = by_axis(built, list(seeds.values()))
                 possible = problem.fits(assignment)
             else:
                 solution = solve(problem, seeds=list(seeds.values()))
-                assignment, bound, possible = solution.assignment, solution.lower_bound, solution.feasible
-            candidate = self._finish(built.decisions(assignment, False), builder.resharder, "search", bound)
-            yield candidate
-            excess = candidate.memory.peak_bytes - self.limit
+                assignment, possible = solution.assignment, solution.feasible
+            found.append(self._finish(built, assignment, False, "search"))
+            excess = found[-1].memory.peak_bytes - self.limit
             limit = min(limit, problem.peak(assignment)) - excess
             if excess <= 0 or limit <= 0 or not possible:
-                return
+                break
+        self._contend(found, built, False, seeds)
 
     def least_bytes(self, mesh: MeshAxes) -> float:
         """Bytes per device that any plan on as many devices keeps alive at some time: every tensor split all ways it
         can.
         """
         built = self._solved(mesh).built
-        return least_peak(usage(self.program, built, self.written))
+        return least_peak(usage(self.program, built, self.traffic.written))
 
-    def _finish(self, decisions: Decisions, resharder: Resharder, label: str, bound: float) -> Candidate:
-        return finish(self.program, decisions, resharder, self.rules, self.written, label, bound)
+    def _finish(self, built: Built, assignment: np.ndarray, keep: bool, label: str) -> Candidate:
+        resharder = self._builder(built.mesh).resharder
+        decisions = built.decisions(assignment, keep)
+        return finish(self.program, decisions, resharder, self.rules, label, least_seconds(built))
 
 
 def finish(
@@ -213,22 +237,17 @@ def finish(
     decisions: Decisions,
     resharder: Resharder,
     rules: RuleCache,
-    written: set[Tensor],
     label: str,
     bound: float = 0.0,
 ) -> Candidate:
-    """The planned graph of some decisions, with its cost and memory."""
-    mesh, machine = resharder.mesh, resharder.machine
+    """The planned graph of some decisions, with its memory and, when asked for, its timeline."""
+    mesh = resharder.mesh
     graph = assemble(program.graph, decisions, resharder, rules)
-    return Candidate(
-        mesh,
-        decisions,
-        graph,
-        program_cost(graph, mesh, machine, written),
-        memory(graph, mesh, written, program.donated),
-        label,
-        bound,
-    )
+    graph = assemble(program.graph, decisions, resharder, rules)
+    device = resharder.machine.device
+    traffic = Traffic.of(graph, device.compiler)
+    peak = memory(graph, traffic, mesh, device, program.donated)
+    return Candidate(mesh, resharder.machine, decisions, graph, traffic, peak, label, bound)
 
 
 def best(candidates: Sequence[Candidate], limit: float) -> Candidate:

@@ -1,0 +1,107 @@
+"""Seconds of kernels on a device whose numbers are easy to divide by."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from unity_jax.cost.compute import op_work, product_size, stored_bytes
+from unity_jax.cost.kernels import Use
+from unity_jax.machine.device import Device, weakest
+from unity_jax.ops.rule import Shard, rule_of
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import trace
+
+DEVICE = Device("toy", (("float32", 1e12), ("vector", 1e11)), 1e9, 1e10, 1e9, kernel_overhead=1e-6)
+
+
+def shard(fn, *args, sizes=(1,), strategy=None, name=None):
+    """The first op (called `name`) of a program under a strategy, or whole."""
+    op = next(op for op in trace(fn, args, {}).graph.ops if name in (None, op.name))
+    mesh = MeshAxes(tuple("xyz"[: len(sizes)]), sizes)
+    return Shard(op, rule_of(op), mesh, strategy or (-1,) * len(sizes))
+
+
+def f32(*dims):
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def matmul(m, k, n):
+    return shard(lambda x, y: x @ y, f32(m, k), f32(k, n))
+
+
+def test_the_slower_part_decides():
+    work = op_work(matmul(1000, 1000, 1000), DEVICE, Use((1, 1, 1), 1))
+    assert work.matrix == pytest.approx(2e9 / 1e12)
+    assert work.memory == pytest.approx(3 * 4e6 / 1e10)
+    assert work.seconds(DEVICE) == pytest.approx(1e-6 + 2e-3)
+    assert op_work(matmul(10, 1000, 1000), DEVICE, Use((1, 1, 1), 1)).seconds(DEVICE) == pytest.approx(1e-6 + 4.08e-4)
+
+
+def test_only_what_goes_through_memory_counts():
+    add = shard(jnp.add, f32(1000), f32(1000))
+    assert op_work(add, DEVICE, Use((1, 1, 1), 0)).memory == pytest.approx(12_000 / 1e10)
+    assert op_work(add, DEVICE, Use((0, 2, 0), 0)).memory == pytest.approx(8_000 / 1e10)
+
+
+def test_small_matmuls_fill_tiles_and_units():
+    device = dataclasses.replace(DEVICE, matmul_tile=(128, 128, 32), matmul_units=4)
+    one = op_work(matmul(128, 64, 128), device, Use((1, 1, 1), 0)).matrix
+    assert op_work(matmul(100, 33, 100), device, Use((1, 1, 1), 0)).matrix == pytest.approx(one)
+    assert op_work(matmul(256, 64, 256), device, Use((1, 1, 1), 0)).matrix == pytest.approx(one), "four tiles at once"
+    assert op_work(matmul(384, 64, 256), device, Use((1, 1, 1), 0)).matrix == pytest.approx(2 * one)
+
+
+def test_results_leave_the_matrix_unit_at_their_own_rate():
+    device = dataclasses.replace(DEVICE, results_per_second=1e9)
+    assert op_work(matmul(1000, 1, 1000), device, Use((1, 1, 1), 0)).seconds(device) == pytest.approx(1e-3)
+
+
+def test_sizes_of_products():
+    batched = shard(lambda x, y: jnp.einsum("bmk,bkn->bmn", x, y), f32(3, 5, 7), f32(3, 7, 11))
+    assert product_size(batched) == (3, 5, 11, 7)
+    conv = jax.lax.conv_general_dilated
+    images = shard(lambda x, w: conv(x, w, (1, 1), "SAME"), f32(2, 6, 8, 8), f32(10, 6, 3, 3))
+    assert product_size(images) == (1, 2 * 8 * 8, 10, 6 * 9)
+    grouped = shard(lambda x, w: conv(x, w, (1, 1), "SAME", feature_group_count=2), f32(2, 6, 8, 8), f32(10, 3, 3, 3))
+    assert product_size(grouped) == (2, 2 * 8 * 8, 5, 3 * 9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "minor", "expected"),
+    [
+        ((), None, 4),
+        ((1000, 16), None, 16 * 1024 * 4),  # laid out with 1000 last
+        ((1000, 16), (1,), 1000 * 128 * 4),
+        ((256, 128), None, 256 * 128 * 4),
+        ((3, 128), None, 4 * 128 * 4),
+        ((64, 9, 16), (1, 2), 64 * 16 * 128 * 4),
+        ((0, 16), None, 0),
+    ],
+)
+def test_arrays_are_padded_to_tiles(shape, minor, expected):
+    device = dataclasses.replace(DEVICE, layout_tile=(8, 128))
+    assert stored_bytes(device, shape, 4, minor) == pytest.approx(expected)
+    n = 1
+    for d in shape:
+        n *= d
+    assert stored_bytes(DEVICE, shape, 4, minor) == 4 * n
+
+
+def test_small_arrays_stay_on_the_chip():
+    device = dataclasses.replace(DEVICE, fast_bytes=5_000, fast_bandwidth=1e11)
+    add = shard(jnp.add, f32(1000), f32(1000))
+    work = op_work(add, device, Use((1, 1, 1), 0))
+    assert (work.memory, work.chip) == (0, pytest.approx(12_000 / 1e11))
+
+
+@pytest.mark.parametrize("sizes", [(512, 512, 512), (8, 512, 512), (8, 8, 8)])
+def test_an_op_takes_as_long_as_on_its_slowest_device(sizes):
+    slow = dataclasses.replace(DEVICE, peak_flops=(("float32", 4e11), ("vector", 1e11)))
+    far = dataclasses.replace(DEVICE, memory_bandwidth=5e9)
+
+    def seconds(device):
+        return op_work(matmul(*sizes), device, Use((1, 1, 1), 1)).seconds(device)
+
+    assert seconds(weakest((DEVICE, slow, far))) == max(map(seconds, (DEVICE, slow, far)))

@@ -1,0 +1,95 @@
+"""What becomes one kernel, and what goes through memory, on programs small enough to say by hand."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.numerics import programs
+from unity_jax.cost.kernels import Traffic, kernels
+from unity_jax.program import trace
+
+
+def f32(*dims):
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def shown(fn, *args, compiler="gpu"):
+    """The names of the ops of every kernel."""
+    return [" ".join(op.name for op in k.ops) for k in kernels(trace(fn, args, {}).graph, compiler)]
+
+
+def test_a_chain_of_elementwise_ops_is_one_kernel():
+    assert shown(lambda x: jnp.tanh(x) * 2 + 1, f32(8, 8)) == ["tanh mul add"]
+
+
+def test_a_reduction_takes_in_what_it_reduces():
+    assert shown(lambda x: jnp.sum(jnp.exp(x)), f32(8, 8)) == ["exp reduce_sum"]
+
+
+def test_a_value_with_two_readers_in_one_pass_is_read_once():
+    def f(x):
+        y = jnp.exp(x)
+        return y * 2, y + 1
+
+    (kernel,) = kernels(trace(f, (f32(8, 8),), {}).graph, "gpu")
+    assert (len(kernel.reads), len(kernel.writes)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "expected"),
+    [("gpu", ["dot_general", "max"]), ("tpu", ["dot_general max"])],
+)
+def test_only_tpu_fuses_what_follows_a_matmul(compiler, expected):
+    assert shown(lambda x, w: jax.lax.max(x @ w, 0.0), f32(8, 8), f32(8, 8), compiler=compiler) == expected
+
+
+def test_a_cast_of_a_weight_is_part_of_both_matmuls_on_tpu_only():
+    def f(w, x, y):
+        h = w.astype(jnp.bfloat16)
+        return x @ h, h @ y
+
+    half = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+    assert shown(f, f32(8, 8), half, half, compiler="tpu") == ["convert_element_type dot_general"] * 2
+    assert shown(f, f32(8, 8), half, half, compiler="gpu") == ["convert_element_type", "dot_general", "dot_general"]
+
+
+def test_costly_ops_are_not_computed_twice():
+    def f(x, w):
+        y = jnp.exp(x)
+        return y @ w, jnp.sum(y, 0)
+
+    traffic = Traffic.of(trace(f, (f32(8, 8), f32(8, 8)), {}).graph, "tpu")
+    assert sum("exp" in [op.name for op in k.ops] for ks in traffic.kernels.values() for k in ks) == 1
+
+
+def drawn(rng):
+    """The graph of a random program."""
+    with jax.enable_x64(True):
+        program = programs.draw(rng, most=8)
+        hypothesis.assume(program.steps)
+        return trace(program.fn, program.args, {}).graph
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(["tpu", "gpu"]))
+def test_kernels_can_run_in_their_order_and_cover_the_program(rng, compiler):
+    graph = drawn(rng)
+    made, found = set(graph.inputs), kernels(graph, compiler)
+    for kernel in found:
+        assert all(t in made or t.literal is not None for t in kernel.reads)
+        made.update(kernel.writes)
+    names = {op for k in found for op in k.ops}
+    aliases = {op for op in graph.ops if op not in names}
+    assert {op.name for op in aliases} <= set("reshape squeeze expand_dims copy optimization_barrier".split())
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(["tpu", "gpu"]))
+def test_traffic_of_ops_adds_up_to_that_of_kernels(rng, compiler):
+    traffic = Traffic.of(drawn(rng), compiler)
+    for graph, found in traffic.kernels.items():
+        moved = sum(len(k.reads) + len(k.writes) for k in found)
+        assert sum(sum(traffic.uses[op].counts) for op in graph.ops) == moved
+        assert sum(traffic.uses[op].launches for op in graph.ops) == len(found)

@@ -1,0 +1,150 @@
+"""What a device does in one step of a planned graph, as tasks with dependencies: arithmetic, collectives, loops.
+
+    0 compute      dot_general
+    1 collectives  all_reduce     after 0
+    2 compute      tanh           after 1
+
+Kernels compute, moves and the collectives inside rules go over the network. What takes no time is no task: its
+consumers wait for what it would have waited for. A loop runs its first
+iteration in the open and the others as one task: XLA awaits in an iteration what was started in it, so all later ones
+take the same time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from unity_jax.cost.communication import groups_of
+from unity_jax.cost.kernels import Traffic
+from unity_jax.cost.program import Collective, kernel_seconds, op_collectives, serves, trips
+from unity_jax.machine.machine import Machine
+from unity_jax.machine.network import Matrix
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.mesh import MeshAxes
+
+COMPUTE, COLLECTIVES, HOST_TO_DEVICE, DEVICE_TO_HOST = range(4)
+"""Streams, numbered as in `machine.contention.STREAMS`."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Task:
+    """One piece of work.
+
+    **Fields:** `stream`: what it runs on; `seconds` that it takes alone; `after`: positions of the tasks that must end
+    first; `levels`: bits of the network levels that it occupies; `blocking`: it occupies the compute stream as well (a
+    collective that the compiler does not start and await apart); `op`: what it computes, or the op that it serves;
+    `collective`: kind, axes and bytes. `body` and `runs`: a loop's tasks and how often they are run; `seconds` then
+    means nothing. A task of no seconds is a point in time that others wait for.
+    """
+
+    stream: int
+    seconds: float
+    after: tuple[int, ...]
+    op: Op | None = None
+    levels: int = 0
+    blocking: bool = False
+    collective: Collective | None = None
+    body: tuple[Task, ...] = ()
+    runs: int = 0
+
+    @property
+    def name(self) -> str:
+        """`all-gather over x`, `x 95 iterations` or the op's label."""
+        if self.collective is not None:
+            return f"{self.collective.kind.replace('_', '-')} over {','.join(self.collective.axes)}"
+        label = self.op.label if self.op is not None else ""
+        return f"{label} x {self.runs}" if self.body else label
+
+    @property
+    def source(self) -> str:
+        """The user's line; of a collective that of the op it serves."""
+        return self.op.source if self.op is not None else "output"
+
+
+def tasks(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine) -> tuple[Task, ...]:
+    """The tasks of a planned graph, a task for each kernel and each collective, in an order in which they can run.
+
+    **Arguments:** `traffic`: of this graph.
+    """
+    return _Writer(mesh, machine, traffic).run(graph)
+
+
+class _Writer:
+    def __init__(self, mesh: MeshAxes, machine: Machine, traffic: Traffic) -> None:
+        self.mesh, self.machine, self.traffic = mesh, machine, traffic
+        self.tasks: list[Task] = []
+        self.ready: dict[Tensor, tuple[int, ...]] = {}  # the tasks to wait for; inputs and constants need none
+
+    def run(self, graph: Graph) -> tuple[Task, ...]:
+        served = serves(graph)
+        for kernel in self.traffic.kernels[graph]:
+            root, after = kernel.root, self._wait((*kernel.reads, *kernel.waits))
+            if root.bodies:
+                done = self._loop(root, after)
+            elif "move" in root.params and len(kernel.ops) == 1:
+                done = self._collectives(root, served.get(root), self._join(after))
+            else:
+                for op in kernel.ops:
+                    after = self._collectives(op, op, after) if op.shard is not None else after
+                seconds = kernel_seconds(kernel, self.machine.device)
+                done = self._add(Task(COMPUTE, seconds, after, root)) if seconds else self._join(after)
+            for t in kernel.writes:
+                self.ready[t] = done
+        return tuple(self.tasks)
+
+    def _wait(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+        found = dict.fromkeys(i for t in tensors for i in self.ready.get(t, ()))
+        return tuple(found)
+
+    def _add(self, task: Task) -> tuple[int, ...]:
+        self.tasks.append(task)
+        return (len(self.tasks) - 1,)
+
+    def _join(self, after: tuple[int, ...]) -> tuple[int, ...]:
+        """The same point in time as one task, so that chains of ops without time do not multiply what they wait for."""
+        return after if len(after) < 2 else self._add(Task(COMPUTE, 0.0, after))
+
+    def _collectives(self, op: Op, served: Op | None, after: tuple[int, ...]) -> tuple[int, ...]:
+        """The collectives of a move, or of a rule before its local program, one after the other."""
+        for c in op_collectives(op, self.mesh, self.machine):
+            if c.seconds:
+                blocking = c.kind not in self.machine.device.asynchronous
+                levels = crossed(self.machine, self.mesh, c.axes)
+                after = self._add(Task(COLLECTIVES, c.seconds, after, served, levels, blocking, c))
+        return after
+
+    def _loop(self, op: Op, after: tuple[int, ...]) -> tuple[int, ...]:
+        """A loop starts when all its operands are there, and all its results are there when it ends."""
+        for body in op.bodies:
+            inside = _Writer(self.mesh, self.machine, self.traffic).run(body)
+            after = self._once(inside, self._join(after))
+            if trips(op) > 1 and inside:
+                levels = functools.reduce(lambda bits, task: bits | task.levels, inside, 0)
+                after = self._add(Task(COMPUTE, 0.0, after, op, levels, body=inside, runs=trips(op) - 1))
+        return after
+
+    def _once(self, inside: Sequence[Task], start: tuple[int, ...]) -> tuple[int, ...]:
+        """One iteration among the other tasks."""
+        first = len(self.tasks)
+        for task in inside:
+            self._add(replace(task, after=tuple(first + i for i in task.after) or start))
+        awaited = {i for task in inside for i in task.after}
+        ends = tuple(first + i for i in range(len(inside)) if i not in awaited)
+        return self._join(ends or start)
+
+
+@functools.lru_cache(maxsize=4096)
+def crossed(machine: Machine, mesh: MeshAxes, axes: tuple[str, ...]) -> int:
+    """Bits of the network levels (bit i: level i) that some group over `axes` has members apart on; a network without
+    levels is a single one."""
+    groups = groups_of(machine, mesh, axes)
+    if isinstance(machine.network, Matrix):
+        return 1
+    bits = 0
+    for i, level in reversed(list(enumerate(machine.network))):
+        positions = groups % level.size
+        bits |= int((positions != positions[:, :1]).any()) << i
+        groups = groups // level.size
+    return bits
