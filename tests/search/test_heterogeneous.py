@@ -67,15 +67,15 @@ def test_inner_axes_stay_inside_a_site(plan: unity.Plan) -> None:
 
 
 def test_only_gradients_and_metrics_cross(plan: unity.Plan) -> None:
-    """Data parallelism between the sites: the sums of gradients cross, each device's quarter of them, and the loss;
-    everything else moves inside."""
+    """Data parallelism between the sites: of weights and the sums of their gradients each device's quarter crosses, and
+    the loss; activations and everything else move inside."""
     outer, inner = plan.axes.names
     across = [c for c in plan.predicted.collectives if outer in c.axes]
     inside = [c for c in plan.predicted.collectives if c.axes == (inner,)]
-    assert {c.kind for c in across} == {"all_reduce"}
+    assert {c.kind for c in across} <= {"all_reduce", "reduce_scatter", "all_gather"}
     moved = [sum(c.count * c.trips * c.bytes for c in cs) for cs in (across, inside)]
-    assert moved[0] <= (STATE["w1"].nbytes + STATE["w2"].nbytes) / 4 + 8
-    assert moved[0] < 0.2 * moved[1]
+    assert moved[0] <= 2 * (STATE["w1"].nbytes + STATE["w2"].nbytes) / 4 + 8
+    assert moved[0] < 0.25 * moved[1]
 
 
 def test_the_found_order_beats_the_given_one(plan: unity.Plan, two_sites: Machine) -> None:
@@ -135,7 +135,7 @@ def test_compute_follows_the_slowest(uneven: Machine) -> None:
     seconds = {}
     for name, machine in (("uneven", uneven), ("slow", all_slow), ("fast", Machine.preset("h100:8"))):
         planner = Planner(of, slowed(machine, 1e5))
-        seconds[name] = best(planner.candidates(mesh(8)), planner.limit).cost.compute_seconds
+        seconds[name] = best(planner.candidates(mesh(8)), planner.limit).timeline.compute_seconds
     assert seconds["uneven"] == seconds["slow"] > seconds["fast"]
 
 
