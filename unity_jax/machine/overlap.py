@@ -37,7 +37,8 @@ class Overlap:
 
 
 def streams_of(probes: Sequence[Probe], samples: Sequence[Sample], seconds: float) -> dict[str, Probe]:
-    """A probe for each stream, the largest of its kind (a matmul of the first dtype), repeated or resized to take about so long alone."""
+    """A probe for each stream, the largest of its kind (a matmul of the first dtype), repeated or resized to take about
+    so long alone."""
     found: dict[str, Probe] = {}
     for stream in STREAMS:
         own = [(p, s) for p, s in zip(probes, samples, strict=True) if p.kind == _KIND.get(stream, stream)]
