@@ -5,7 +5,7 @@
 
 Each plan is lowered and compiled by the real XLA:TPU or XLA:GPU compiler, in another process (a compiler may crash),
 and kept in `build/compiled/MODEL/TOPOLOGY/PLAN/`: the plan, the scheduled HLO, and the compiler's memory analysis.
-What is there already is not made again. `experiments/agreement.py` reads it.
+What is there already is not made again. `experiments/agreement.py` and `experiments/collectives.py` read it.
 
 The models have their published widths and fewer layers, so that data parallelism fits on every machine.
 """

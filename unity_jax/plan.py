@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from unity_jax import _compat
+from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import Collective, collectives, program_flops
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
@@ -235,7 +236,7 @@ class Plan:
         self.bound()
         machine = self.priced_on
         assert machine is not None
-        found = tasks(self.pcg, self.axes, machine)
+        found = tasks(self.pcg, Traffic.of(self.pcg, machine.device.compiler), self.axes, machine)
         return simulate(found, machine)
 
     # Files

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from unity_jax.cost.communication import collective_seconds
+from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.memory import memory
 from unity_jax.cost.program import collectives, program_flops
 from unity_jax.cost.reshard import Resharder
@@ -70,4 +71,4 @@ def test_peak_memory_is_the_largest_sum_alive() -> None:
         whole = Layout.replicated(1)
         decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), {program.graph.inputs[0]: whole}, (whole,))
         graph = assemble(program.graph, decisions, Resharder(MACHINE, MESH), RuleCache())
-        assert memory(graph, MESH, MACHINE.device, program.donated).peak_bytes == peak
+        assert memory(graph, Traffic.of(graph, "gpu"), MESH, MACHINE.device, program.donated).peak_bytes == peak

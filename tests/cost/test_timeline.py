@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,8 @@ from unity_jax.machine.contention import Contention
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
+from unity_jax.search.experts import expert_seeds
+from unity_jax.search.planner import Candidate, Planner
 
 IDEAL = Machine.preset("v5e:4x4")  # two levels, no contention
 
@@ -39,6 +43,13 @@ def compute(seconds: float, *after: int) -> Task:
 
 def collective(seconds: float, *after: int, levels: int = 1, blocking: bool = False) -> Task:
     return Task(COLLECTIVES, seconds, after, levels=levels, blocking=blocking)
+
+
+def assembled(plan: Planner, axes: MeshAxes) -> Iterator[Candidate]:
+    """Every expert plan of a mesh."""
+    built = plan._builder(axes).build(True)
+    for name, assignment in expert_seeds(plan.program, built, axes, plan.rules).items():
+        yield plan._finish(built, assignment, True, name)
 
 
 HIDDEN = [compute(10), collective(2, 0), compute(5), compute(1, 1)]
@@ -127,7 +138,7 @@ def test_a_scan_awaits_in_an_iteration_what_it_started_there():
     axes = MeshAxes(("x",), (8,))
     traced = trace(f, (f32(64, 64), f32(64, 64)), {})
     graph = contracted(traced)
-    found = tasks(graph, axes, machine)
+    found = tasks(graph, Traffic.of(graph, "gpu"), axes, machine)
     timeline = simulate(found, machine)
     (loop,) = [task for task in found if task.body]
     assert loop.runs == 4
@@ -141,7 +152,7 @@ def test_a_gradient_is_reduced_beside_the_rest_of_the_backward_pass():
     """Two layers, data parallel: the all-reduce of the last one's gradient hides behind the backward pass of the
     first."""
     plan = planner(program("mlp", "full", layers=2), "v5e:2x4")
-    (seed,) = [c for c in _assembled(plan, mesh(8)) if c.label == "dp(x)"]
+    (seed,) = [c for c in assembled(plan, mesh(8)) if c.label == "dp(x)"]
     timeline = seed.timeline
     reduced = [i for i, task in enumerate(timeline.tasks) if task.collective and task.collective.kind == "all_reduce"]
     assert len(reduced) >= 2
@@ -151,19 +162,11 @@ def test_a_gradient_is_reduced_beside_the_rest_of_the_backward_pass():
     assert any(s < timeline.ends[first] and e > timeline.starts[first] for s, e in busy if e > s)
 
 
-def _assembled(plan, axes):
-    from unity_jax.search.experts import expert_seeds
-
-    built = plan._builder(axes).build(True)
-    for name, assignment in expert_seeds(plan.program, built, axes, plan.rules).items():
-        yield plan._finish(built, assignment, True, name)
-
-
 @pytest.mark.parametrize("name", ["mlp", "lstm_lm", "moe", "resnext"])
 def test_sums_are_those_of_the_program(name):
     """Nothing is lost between the planned graph and its tasks; without asynchronous collectives times add up."""
     plan = planner(program(name), "cpu:8")
-    for found in _assembled(plan, mesh(8)):
+    for found in assembled(plan, mesh(8)):
         compute, communication = added_up(found.graph, found.mesh, plan.machine)
         timeline = found.timeline
         assert timeline.compute_seconds == pytest.approx(compute)
@@ -180,7 +183,7 @@ def test_a_barrier_holds_a_gather_back():
     traced = trace(f, (f32(64, 64), f32(64, 64)), {})
     machine, axes = Machine.preset("h100:8"), MeshAxes(("x",), (8,))
     graph = contracted(traced)
-    found = tasks(graph, axes, machine)
+    found = tasks(graph, Traffic.of(graph, "gpu"), axes, machine)
     timeline = simulate(found, machine)
     last = max(i for i, task in enumerate(found) if task.op is not None and task.op.name == "dot_general")
     assert all(timeline.ends[i] <= timeline.starts[last] for i in range(last))
@@ -230,4 +233,4 @@ def test_bounds_of_every_timeline(found, contention):
         for task, start, end in zip(found, timeline.starts, timeline.ends, strict=True)
         if (task.stream == COMPUTE or task.blocking) and end > start
     ]
-    assert all(a[1] <= b[0] for a, b in zip(sorted(occupied), sorted(occupied)[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(occupied)))

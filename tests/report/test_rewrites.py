@@ -157,6 +157,18 @@ REWRITTEN = {
         "",
         {"moved cast": 1},
     ),
+    "widened after a copy in slices": (
+        [planned("all_reduce", WHOLE)],
+        f"""  %g = bf16[64,8] all-reduce(%q), {ALL}, to_apply=%add
+  %s0 = ((bf16[64,8]), bf16[32,8], s32[]) slice-start(%g), slice={{[0:32], [0:8]}}
+  %d0 = bf16[32,8] slice-done(%s0)
+  %s1 = ((bf16[64,8]), bf16[32,8], s32[]) slice-start(%g), slice={{[32:64], [0:8]}}
+  %d1 = bf16[32,8] slice-done(%s1)
+  %both = bf16[64,8] custom-call(%d0, %d1), custom_call_target="ConcatBitcast"
+  ROOT %r = f32[64,8] convert(%both)""",
+        "",
+        {"moved cast": 1},
+    ),
     "widened in the collective": (
         [planned("all_reduce", WHOLE // 2)],
         f"  ROOT %r = f32[64,8] all-reduce(%q), {ALL}, to_apply=%add",
@@ -250,6 +262,15 @@ def test_merged_duplicates():
     missing = "planned, not compiled: 1 x all_reduce over x, 2,048 bytes, 1 times a step"
     assert explained(plan, body).unexplained == [missing]  # equal sizes are no reason to merge
     assert explained(plan, "  ROOT %r = f32[64,8] tanh(%p)", same=[plan[0][0]]).unexplained == [missing] * 2
+
+
+def test_what_can_stand_for_two_stands_for_the_one_that_is_no_duplicate():
+    updated = UPDATED.replace("ROOT ", "") + "\n  ROOT %d = f32[16,8] dynamic-slice(%r, %i, %zero)"
+    body = f"  %o = f32[64,8] all-reduce(%p), {ALL}, to_apply=%add\n  %e = f32[16,8] dynamic-slice(%o, %i, %zero)\n"
+    plan = [planned("reduce_scatter", WHOLE, count=2), planned("all_gather", WHOLE)]
+    found = explained(plan, body + updated, UPDATE.format(start=0), same=[Collective("reduce_scatter", ("x",), WHOLE)])
+    assert found.unexplained == []
+    assert found.rewrites == {"all-gather as all-reduce": 1, "reduce-scatter as all-reduce and slice": 1, MERGED: 1}
 
 
 def test_a_chain_through_a_loop_runs_as_often_as_it_starts():

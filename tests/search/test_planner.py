@@ -7,8 +7,10 @@ import pytest
 
 import models
 from tests.search.planning import mesh, planner, program
+from unity_jax.cost.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.experts import expert_seeds
+from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import best, finish
 from unity_jax.search.solver import solve
@@ -69,10 +71,49 @@ def test_problem_prices_what_the_planned_graph_costs() -> None:
         plan = planner(program(name, **({"layers": 1} if name == "bert" else {})))
         built = plan._builder(mesh(8)).build(True)
         solution = solve(built.problem)
-        candidate = best(plan.candidates(mesh(8)), plan.limit)
-        assert candidate.seconds <= solution.cost * (1 + 1e-9)
-        assert candidate.seconds >= 0.97 * solution.cost
+        timeline = plan.candidates(mesh(8))[0].timeline
+        total = timeline.compute_seconds + timeline.communication_seconds
+        assert total <= solution.cost * (1 + 1e-9)
+        assert total >= 0.97 * solution.cost
         assert solution.gap < 1e-9
+
+
+@pytest.mark.parametrize("machine", ["h100:8", "v5e:2x4", "cpu:8"])
+@pytest.mark.parametrize("name", models.names())
+def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
+    """What rules a seed out unseen is below its simulated step, and the bound of a mesh below all of them."""
+    plan = planner(program(name, **({"layers": 1} if name in ("bert", "gpt", "moe") else {})), machine)
+    collectives = Resharder(plan.machine, mesh(8), slices=False)
+    for keep in (True, False):
+        built = plan._builder(mesh(8)).build(keep)
+        for label, assignment in expert_seeds(plan.program, built, mesh(8), plan.rules).items():
+            timeline = plan._finish(built, assignment, keep, label).timeline
+            floor = plan_seconds(built, assignment, collectives)
+            assert arithmetic_seconds(built, assignment) <= timeline.compute_seconds * (1 + 1e-9)
+            assert least_seconds(built) <= floor <= timeline.step_seconds * (1 + 1e-9)
+
+
+def test_an_expert_wins_whose_times_add_up_to_far_more() -> None:
+    """FSDP on a slow network communicates more than the plan with the least sum of times, and hides it."""
+    plan = planner(program("bert", layers=1), "v5e:2x4")
+    found = plan.candidates(mesh(8))
+    (fsdp,), searched = [c for c in found if c.label == "fsdp(x)"], found[0]
+    sums = [c.timeline.compute_seconds + c.timeline.communication_seconds for c in (fsdp, searched)]
+    assert sums[0] > 1.1 * sums[1]
+    assert fsdp.seconds < searched.seconds
+    assert best(found, plan.limit) is fsdp
+
+
+def test_an_expert_that_cannot_win_is_not_assembled() -> None:
+    """On a machine where collectives stop arithmetic, none of the experts could beat the least sum of times."""
+    plan = planner(program("bert", layers=1), "cpu:8")
+    found = plan.candidates(mesh(8))
+    built, collectives = plan._solved(mesh(8)).built, Resharder(plan.machine, mesh(8), slices=False)
+    floors = {name: plan_seconds(built, a, collectives) for name, a in plan._expert_seeds(mesh(8)).items()}
+    assert all(c.label in ("search", *floors) for c in found)
+    ruled_out = {name for name, floor in floors.items() if floor >= best(found, plan.limit).seconds}
+    assert {"tp(x)", "dp(x)"} <= ruled_out
+    assert not ruled_out & {c.label for c in found}
 
 
 def test_no_table_is_too_large() -> None:

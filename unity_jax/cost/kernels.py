@@ -15,6 +15,7 @@ convolution; XLA:GPU takes producers that make its input no larger, and no consu
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -102,9 +103,11 @@ class _Fuser:
     sources: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
     held: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
+    loops: set[Op] = field(default_factory=set)
 
     def run(self) -> list[Kernel]:
         producer = self.graph.producer
+        self.loops = {op for op in self.graph.ops if is_loop(op)}
         for op in self.graph.ops:
             for t in op.inputs:
                 self.consumers.setdefault(t, []).append(op)
@@ -138,14 +141,21 @@ class _Fuser:
 
     def _absorb(self, outputs: set[Tensor]) -> None:
         readers = self._readers()
-        for op in reversed(self.graph.ops):
-            if not is_loop(op) or any(t in outputs or self._escapes(t, outputs) for t in op.outputs):
+        sources: dict[Tensor, frozenset[Tensor]] = {}  # what recomputing a tensor would read
+        for op in self.graph.ops:
+            above = frozenset[Tensor]().union(*(sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs))
+            if is_alias(op):
+                sources.update((o, sources.get(i, frozenset([i]))) for i, o in zip(op.inputs, op.outputs, strict=False))
+                continue
+            if op not in self.loops or any(t in outputs or self._escapes(t, outputs) for t in op.outputs):
                 continue
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            if len(used) == 1 or self._is_cheap(op) or (self.fusing.grows and op.name == "convert_element_type"):
+            cheap = op.name not in _COSTLY and sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
+            if len(used) == 1 or cheap or (self.fusing.grows and op.name == "convert_element_type"):
                 self.absorbed.add(op)
+                sources.update((o, above) for o in op.outputs)
 
     def _readers(self) -> Callable[[Tensor], list[Op]]:
         """The ops that read a tensor, through aliases."""
@@ -175,7 +185,7 @@ class _Fuser:
         )
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
-        if is_loop(consumer) or consumer.name in _REDUCTIONS:
+        if consumer in self.loops or consumer.name in _REDUCTIONS:
             return True
         if consumer.name not in PRODUCTS or producer.name in ("concatenate", "pad"):
             return False
@@ -184,9 +194,6 @@ class _Fuser:
     def _grows(self, op: Op) -> float:
         """Bytes of the operands over bytes of the result."""
         return sum(t.nbytes for t in op.inputs if t.literal is None) / max(sum(t.nbytes for t in op.outputs), 1)
-
-    def _is_cheap(self, op: Op) -> bool:
-        return op.name not in _COSTLY and self._grows(op) <= 1
 
     # Grouping
 
@@ -224,11 +231,11 @@ class _Fuser:
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
-        if not (is_loop(c) or c.name in _REDUCTIONS):
+        if not (c in self.loops or c.name in _REDUCTIONS):
             return False
-        if not (is_loop(p) or (self.fusing.epilogue and p.name in PRODUCTS)):
+        if not (p in self.loops or (self.fusing.epilogue and p.name in PRODUCTS)):
             return False
-        return _elements(p.outputs[0]) == (_elements(c.outputs[0]) if is_loop(c) else _elements(c.inputs[0]))
+        return _elements(p.outputs[0]) == (_elements(c.outputs[0]) if c in self.loops else _elements(c.inputs[0]))
 
     def _kernels(self, members: list[list[Op]], outputs: set[Tensor]) -> list[Kernel]:
         position = {op: i for i, op in enumerate(self.graph.ops)}
@@ -287,10 +294,7 @@ def _runnable(made: list[Kernel]) -> list[Kernel]:
 
 
 def _elements(t: Tensor) -> int:
-    n = 1
-    for d in t.shape:
-        n *= d
-    return n
+    return math.prod(t.shape)
 
 
 def kernels(graph: Graph, compiler: str) -> Sequence[Kernel]:

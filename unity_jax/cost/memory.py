@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.compute import stored_bytes
-from unity_jax.cost.kernels import Kernel, base_tensors, kernels
+from unity_jax.cost.kernels import Kernel, Traffic, base_tensors
 from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
@@ -31,10 +31,10 @@ class Memory:
     alive: tuple[tuple[Tensor, int], ...]
 
 
-def memory(graph: Graph, mesh: MeshAxes, device: Device, donated: Sequence[int]) -> Memory:
+def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, device: Device, donated: Sequence[int]) -> Memory:
     """Peak memory of a planned graph on one device.
 
-    **Arguments:** `donated`: indices of inputs whose memory results may take.
+    **Arguments:** `traffic`: of this graph; `donated`: indices of inputs whose memory results may take.
     """
     sizes = _Sizes(mesh, device)
     base = base_tensors(graph)
@@ -46,7 +46,7 @@ def memory(graph: Graph, mesh: MeshAxes, device: Device, donated: Sequence[int])
             free[key] -= 1
         elif t not in kept and t.literal is None:
             kept[t] = sizes(t)
-    peak, alive = _between(graph, sizes)
+    peak, alive = _between(graph, traffic, sizes)
     ranked = sorted([*kept.items(), *alive.items()], key=lambda item: -item[1])
     return Memory(round(sum(kept.values()) + peak), tuple((t, round(n)) for t, n in ranked[:50]))
 
@@ -62,12 +62,12 @@ class _Sizes:
         return stored_bytes(self.device, t.layout.local_shape(t.shape, self.mesh), t.itemsize)
 
 
-def _between(graph: Graph, sizes: _Sizes) -> tuple[float, dict[Tensor, float]]:
+def _between(graph: Graph, traffic: Traffic, sizes: _Sizes) -> tuple[float, dict[Tensor, float]]:
     """The largest sum of values that are neither inputs nor outputs of a graph, and those values."""
     base = base_tensors(graph)
     outside = {*graph.inputs, *(base.get(t, t) for t in graph.outputs)}
-    every = kernels(graph, sizes.device.compiler)
-    inside = [max((_between(b, sizes)[0] for b in k.root.bodies), default=0.0) for k in every]
+    every = traffic.kernels[graph]
+    inside = [max((_between(b, traffic, sizes)[0] for b in k.root.bodies), default=0.0) for k in every]
     life = _Life(every, {t: sizes(t) for k in every for t in k.writes if t not in outside})
     return min((life.peak(order, inside) for order in (range(len(every)), life.saving())), key=lambda found: found[0])
 

@@ -63,9 +63,12 @@ class Task:
         return self.op.source if self.op is not None else "output"
 
 
-def tasks(graph: Graph, mesh: MeshAxes, machine: Machine) -> tuple[Task, ...]:
-    """The tasks of a planned graph, a task for each kernel and each collective, in an order in which they can run."""
-    return _Writer(mesh, machine, Traffic.of(graph, machine.device.compiler)).run(graph)
+def tasks(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine) -> tuple[Task, ...]:
+    """The tasks of a planned graph, a task for each kernel and each collective, in an order in which they can run.
+
+    **Arguments:** `traffic`: of this graph.
+    """
+    return _Writer(mesh, machine, traffic).run(graph)
 
 
 class _Writer:

@@ -54,20 +54,23 @@ def account(
     rewrites: Counter[str] = Counter()
     wanted: list[Planned] = [((c.kind, c.axes, c.bytes), trips) for c, trips in planned for _ in range(c.count)]
     present = rejoined(flow, [part for site in found for part in parts(flow, site, mesh)])
-    pairs, missing, extra = _match([dict(_costs(flow, part)) for part in present], wanted)
-    for _, names in pairs:
-        rewrites.update(set(names))
-    compiled = {key for key, _ in pairs}
-    spare = Counter({(c.kind, c.axes, c.bytes): c.count for c in duplicates})
-    lines = []
-    for key, trips in (wanted[j] for j in missing):
-        if spare[key] and (key, trips) in compiled:
-            spare[key] -= 1
-            rewrites[MERGED] += 1
+    forms = [{(form.key, form.trips): names for form, names in reversed(candidates(flow, p))} for p in present]
+    spare = [
+        {(key, trips): (MERGED,) for key, trips in wanted if key == (c.kind, c.axes, c.bytes)}
+        for c in duplicates
+        for _ in range(c.count)
+    ]
+    rows = forms + spare
+    pairs, missing, extra = _match(rows, wanted)
+    compiled = {wanted[j] for i, j in pairs if i < len(present)}
+    for i, j in pairs:
+        if i < len(present) or wanted[j] in compiled:
+            rewrites.update(set(rows[i][wanted[j]]))
         else:
-            lines.append(f"planned, not compiled: {Collective(*key)}, {trips} times a step")
+            missing.append(j)
+    lines = [f"planned, not compiled: {Collective(*wanted[j][0])}, {wanted[j][1]} times a step" for j in missing]
     scatters = {name for s in found if s.kind == "reduce_scatter" for name in _names(s)}
-    for part in (present[i] for i in extra):
+    for part in (present[i] for i in extra if i < len(present)):
         if realigns(flow, part.site, scatters):
             rewrites[REALIGNED] += 1
         else:
@@ -88,24 +91,19 @@ def _text(part: Part) -> str:
     )
 
 
-def _costs(flow: Flow, part: Part) -> list[tuple[Planned, tuple[str, ...]]]:
-    return [((form.key, form.trips), names) for form, names in reversed(candidates(flow, part))]
-
-
 def _match(
     present: Sequence[dict[Planned, tuple[str, ...]]], wanted: Sequence[Planned]
-) -> tuple[list[tuple[Planned, tuple[str, ...]]], list[int], list[int]]:
-    """What each matched part was planned as and its rewrites; and the planned and present ones left over, as few as can
-    be."""
+) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    """Pairs of a present and a planned one, so that few are left over, then few count as merged, then few rewrites are
+    needed; and the planned and the present ones left over."""
     none = 1000.0
     cost = np.full((len(present), len(wanted)), none)
     for i, forms in enumerate(present):
         for j, key in enumerate(wanted):
             if key in forms:
-                cost[i, j] = len(forms[key])
+                cost[i, j] = 10 if MERGED in forms[key] else len(forms[key])
     rows, columns = linear_sum_assignment(cost)
-    matched = [(i, j) for i, j in zip(rows, columns, strict=True) if cost[i, j] < none]
-    pairs = [(wanted[j], present[i][wanted[j]]) for i, j in matched]
-    missing = sorted(set(range(len(wanted))) - {j for _, j in matched})
-    extra = sorted(set(range(len(present))) - {i for i, _ in matched})
+    pairs = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True) if cost[i, j] < none]
+    missing = sorted(set(range(len(wanted))) - {j for _, j in pairs})
+    extra = sorted(set(range(len(present))) - {i for i, _ in pairs})
     return pairs, missing, extra

@@ -27,6 +27,11 @@ MOVES = {
 """Instructions whose first operand is the array that they pass on, whole or in part."""
 
 
+def _moves(op: Instruction) -> bool:
+    """Whether it passes its first operand on. XLA:TPU copies a large array in slices, which it then takes as one."""
+    return op.opcode in MOVES or 'custom_call_target="ConcatBitcast"' in op.attributes
+
+
 @dataclass(frozen=True)
 class Value:
     """One array of an instruction's result, of those reached through `path`; `index` counts in a tuple."""
@@ -88,7 +93,7 @@ class Flow:
             index = re.search(r"index=(\d+)", op.attributes)
             assert index is not None, op
             return self._element(self.operand(value, 0), int(index[1]))
-        if op.opcode in MOVES or 'custom_call_target="ConcatBitcast"' in op.attributes:
+        if _moves(op):
             return self.operand(value, 0)
         return None
 
@@ -144,5 +149,5 @@ class Flow:
             yield from self.uses(Value(value.path, value.computation, user, value.index), until)
         else:
             yield made
-            if user.opcode in MOVES and position == 0 and user.opcode != until:
+            if _moves(user) and position == 0 and user.opcode != until:
                 yield from self.uses(made, until)

@@ -30,19 +30,15 @@ def plan_seconds(built: Built, assignment: Sequence[int], collectives: Resharder
     **Arguments:** `collectives`: prices of moves without slices.
     """
     machine = collectives.machine
-    sent = 0.0
+    dearest: dict[int, float] = {}
     for tensor, readers in built.needed.items():
-        maker = built.made[tensor]
+        maker = built.made[tensor]  # the same for a tensor and for what barriers make of it
         made = maker.layouts[assignment[maker.node]]
-        # Readers share copies, so no more is sure than the one that is dearest to serve.
-        wanted = {reader.layouts[assignment[reader.node]]: reader.repeat for reader in readers}
-        sent += max(
-            (
-                float(collectives.table(tensor.shape, tensor.dtype, (made, layout))[0, 1]) * repeat
-                for layout, repeat in wanted.items()
-                if layout != made
-            ),
-            default=0.0,
-        )
+        for reader in readers:
+            layout = reader.layouts[assignment[reader.node]]
+            if layout != made:
+                seconds = float(collectives.table(tensor.shape, tensor.dtype, (made, layout))[0, 1]) * reader.repeat
+                dearest[id(maker)] = max(dearest.get(id(maker), 0.0), seconds)
+    sent = sum(dearest.values())  # readers share copies: no more is sure than the one that is dearest to serve
     arithmetic = arithmetic_seconds(built, assignment)
     return max(arithmetic + unhidden(machine) * sent, sent / machine.num_levels)

@@ -43,6 +43,7 @@ class Candidate:
     machine: Machine
     decisions: Decisions
     graph: Graph
+    traffic: Traffic
     memory: Memory
     label: str
     lower_bound: float = 0.0
@@ -50,7 +51,7 @@ class Candidate:
     @functools.cached_property
     def timeline(self) -> Timeline:
         """One step, simulated."""
-        return simulate(tasks(self.graph, self.mesh, self.machine), self.machine)
+        return simulate(tasks(self.graph, self.traffic, self.mesh, self.machine), self.machine)
 
     @property
     def seconds(self) -> float:
@@ -70,6 +71,9 @@ class Pins:
 
 NO_PINS = Pins({}, {})
 
+
+CLOSE = 1.1
+"""How much slower than without a memory limit a plan may be that makes a search under the limit superfluous."""
 
 MANY_CHOICES = 100_000
 """Strategies of all ops together, beyond which two axes are planned one at a time."""
@@ -192,8 +196,10 @@ class Planner:
         return self._experts[mesh]
 
     def _within_limit(self, found: list[Candidate], mesh: MeshAxes) -> None:
-        """Add plans under the memory limit: what the problem's liveness misses tightens its limit, and it is solved
-        again.
+        """Add plans under the memory limit, which gather weights again for the backward pass.
+
+        Unless a plan now fits that is nearly as fast as the one without a limit, the problem is solved under the limit:
+        what its liveness misses tightens its limit, and it is solved again.
         """
         built = self._builder(mesh).build(keep=False)
         problem = built.problem
@@ -202,7 +208,10 @@ class Planner:
             found.append(self._finish(built, solve(priced_by_memory(problem)).assignment, False, "search"))
             return
         seeds = expert_seeds(self.program, built, mesh, self.rules)
-        limit = self.limit
+        self._contend(found, built, False, seeds)
+        now, limit = best(found, self.limit), self.limit
+        if now.fits(limit) and now.seconds <= CLOSE * found[0].seconds:
+            return
         for _ in range(3):
             problem.limit = limit
             if by_one_axis_at_a_time(built):
@@ -215,8 +224,7 @@ class Planner:
             excess = found[-1].memory.peak_bytes - self.limit
             limit = min(limit, problem.peak(assignment)) - excess
             if excess <= 0 or limit <= 0 or not possible:
-                break
-        self._contend(found, built, False, seeds)
+                return
 
     def least_bytes(self, mesh: MeshAxes) -> float:
         """Bytes per device that any plan on as many devices keeps alive at some time: every tensor split all ways it
@@ -243,8 +251,10 @@ def finish(
     mesh = resharder.mesh
     graph = assemble(program.graph, decisions, resharder, rules)
     graph = assemble(program.graph, decisions, resharder, rules)
-    peak = memory(graph, mesh, resharder.machine.device, program.donated)
-    return Candidate(mesh, resharder.machine, decisions, graph, peak, label, bound)
+    device = resharder.machine.device
+    traffic = Traffic.of(graph, device.compiler)
+    peak = memory(graph, traffic, mesh, device, program.donated)
+    return Candidate(mesh, resharder.machine, decisions, graph, traffic, peak, label, bound)
 
 
 def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
