@@ -173,7 +173,8 @@ def test_a_real_run(measured):
     assert device.contention == fit_contention(measured.overlaps)
     text = str(measured)
     assert text.startswith("cpu:8 measured: 8 devices, each while all do the same\n")
-    assert "device      8 by switch" in text and "all-reduce" in text
+    assert "device      8 by switch" in text and "all-reduce" in text and "by copies the other way" in text
+    assert "compute and collectives" in text
     assert not jax.config.jax_enable_x64
 
 

@@ -8,14 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from unity_jax.machine.contention import Contention
 from unity_jax.machine.detect import positions
 from unity_jax.machine.device import Device
 from unity_jax.machine.fit import axes_of, fit_device, fit_level, predicted
@@ -101,10 +100,12 @@ def _text(found: Calibration) -> str:
             lines.append(f"  {level.name:<11} {level.size} by {level.links}: {text}")
     if found.machine.num_devices == 1:
         lines.append("  network     none: one device has nothing to measure collectives with")
-    parts = ", ".join(
-        f"{f.name.replace('_', ' ')} {getattr(device.contention, f.name):.2f}" for f in fields(Contention)
+    c = device.contention
+    lines.append(
+        f"  slowed      compute {c.compute_by_collectives:.2f} by collectives, {c.compute_by_copies:.2f} by copies; "
+        f"collectives {c.collectives_by_copies:.2f} by copies;\n              "
+        f"copies {c.copies_by_collectives:.2f} by collectives, {c.copies_by_copies:.2f} by copies the other way"
     )
-    lines.append(f"  slowed      {parts}")
     titled = "Measured, and what the fitted constants predict"
     rows = columns(
         "what", "of", "operations", "bytes", "measured", "predicted", "ratio", right=(2, 3, 4, 5, 6), title=titled

@@ -1,7 +1,7 @@
 """How long the compiler itself thinks that a program computes: the cycles that XLA:TPU writes beside instructions.
 
 >>> estimated_cycles(parse(compiled.as_text()))
-Cycles(total=6963000, counted=93, missing=16, endless=0)
+Cycles(total=6920000, counted=91, missing=15, endless=0)
 
 They are estimates of a cost model that has seen the real chip, one instruction after the other. Collectives, and copies
 between the memories of a chip, carry none.
