@@ -50,3 +50,8 @@ def test_compiles_for_a_tpu_slice():
 def test_an_unknown_slice():
     with pytest.raises(ValueError, match="no TPU topology is called 'v9:4x4'"):
         topology("v9:4x4")
+
+
+def test_a_machine_that_no_compiler_knows():
+    with pytest.raises(ValueError, match="nothing compiles for 'cpu:8' ahead of time: name a TPU slice or one of h100"):
+        topology("cpu:8")

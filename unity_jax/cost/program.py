@@ -66,9 +66,10 @@ def floor_seconds(shard: Shard, machine: Machine, use: Use) -> float:
 
 
 def kernel_seconds(kernel: Kernel, device: Device) -> float:
-    """Seconds of the local program of a planned kernel; nothing for a collective, a loop or a branch."""
+    """Seconds of the local program of a planned kernel; nothing for a collective, a loop or a branch. What needs no
+    operand is written ahead, and takes no start of its own."""
     work = total(op_work(op.shard, device, Use(kernel.counts[op], 0)) for op in kernel.ops if op.shard is not None)
-    return work._replace(launches=1).seconds(device) if any(work) else 0.0
+    return work._replace(launches=int(bool(kernel.reads))).seconds(device) if any(work) else 0.0
 
 
 def program_flops(graph: Graph) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from dataclasses import dataclass
 
 import jax
@@ -61,6 +62,8 @@ def topology(name: str) -> list[jax.Device]:
     """
     chip, _, sizes = name.partition(":")
     gpu = next((GPUS[kind] for kind in GPUS if chip.startswith(kind)), None)
+    if gpu is None and re.fullmatch(r"(v\d|tpu).*", chip) is None:
+        raise ValueError(f"nothing compiles for {name!r} ahead of time: name a TPU slice or one of {', '.join(GPUS)}")
     if gpu is None:
         return _tpu_topology(name)
     counts = [int(n) if n.isascii() and n.isdigit() else 0 for n in sizes.split("x")]
