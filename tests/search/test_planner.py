@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import models
+from tests.numerics.steps import slow
 from tests.search.planning import mesh, planner, program
 from unity_jax.cost.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import best, finish
+from unity_jax.search.planner import Planner, best, finish
 from unity_jax.search.solver import solve
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
@@ -95,7 +96,7 @@ def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
 
 def test_an_expert_wins_whose_times_add_up_to_far_more() -> None:
     """FSDP on a slow network communicates more than the plan with the least sum of times, and hides it."""
-    plan = planner(program("bert", layers=1), "v5e:2x4")
+    plan = Planner(program("bert", layers=1), slow("v5e:2x4", 1e2))
     found = plan.candidates(mesh(8))
     (fsdp,), searched = [c for c in found if c.label == "fsdp(x)"], found[0]
     sums = [c.timeline.compute_seconds + c.timeline.communication_seconds for c in (fsdp, searched)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unity_jax.cost.communication import collective_seconds
-from unity_jax.cost.compute import PRODUCTS, Work, op_work, total
+from unity_jax.cost.compute import PRODUCTS, op_work, total
 from unity_jax.cost.kernels import Kernel, Use
 from unity_jax.cost.reshard import collective_kind, move_bytes
 from unity_jax.machine.device import Device
@@ -58,11 +58,14 @@ def shard_seconds(shard: Shard, machine: Machine, use: Use) -> float:
 
 def floor_seconds(shard: Shard, machine: Machine, use: Use) -> float:
     """Seconds that an op adds at least to any step: all of a matmul, elsewhere the memory traffic, which no other part
-    of the device does meanwhile for the ops of the same kernel; nothing where it rides along with a matmul."""
+    of the device does meanwhile for the ops of the same kernel; nothing where it rides along with a matmul.
+
+    Which ops share a kernel, and its start, depends on the plan.
+    """
     work = op_work(shard, machine.device, use)
     if shard.op.name in PRODUCTS:
         return work.seconds(machine.device)
-    return 0.0 if use.rides else Work(memory=work.memory, launches=work.launches).seconds(machine.device)
+    return 0.0 if use.rides else work.memory
 
 
 def kernel_seconds(kernel: Kernel, device: Device) -> float:
