@@ -23,13 +23,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-from compiled import FOUR, SIZES, TOPOLOGIES, Case, cases, lower, program_of, stablehlo_facts
+from compiled import FOUR, SIZES, TOPOLOGIES, Case, cases, program_of, stablehlo_facts
 from rich.console import Console
 from rich.table import Table
 
+from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
+from unity_jax.planning import mesh_over
 from unity_jax.program import Program
 from unity_jax.report.account import Account, account
 from unity_jax.report.collectives import Collective
@@ -44,7 +46,7 @@ def lowered_facts(case: Case, program: Program) -> dict[str, Any]:
     facts = case.facts
     if "stablehlo" not in facts:
         plan = case.plan(program, Machine.preset(case.topology))
-        facts["stablehlo"] = stablehlo_facts(plan, lower(plan, jax.devices()))
+        facts["stablehlo"] = stablehlo_facts(plan, lower(program, plan.pcg, mesh_over(plan, jax.devices())))
         (case.folder / "facts.json").write_text(json.dumps(facts))
     return facts["stablehlo"]
 

@@ -67,9 +67,16 @@ def _between(graph: Graph, traffic: Traffic, sizes: _Sizes) -> tuple[float, dict
     base = base_tensors(graph)
     outside = {*graph.inputs, *(base.get(t, t) for t in graph.outputs)}
     every = traffic.kernels[graph]
-    inside = [max((_between(b, traffic, sizes)[0] for b in k.root.bodies), default=0.0) for k in every]
+    inside = [_inside(k, traffic, sizes) for k in every]
     life = _Life(every, {t: sizes(t) for k in every for t in k.writes if t not in outside})
     return min((life.peak(order, inside) for order in (range(len(every)), life.saving())), key=lambda found: found[0])
+
+
+def _inside(kernel: Kernel, traffic: Traffic, sizes: _Sizes) -> float:
+    """What a loop or branch needs beside what it reads and writes: one body's values, and carries that nobody reads."""
+    bodies = [_between(b, traffic, sizes)[0] for b in kernel.root.bodies]
+    unread = (t for t in kernel.root.outputs if t not in kernel.writes)
+    return max(bodies) + sum(map(sizes, unread)) if bodies else 0.0
 
 
 class _Life:

@@ -49,14 +49,19 @@ def _tpu(
     operations each: assumed. Arrays lie in tiles of 8 x 128 (https://openxla.org/xla/tiled_layout).
     """
     peaks = _peaks(bfloat16=matmul, float16=matmul, float32=matmul, float64=vector / 20, vector=vector)
-    measured = {"matmul_tile": (8, 128, 128), "kernel_overhead": 1e-6, **measured}
+    measured = {"matmul_tile": (8, 128, 128), **measured}
     tiles = {"compiler": "tpu", "layout_tile": (8, 128)}
     return Device(kind, peaks, memory, memory_bandwidth, host, **tiles, **measured)
 
 
 # What kernels get out of a TPU, from the cycles that XLA:TPU estimates for single matmuls and elementwise kernels
 # (`experiments/cycles.py`, libtpu 0.0.42). The chips without numbers of their own take those of v5p.
-_V4 = {"matmul_efficiency": 0.91, "memory_efficiency": 0.74, "results_per_second": 7.8e10}
+_V4 = {
+    "matmul_efficiency": 0.91,
+    "memory_efficiency": 0.79,
+    "results_per_second": 7.8e10,
+    "kernel_overhead": 6e-7,
+}
 _V5E = {
     "matmul_efficiency": 0.97,
     "memory_efficiency": 0.81,
@@ -67,15 +72,17 @@ _V5E = {
 }
 _V5P = {
     "matmul_efficiency": 0.965,
-    "memory_efficiency": 0.6,
+    "memory_efficiency": 0.71,
     "results_per_second": 3.3e11,
+    "kernel_overhead": 1.2e-6,
     "fast_bytes": 4e7,
     "fast_bandwidth": 3e12,
 }
 _V6E = {
     "matmul_efficiency": 0.86,
-    "memory_efficiency": 0.84,
+    "memory_efficiency": 0.81,
     "results_per_second": 2.4e11,
+    "kernel_overhead": 1.2e-6,
     "fast_bytes": 4e7,
     "fast_bandwidth": 2.2e12,
     "matmul_tile": (8, 256, 256),

@@ -1,0 +1,106 @@
+"""Peak memory, on programs small enough to say by hand: what the order of kernels, donation and loops make of it."""
+
+import dataclasses
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from unity_jax.cost.kernels import Traffic
+from unity_jax.cost.memory import memory
+from unity_jax.cost.reshard import Resharder
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import trace
+from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.sample import sample
+
+MESH, MACHINE = MeshAxes(("x",), (1,)), Machine.preset("h100:1")
+N = 64 * 64 * 4
+
+
+def f32(*dims):
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def peak(fn, *args, donate=(), device=MACHINE.device):
+    """Peak memory of a function on one device."""
+    program = trace(fn, args, {}, donate_argnums=donate)
+    decisions = Decisions(outputs=tuple(Layout.replicated(t.rank) for t in program.graph.outputs))
+    for graph in [program.graph, *(b for op in program.graph.walk() for b in op.bodies)]:
+        decisions.layouts.update((t, Layout.replicated(t.rank)) for t in graph.inputs)
+        decisions.strategies.update((op, (-1,)) for op in graph.ops if not op.bodies)
+        stacks = (t for op in graph.ops if op.bodies for t in op.outputs)
+        decisions.layouts.update((t, Layout.replicated(t.rank)) for t in stacks)
+    planned = assemble(program.graph, decisions, Resharder(MACHINE, MESH), RuleCache())
+    return memory(planned, Traffic.of(planned, device.compiler), MESH, device, program.donated)
+
+
+def sort(x):
+    return jax.lax.sort(x)
+
+
+def test_values_live_from_writer_to_last_reader():
+    """Argument, result, and two values between: x is sorted into a, a into b, and b into the result."""
+    assert peak(lambda x: sort(sort(sort(x))), f32(64, 64)).peak_bytes == 4 * N
+
+
+def test_elementwise_results_are_written_over_what_nobody_reads_again():
+    """The sorted value makes way for its exponential, which is not the result."""
+    assert peak(lambda x: sort(jnp.exp(sort(x))), f32(64, 64)).peak_bytes == 3 * N
+
+
+def test_donated_arguments_make_room_for_results():
+    assert peak(lambda x: sort(sort(x)), f32(64, 64)).peak_bytes == 3 * N
+    assert peak(lambda x: sort(sort(x)), f32(64, 64), donate=0).peak_bytes == 2 * N
+
+
+def test_the_order_that_saves_memory_is_taken():
+    """As written, all three products are alive before the first is summed; in a better order, one at a time."""
+
+    def f(x):
+        products = [sort(x * i) for i in range(1, 4)]
+        return sum(jnp.sum(sort(p)) for p in products)
+
+    assert peak(f, f32(64, 64)).peak_bytes < 4.1 * N
+
+
+def test_a_loop_holds_its_stack_and_one_iteration():
+    def f(x):
+        return jax.lax.scan(lambda c, _: (sort(sort(sort(c))), c), x, None, length=5)[1]
+
+    found = peak(f, f32(64, 64))
+    assert found.peak_bytes == pytest.approx((1 + 5 + 1 + 2) * N, rel=0.01)  # argument, stack, carry, between sorts
+
+
+def test_what_is_alive_is_named_largest_first():
+    found = peak(lambda x: (sort(sort(x)), x.sum()), f32(64, 64))
+    sizes = [n for _, n in found.alive]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == found.peak_bytes
+
+
+def test_padding_counts():
+    tiled = dataclasses.replace(MACHINE.device, layout_tile=(8, 128))
+    assert peak(sort, f32(3, 5), device=tiled).peak_bytes == 2 * 4 * 128 * 4
+
+
+def test_never_less_than_arguments_and_results():
+    program = trace(lambda w, x: (w - (x.T @ jnp.tanh(x @ w)), x), (f32(64, 32), f32(16, 64)), {})
+    axes, machine = MeshAxes(("x", "y"), (2, 2)), Machine.preset("h100:4")
+    rules = RuleCache()
+    for seed in range(20):
+        decisions = sample(program.graph, program.ties, axes, rules, random.Random(seed))
+        planned = assemble(program.graph, decisions, Resharder(machine, axes), rules)
+        found = memory(planned, Traffic.of(planned, "gpu"), axes, machine.device, ())
+        held = sum(t.itemsize * _local(t, axes) for t in planned.inputs)
+        assert found.peak_bytes >= held
+
+
+def _local(t, axes):
+    n = 1
+    for d in t.layout.local_shape(t.shape, axes):
+        n *= d
+    return n
