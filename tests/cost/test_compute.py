@@ -105,3 +105,13 @@ def test_an_op_takes_as_long_as_on_its_slowest_device(sizes):
         return op_work(matmul(*sizes), device, Use((1, 1, 1), 1)).seconds(device)
 
     assert seconds(weakest((DEVICE, slow, far))) == max(map(seconds, (DEVICE, slow, far)))
+
+
+def test_narrow_rows_are_turned_to_be_gathered():
+    tiled = dataclasses.replace(DEVICE, layout_tile=(8, 128))
+    table, ids = f32(1000, 16), jax.ShapeDtypeStruct((50,), jnp.int32)
+    gather = shard(lambda t, i: t.at[i].get(mode="clip"), table, ids, name="gather")
+    use = Use((1, 1, 1), 1)
+    plain, padded = (op_work(gather, device, use).memory * 1e10 for device in (DEVICE, tiled))
+    assert plain == pytest.approx(2 * 50 * 16 * 4 + 50 * 4)
+    assert padded == pytest.approx(8 * plain + 64_000 * 9)

@@ -65,8 +65,10 @@ def _traffic(shard: Shard, device: Device, counts: Counts) -> tuple[float, float
     op, memory, chip = shard.op, 0.0, 0.0
     if shard.rule.bytes is not None:
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
-        if op.name in _ROWS and nbytes:
-            nbytes *= _row_padding(shard, device)
+        if op.name in _ROWS and nbytes and (padding := _row_padding(shard, device)) > 1:
+            # The compiler keeps narrow arrays with their rows as lanes, and turns them for this op, and back.
+            turned = shard.operand_bytes(0) + (shard.result_bytes() if op.name != "gather" else 0)
+            nbytes = nbytes * padding + turned * (1 + padding)
         return nbytes / (device.memory_bandwidth * device.memory_efficiency), 0.0
     tensors, layouts = (*op.inputs, *op.outputs), (*shard.operand_layouts, *shard.result_layouts)
     minor = _minor_dims(op)
