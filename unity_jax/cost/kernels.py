@@ -254,9 +254,8 @@ class _Fuser:
                     reads.update(dict.fromkeys(s for s in sources if s not in own))
                     waits.update(dict.fromkeys(self.held.get(t, ())))
                 every[op] = None
-            made.append(Kernel(sorted(every, key=position.__getitem__), list(reads), list(own), list(waits)))
-        for k in made:
-            k.waits = [t for t in k.waits if t not in k.reads]
+            inside = sorted(every, key=position.__getitem__)
+            made.append(Kernel(inside, list(reads), list(own), [t for t in waits if t not in reads]))
         read = {t for k in made for t in (*k.reads, *k.waits)}
         read.update(s for t in outputs for s in self.sources.get(t, (t,)))
         base = base_tensors(self.graph)
@@ -337,9 +336,10 @@ class Traffic:
         self.kernels[graph] = kernels(graph, compiler)
         for kernel in self.kernels[graph]:
             self.written.update(kernel.writes)
+            root = kernel.root
             for op, counts in kernel.counts.items():
-                rides = op is not kernel.root and kernel.root.name in PRODUCTS
-                uses[op] = uses[op].plus(Use(counts, int(op is kernel.root), rides))
+                rides = op is not root and root.name in PRODUCTS
+                uses[op] = uses[op].plus(Use(counts, int(op is root), rides))
         self.written.update(t for t, s in base.items() if s in self.written)
         self.uses.update(uses)
         for op in graph.ops:
