@@ -33,7 +33,7 @@ GPT = "h100:64x8"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depths", type=int, nargs="*", default=[6, 12, 24, 48], help="BERT-Large with so many layers")
-    parser.add_argument("--batch", type=int, default=256, help="its sequences")
+    parser.add_argument("--batch", type=int, default=128, help="its sequences")
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which a case is given up")
     parser.add_argument("--no-gpt", action="store_true", help="leave GPT-3 175B on 512 devices out")
     parser.add_argument("--case", help=argparse.SUPPRESS)  # how this script calls itself

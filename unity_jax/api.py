@@ -228,9 +228,10 @@ class AutoSharded:
         key = call.key, None if concrete else call.pins
         found = self._plans.get(key)
         if found is None:
-            program = planning.trace_call(self._fun, call, self._settings)
-            base = self._known[0] if self._known else self._like._first("like=") if self._like is not None else None
-            found = planning.make(program, call, self._settings, base, self._known)
+            with planning.uncollected():
+                program = planning.trace_call(self._fun, call, self._settings)
+                base = self._known[0] if self._known else self._like._first("like=") if self._like is not None else None
+                found = planning.make(program, call, self._settings, base, self._known)
             if not any(found is p for p in self._known):
                 self._known.append(found)
             self._plans[key] = found
