@@ -14,7 +14,7 @@ from typing import NamedTuple
 from unity_jax.cost.kernels import PRODUCTS, Counts, Use
 from unity_jax.machine.device import Device
 from unity_jax.ops.rule import Shard
-from unity_jax.pcg.graph import Op, Tensor
+from unity_jax.pcg.graph import Op
 
 _ROWS = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min".split())
 
@@ -104,11 +104,6 @@ def stored_bytes(device: Device, shape: tuple[int, ...], itemsize: int, minor: t
 def _padded_rows(n: int, sublanes: int) -> int:
     """XLA:TPU has smaller tiles for one, two and four rows."""
     return next((k for k in (1, 2, 4) if n <= k), -(-n // sublanes) * sublanes)
-
-
-def tensor_bytes(device: Device, tensor: Tensor, shape: tuple[int, ...]) -> float:
-    """Bytes of one device's part of a tensor in memory."""
-    return stored_bytes(device, shape, tensor.itemsize)
 
 
 def _minor_dims(op: Op) -> list[tuple[int, ...] | None]:
