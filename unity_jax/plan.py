@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 
 from unity_jax import _compat
 from unity_jax.cost.kernels import Traffic
-from unity_jax.cost.program import Collective, collectives, program_flops
+from unity_jax.cost.program import Collective, collectives, local_bytes, program_flops
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.errors import PlanError
@@ -398,10 +397,7 @@ def make_plan(program: Program, mesh: Any, machine: Machine, limit: float, found
 
 def _leaf_of(axes: MeshAxes, path: str, tensor: Tensor) -> Leaf:
     assert tensor.layout is not None
-    local = tensor.layout.local_shape(tensor.shape, axes)
-    return Leaf(
-        path, tensor.shape, str(tensor.dtype), tensor.layout, int(np.prod(local, dtype=np.int64)) * tensor.itemsize
-    )
+    return Leaf(path, tensor.shape, str(tensor.dtype), tensor.layout, local_bytes(tensor, axes))
 
 
 def _describe(t: Tensor, makers: dict[Tensor, Op]) -> str:

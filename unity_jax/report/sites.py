@@ -60,7 +60,12 @@ class Site:
 
 def compiled_collectives(hlo_text: str, mesh: MeshAxes) -> list[Collective]:
     """The collectives of `jax.stages.Compiled.as_text()` (CPU, GPU or TPU), merged and sorted."""
-    counts: Counter[Key] = Counter((s.kind, s.axes, s.bytes) for s in sites(parse(hlo_text), mesh))
+    return module_collectives(parse(hlo_text), mesh)
+
+
+def module_collectives(module: Module, mesh: MeshAxes) -> list[Collective]:
+    """The collectives of a compiled module, merged and sorted."""
+    counts: Counter[Key] = Counter((s.kind, s.axes, s.bytes) for s in sites(module, mesh))
     return counted(counts)
 
 

@@ -28,7 +28,7 @@ from unity_jax.report.collectives import Collective, bytes_difference, count_dif
 from unity_jax.report.cycles import CLOCKS, estimated_cycles
 from unity_jax.report.duplicates import duplicates
 from unity_jax.report.hlo import parse
-from unity_jax.report.sites import compiled_collectives
+from unity_jax.report.sites import module_collectives
 from unity_jax.report.verification import Compiled, CompiledMemory, Verification
 
 
@@ -84,9 +84,8 @@ def _untimed(plan: Plan) -> tuple[Collective, ...]:
 def _compiled(
     program: jax.stages.Compiled, plan: Plan, axes: MeshAxes, repeated: list[Collective], clock: float | None
 ) -> Compiled:
-    text, memory, planned = program.as_text(), program.memory_analysis(), _untimed(plan)
-    module = parse(text)
-    found = tuple(compiled_collectives(text, axes))
+    module, memory, planned = parse(program.as_text()), program.memory_analysis(), _untimed(plan)
+    found = tuple(module_collectives(module, axes))
     runs = [(c, p.trips) for c, p in zip(planned, plan.predicted.collectives, strict=True)]
     sizes = (getattr(memory, f"{of}_size_in_bytes") for of in ("argument", "output", "temp", "alias", "host_temp"))
     cycles = estimated_cycles(module) if clock else None
