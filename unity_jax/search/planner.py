@@ -250,7 +250,6 @@ def finish(
     """The planned graph of some decisions, with its memory and, when asked for, its timeline."""
     mesh = resharder.mesh
     graph = assemble(program.graph, decisions, resharder, rules)
-    graph = assemble(program.graph, decisions, resharder, rules)
     device = resharder.machine.device
     traffic = Traffic.of(graph, device.compiler)
     peak = memory(graph, traffic, mesh, device, program.donated)
