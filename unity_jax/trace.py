@@ -222,10 +222,10 @@ def _barrier(eqn: Any, operands: tuple[Tensor, ...], ops: list[Op]) -> tuple[Ten
 
 def _simplified(graph: Graph) -> Graph:
     """Without what nobody needs, and without what only stands in the planner's way."""
-    return fold_transposes(_without_dead_code(sink_broadcasts(graph)))
+    return fold_transposes(without_dead_code(sink_broadcasts(graph)))
 
 
-def _without_dead_code(graph: Graph) -> Graph:
+def without_dead_code(graph: Graph) -> Graph:
     live = set(graph.outputs)
     kept = []
     for op in reversed(graph.ops):

@@ -1,0 +1,426 @@
+"""The target of a rule as a program, for what a match has found: traced like any JAX function.
+
+Arrays carry the identities of their dimensions, so that ops find theirs; what an array does not depend on it does not
+have, and gets only where an op or a result needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from unity_jax import _compat
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.rewrite.language import Dim, Term
+from unity_jax.rewrite.match import Match
+from unity_jax.rewrite.view import Ids, Selection, Value, View
+from unity_jax.trace import build
+
+
+class Named(NamedTuple):
+    """An array with the identity of each of its dimensions."""
+
+    array: Any
+    ids: Ids
+
+
+class CannotEmit(ValueError):
+    """The target does not exist for these tensors: dtypes or dimensions do not fit."""
+
+
+def emit(match: Match, view: View) -> tuple[Graph, tuple[Tensor, ...]]:
+    """The program of the target, and the tensors that are its inputs; its outputs are the match's roots, in order.
+
+    **Raises:** `CannotEmit`.
+    """
+    held: dict[Tensor, None] = {}
+    for value in match.values.values():
+        tensor = value.tensor if isinstance(value, Value) else value.indices.tensor if value.indices else None
+        if tensor is not None and tensor.literal is None:
+            held[tensor] = None
+    inputs = tuple(held)
+
+    def target(*arrays: Any) -> list[Any]:
+        emitter = _Emitter(match, view, dict(zip(inputs, arrays, strict=True)))
+        return [emitter.result(t, root) for t, root in zip(match.rule.target, match.roots, strict=True)]
+
+    structs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in inputs]
+    try:
+        return build(jax.make_jaxpr(target)(*structs)), inputs
+    except (TypeError, ValueError) as error:
+        raise CannotEmit(str(error).splitlines()[0]) from error
+
+
+class _Emitter:
+    def __init__(self, match: Match, view: View, arrays: dict[Tensor, Any]) -> None:
+        self.match, self.view, self.arrays, self.dims = match, view, arrays, match.dims
+        self.done: dict[Term, Named] = {}
+        self.fresh: dict[Dim, int] = {}
+
+    # Dimensions
+
+    def ids(self, name: Dim | int) -> Ids:
+        """The identities that a name stands for; those of a sum that the source does not have are made."""
+        assert isinstance(name, Dim)
+        if name in self.match.names:
+            return self.dims.all(self.match.names[name])
+        if name not in self.fresh:
+            if name.name != "+":
+                raise CannotEmit(f"{name} stands for no dimension")
+            self.fresh[name] = self.dims.fresh(sum(self.size(p) for p in name.parts))
+        return (self.fresh[name],)
+
+    def one(self, name: Dim | int) -> int:
+        """The identity of a name that stands for one dimension, or of the one along which it is concatenated."""
+        assert isinstance(name, Dim)
+        if name in self.match.along:
+            return self.dims.find(self.match.along[name])
+        ids = self.ids(name)
+        if len(ids) != 1:
+            raise CannotEmit(f"{name} stands for {len(ids)} dimensions")
+        return ids[0]
+
+    def size(self, name: Dim) -> int:
+        return self.dims.size[self.one(name)]
+
+    def part(self, whole: Dim, which: int) -> tuple[int, int, int]:
+        """Identity, start and limit of a part of a sum; a part the source does not name has what the others leave."""
+        sizes: list[int | None] = [self.size(p) if p in self.match.names else None for p in whole.parts]
+        if sizes.count(None) > 1:
+            raise CannotEmit(f"{whole} has parts of unknown size")
+        rest = self.dims.size[self.one(whole)] - sum(n for n in sizes if n is not None)
+        known = [rest if n is None else n for n in sizes]
+        name = whole.parts[which]
+        if name not in self.match.names and name not in self.fresh:
+            self.fresh[name] = self.dims.fresh(rest)
+        return self.one(name), sum(known[:which]), sum(known[: which + 1])
+
+    # Arrays
+
+    def aligned(self, x: Named, ids: Sequence[int]) -> Any:
+        """The array with exactly these dimensions, in this order: moved, and broadcast where it lacks one."""
+        extra = [d for d, i in enumerate(x.ids) if i not in ids]
+        if any(x.array.shape[d] != 1 for d in extra):
+            raise CannotEmit("a dimension is left over")
+        array, have = x.array, [i for i in x.ids if i in ids]
+        if extra:
+            array = lax.squeeze(array, extra)
+        order = [have.index(i) for i in ids if i in have]
+        if order != sorted(order):
+            array = lax.transpose(array, order)
+        shape = tuple(self.dims.size[i] for i in ids)
+        if jnp.shape(array) != shape:
+            array = lax.broadcast_in_dim(array, shape, [d for d, i in enumerate(ids) if i in have])
+        return array
+
+    def with_ids(self, x: Named, *needed: int) -> Named:
+        """The array with these dimensions as well."""
+        missing = tuple(i for i in needed if i not in x.ids)
+        ids = (*missing, *x.ids)
+        return Named(self.aligned(x, ids), ids) if missing else x
+
+    def together(self, *operands: Named) -> tuple[list[Any], Ids]:
+        """Arrays of one shape: that of all their dimensions."""
+        widest = max(operands, key=lambda x: len(x.ids))
+        ids = tuple(dict.fromkeys((*widest.ids, *(i for x in operands for i in x.ids))))
+        return [self.aligned(x, ids) for x in operands], ids
+
+    def result(self, term: Term, root: Value) -> Any:
+        array = self.aligned(self.term(term), self.dims.all(root.ids))
+        if array.dtype != root.tensor.dtype:
+            raise CannotEmit(f"{array.dtype} instead of {root.tensor.dtype}")
+        return array
+
+    def term(self, term: Term) -> Named:
+        if term not in self.done:
+            found = self.variable(term) if not term.op else _EMIT[term.op](self, term)
+            self.done[term] = found
+        return self.done[term]
+
+    def variable(self, term: Term) -> Named:
+        value = self.match.values[term.name]
+        assert isinstance(value, Value)
+        array = self.arrays.get(value.tensor)
+        return Named(jnp.asarray(value.tensor.literal) if array is None else array, self.dims.all(value.ids))
+
+    def arguments(self, term: Term) -> list[Named]:
+        return [self.term(a) for a in term.args if a.type.ids is None]
+
+    def matched(self, name: str) -> Op:
+        """An op of the source that the target's op of this name copies settings from."""
+        if name in self.match.symbols:
+            return self.match.symbols[name]
+        return next(seen.symbol for _, seen in self.match.terms.values() if seen.op == name)
+
+    def selection(self, term: Term) -> Selection:
+        found = self.match.values[term.args[-1].name]
+        assert isinstance(found, Selection)
+        return found
+
+
+# One function for each op of the language.
+
+
+def _dot(e: _Emitter, term: Term) -> Named:
+    like = [seen.symbol for _, seen in e.match.terms.values() if seen.op == "dot"]
+    settings = {(str(op.params["precision"]), str(op.outputs[0].dtype)) for op in like}
+    if len(settings) != 1:
+        raise CannotEmit("products of different precision")
+    contracted = tuple(i for name in term.attrs for i in e.ids(name))
+    x, y = (e.with_ids(a, *contracted) for a in e.arguments(term))
+    batch = tuple(i for i in x.ids if i in y.ids and i not in contracted)
+    numbers = tuple(tuple([x.ids.index(i) for i in ids] for ids in (contracted, batch)))
+    others = tuple(tuple([y.ids.index(i) for i in ids] for ids in (contracted, batch)))
+    precision, wide = like[0].params["precision"], like[0].outputs[0].dtype
+    if precision is not None and not isinstance(precision, tuple):
+        raise CannotEmit("a dot algorithm may treat its operands differently")
+    array = lax.dot_general(
+        x.array,
+        y.array,
+        ((numbers[0], others[0]), (numbers[1], others[1])),
+        precision=precision,
+        preferred_element_type=wide,
+    )
+    free = [i for side in (x, y) for i in side.ids if i not in contracted and i not in batch]
+    return Named(array, (*batch, *free))
+
+
+def _conv(e: _Emitter, term: Term) -> Named:
+    like = e.matched("conv")
+    source, seen = next((v, s) for v, s in e.match.terms.values() if s.op == "conv")
+    x, w = e.arguments(term)
+    features = e.one(term.attrs[0])
+    image, window = (e.dims.all(ids) for ids in seen.attrs[1:])
+    places = e.dims.all(source.ids[d] for d in like.params["dimension_numbers"].out_spec[2:])
+    (batch,) = (i for i in x.ids if i not in (features, *image))
+    (channels,) = (i for i in w.ids if i not in (features, *window))
+    numbers = lax.ConvDimensionNumbers(*[tuple(range(2 + len(image)))] * 3)
+    params = {**like.params, "dimension_numbers": numbers}
+    operands = [e.aligned(x, (batch, features, *image)), e.aligned(w, (channels, features, *window))]
+    (array,) = _compat.bind(like.eqn, operands, params)
+    return Named(array, (batch, channels, *places))
+
+
+def _pointwise(function: Callable[..., Any]) -> Callable[[_Emitter, Term], Named]:
+    def emit(e: _Emitter, term: Term) -> Named:
+        arrays, ids = e.together(*e.arguments(term))
+        return Named(function(*arrays), ids)
+
+    return emit
+
+
+def _function(e: _Emitter, term: Term) -> Named:
+    """The op that the function stands for, on other operands; its constants stay."""
+    op = e.matched(term.op)
+    arrays, ids = e.together(*e.arguments(term))
+    shape, left = tuple(e.dims.size[i] for i in ids), iter(arrays)
+    operands: list[Any] = []
+    for t in op.inputs:
+        constant = e.view.source(t).literal
+        if constant is not None:
+            operands.append(jnp.full(shape if t.rank else (), constant, t.dtype))
+        else:
+            operands.append(next(left) if len(arrays) > 1 else arrays[0])
+    (array,) = _compat.bind(op.eqn, operands, op.params)
+    return Named(array, ids)
+
+
+def _sum(e: _Emitter, term: Term) -> Named:
+    gone = [i for name in term.attrs for i in e.ids(name)]
+    x = e.with_ids(e.term(term.args[0]), *gone)
+    return Named(
+        lax.reduce_sum_p.bind(x.array, **_axes(x, gone, e.matched("sum") if _has(e, "sum") else None)),
+        tuple(i for i in x.ids if i not in gone),
+    )
+
+
+def _has(e: _Emitter, name: str) -> bool:
+    return any(seen.op == name for _, seen in e.match.terms.values())
+
+
+def _axes(x: Named, gone: Sequence[int], like: Op | None) -> dict[str, Any]:
+    params = dict(like.params) if like is not None else {"out_sharding": None}
+    return {**params, "axes": tuple(x.ids.index(i) for i in gone)}
+
+
+def _fold(e: _Emitter, term: Term) -> Named:
+    gone = [i for name in term.attrs for i in e.ids(name)]
+    x = e.term(term.args[0])
+    left = [i for i in gone if i in x.ids]  # folding equal values changes nothing
+    op = e.matched("fold")
+    (array,) = _compat.bind(op.eqn, [x.array], {**op.params, "axes": tuple(x.ids.index(i) for i in left)})
+    return Named(array, tuple(i for i in x.ids if i not in left))
+
+
+def _same(e: _Emitter, term: Term) -> Named:
+    """Order, and dimensions that nothing depends on, are not seen here."""
+    return e.term(term.args[0])
+
+
+def _concat(e: _Emitter, term: Term) -> Named:
+    whole = term.attrs[0]
+    assert isinstance(whole, Dim)
+    parts = [e.one(p) for p in whole.parts]
+    operands = [e.with_ids(x, p) for x, p in zip(e.arguments(term), parts, strict=True)]
+    rest = tuple(dict.fromkeys(i for x, p in zip(operands, parts, strict=True) for i in x.ids if i != p))
+    arrays = [e.aligned(x, (p, *rest)) for x, p in zip(operands, parts, strict=True)]
+    if len({a.dtype for a in arrays}) > 1:
+        raise CannotEmit("a concatenation of different dtypes")
+    return Named(lax.concatenate(arrays, 0), (e.one(whole), *rest))
+
+
+def _slice(e: _Emitter, term: Term) -> Named:
+    whole, which = term.attrs
+    assert isinstance(whole, Dim) and isinstance(which, int)
+    x, at = e.term(term.args[0]), e.one(whole)
+    part, start, limit = e.part(whole, which)
+    if at not in x.ids:
+        return x
+    d = x.ids.index(at)
+    return Named(lax.slice_in_dim(x.array, start, limit, axis=d), (*x.ids[:d], part, *x.ids[d + 1 :]))
+
+
+def _pad(e: _Emitter, term: Term) -> Named:
+    whole, which = term.attrs
+    assert isinstance(whole, Dim) and isinstance(which, int)
+    part, start, limit = e.part(whole, which)
+    return _padded(e, e.term(term.args[0]), part, e.one(whole), start)
+
+
+def _padded(e: _Emitter, x: Named, part: int, whole: int, start: int) -> Named:
+    x = e.with_ids(x, part)
+    d = x.ids.index(part)
+    config = [(0, 0, 0)] * len(x.ids)
+    config[d] = (start, e.dims.size[whole] - start - e.dims.size[part], 0)
+    return Named(lax.pad(x.array, jnp.zeros((), x.array.dtype), config), (*x.ids[:d], whole, *x.ids[d + 1 :]))
+
+
+def _stack(e: _Emitter, term: Term) -> Named:
+    name = term.attrs[0]
+    assert isinstance(name, Dim)
+    arrays, ids = e.together(*e.arguments(term))
+    if len({a.dtype for a in arrays}) > 1:
+        raise CannotEmit("a stack of different dtypes")
+    if name in e.match.names:
+        at = e.one(name)
+    else:
+        at = e.fresh.setdefault(name, e.dims.fresh(len(arrays)))
+    return Named(jnp.stack(arrays), (at, *ids))
+
+
+def _unstack(e: _Emitter, term: Term) -> Named:
+    name, which = term.attrs
+    assert isinstance(name, Dim) and isinstance(which, int)
+    x = e.term(term.args[0])
+    at = e.fresh[name] if name in e.fresh else e.one(name)
+    if at not in x.ids:
+        return x
+    d = x.ids.index(at)
+    return Named(lax.index_in_dim(x.array, which, d, keepdims=False), (*x.ids[:d], *x.ids[d + 1 :]))
+
+
+def _take(e: _Emitter, term: Term) -> Named:
+    x, how, rows = e.term(term.args[0]), e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
+    ids = e.dims.all(how.ids)
+    if rows not in x.ids:
+        return x  # all rows are equal
+    d = x.ids.index(rows)
+    if how.kind == "slice":
+        array = lax.slice_in_dim(x.array, how.start, how.start + e.dims.size[ids[0]], axis=d)
+    elif how.kind == "dynamic_slice":
+        assert how.indices is not None
+        array = lax.dynamic_slice_in_dim(x.array, e.arrays[how.indices.tensor], e.dims.size[ids[0]], axis=d)
+    else:
+        return _gathered(e, x, d, how, ids)
+    return Named(array, (*x.ids[:d], ids[0], *x.ids[d + 1 :]))
+
+
+def _gathered(e: _Emitter, x: Named, at: int, how: Selection, ids: Ids) -> Named:
+    assert how.indices is not None
+    batch = [d for d, i in enumerate(x.ids) if i in ids]
+    kept = [d for d in range(len(x.ids)) if d != at and d not in batch]
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(len(ids), len(ids) + len(kept))),
+        collapsed_slice_dims=(at,),
+        start_index_map=(at,),
+        operand_batching_dims=tuple(batch),
+        start_indices_batching_dims=tuple(ids.index(x.ids[d]) for d in batch),
+    )
+    sizes = [n if d in kept else 1 for d, n in enumerate(x.array.shape)]
+    indices = e.arrays[how.indices.tensor]
+    array = lax.gather(x.array, indices, numbers, tuple(sizes), **dict(how.params))
+    return Named(array, (*ids, *(x.ids[d] for d in kept)))
+
+
+def _put(e: _Emitter, term: Term) -> Named:
+    u, how, rows = e.term(term.args[0]), e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
+    ids = e.dims.all(how.ids)
+    u = e.with_ids(u, *ids)
+    if how.kind == "slice":
+        return _padded(e, u, ids[0], rows, how.start)
+    added = [i for name in term.attrs for i in e.ids(name)]
+    kept = tuple(i for i in u.ids if i not in added)
+    zeros = Named(jnp.zeros([e.dims.size[i] for i in (rows, *kept)], u.array.dtype), (rows, *kept))
+    return _added(e, zeros, u, how, ids, rows, added)
+
+
+def _scatter(e: _Emitter, term: Term) -> Named:
+    t, u = e.arguments(term)
+    how, rows = e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
+    if how.kind != "gather":
+        raise CannotEmit("rows in order are added, not scattered")
+    ids = e.dims.all(how.ids)
+    u = e.with_ids(u, *ids)
+    added = [i for name in term.attrs for i in e.ids(name)]
+    return _added(e, e.with_ids(t, rows, *(i for i in u.ids if i not in added)), u, how, ids, rows, added)
+
+
+def _added(e: _Emitter, t: Named, u: Named, how: Selection, ids: Ids, rows: int, added: Sequence[int]) -> Named:
+    """Rows added to `t` at their numbers; what operand and numbers share is a batch."""
+    assert how.indices is not None
+    if how.kind != "gather" or t.array.dtype != u.array.dtype:
+        raise CannotEmit("rows of another dtype, or in order")
+    batch = [i for i in ids if i not in added]
+    windows = [i for i in t.ids if i != rows and i not in batch]
+    u = Named(e.aligned(u, (*ids, *windows)), (*ids, *windows))
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(len(ids), len(u.ids))),
+        inserted_window_dims=(t.ids.index(rows),),
+        scatter_dims_to_operand_dims=(t.ids.index(rows),),
+        operand_batching_dims=tuple(sorted(t.ids.index(i) for i in batch)),
+        scatter_indices_batching_dims=tuple(ids.index(i) for i in sorted(batch, key=t.ids.index)),
+    )
+    params = {k: v for k, v in how.params if k != "fill_value"}
+    array = lax.scatter_add(t.array, e.arrays[how.indices.tensor], u.array, numbers, **params)
+    return Named(array, t.ids)
+
+
+_EMIT: dict[str, Callable[[_Emitter, Term], Named]] = {
+    "dot": _dot,
+    "conv": _conv,
+    "add": _pointwise(lax.add),
+    "sub": _pointwise(lax.sub),
+    "mul": _pointwise(lax.mul),
+    "neg": _pointwise(lax.neg),
+    "f": _function,
+    "g": _function,
+    "h": _function,
+    "convert": _function,
+    "sum": _sum,
+    "fold": _fold,
+    "broadcast": _same,
+    "transpose": _same,
+    "concat": _concat,
+    "slice": _slice,
+    "pad": _pad,
+    "stack": _stack,
+    "unstack": _unstack,
+    "take": _take,
+    "put": _put,
+    "scatter": _scatter,
+}

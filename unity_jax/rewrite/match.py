@@ -1,0 +1,317 @@
+"""Where a rule's source occurs in a graph.
+
+A name of the rule stands for the set of dimensions that ops name where it is named in the rule; what no op names is
+bound by where it occurs: a dimension that exactly those variables have which the rule says. Further dimensions do no
+harm, because every op of the language works on each index of a dimension that it does not name.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from unity_jax.pcg.graph import Op, Tensor
+from unity_jax.rewrite.language import PARALLEL, Dim, Term
+from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.view import Dims, Ids, Seen, Selection, Value, View
+
+COMMUTATIVE = frozenset({"dot", "add", "mul"})
+_UNSEEN = PARALLEL | {"split", "merge"}
+
+
+@dataclass
+class Match:
+    """A rule's source found: what each variable, name, function and term stands for; `roots`: the results."""
+
+    rule: Rule
+    dims: Dims
+    values: dict[str, Value | Selection] = field(default_factory=dict)
+    names: dict[Dim, Ids] = field(default_factory=dict)
+    symbols: dict[str, Op] = field(default_factory=dict)
+    terms: dict[Term, tuple[Value, Seen]] = field(default_factory=dict)
+    roots: tuple[Value, ...] = ()
+    named: tuple[tuple[Dim, Ids], ...] = ()
+    along: dict[Dim, int] = field(
+        default_factory=dict
+    )  # of a name for several dimensions, the one that is concatenated
+
+    def copy(self) -> Match:
+        return Match(
+            self.rule,
+            self.dims.copy(),
+            dict(self.values),
+            dict(self.names),
+            dict(self.symbols),
+            dict(self.terms),
+            self.roots,
+            self.named,
+        )
+
+    def ids(self, name: Dim) -> frozenset[int]:
+        return frozenset(self.dims.all(self.names[name]))
+
+
+def is_applicable(rule: Rule) -> bool:
+    """Whether the rule is about what a traced program holds: layouts, which the search chooses, are no part of it."""
+    return not rule.when and not any(
+        t.op in _UNSEEN for side in (rule.source, rule.target) for r in side for t in r.walk()
+    )
+
+
+def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
+    """Every way in which `root` is the first result of the rule's source."""
+    if view.source(root) is not root:
+        return  # found where it is made
+    for found in _roots(rule.source, (), root, Match(rule, Dims()), view):
+        if _complete(found):
+            yield found
+
+
+def _roots(terms: Sequence[Term], used: tuple[Tensor, ...], root: Tensor, match: Match, view: View) -> Iterator[Match]:
+    value = Value(root, tuple(match.dims.fresh(n) for n in root.shape))
+    for found in _match(terms[0], value, match, view):
+        found.roots = (*found.roots, value)
+        rest, taken = terms[1:], (*used, root)
+        if not rest:
+            yield found
+            continue
+        known = {v.tensor: None for v in found.values.values() if isinstance(v, Value) and v.tensor.literal is None}
+        known |= {v.tensor: None for v, _ in found.terms.values()}
+        near = {t: None for k in known for op in view.readers.get(k, ()) for t in op.outputs if view.source(t) is t}
+        for other in near:
+            if other not in taken:
+                yield from _roots(rest, taken, other, found.copy(), view)
+
+
+def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match]:
+    """Extend a match (a copy that is ours) so that `term` is `value`."""
+    value = view.value(value, match.dims)
+    if not term.op:
+        known = match.values.setdefault(term.name, value)
+        if isinstance(known, Value) and _unite(known, value, match.dims):
+            yield match
+        return
+    if term in match.terms:
+        if _unite(match.terms[term][0], value, match.dims):
+            yield match
+        return
+    wanted = "f" if term.op == "g" else term.op
+    for seen in view.seen(value, match.dims):
+        if seen.op != wanted:
+            continue
+        found = match.copy()
+        found.terms[term] = (value, seen)
+        if not _attributes(term, seen, found):
+            continue
+        args = [a for a in term.args if a.type.ids is None]
+        orders = [seen.args]
+        if term.op in COMMUTATIVE and args[0] != args[1]:
+            orders.append(seen.args[::-1])
+        for operands in orders:
+            yield from _arguments(args, operands, found.copy(), view)
+
+
+def _arguments(terms: Sequence[Term], values: Sequence[Value], match: Match, view: View) -> Iterator[Match]:
+    if len(terms) != len(values):
+        return
+    if not terms:
+        yield match
+        return
+    for found in _match(terms[0], values[0], match, view):
+        yield from _arguments(terms[1:], values[1:], found, view)
+
+
+def _unite(a: Value, b: Value, dims: Dims) -> bool:
+    if a.tensor is not b.tensor:
+        same = a.tensor.literal is not None and b.tensor.literal is not None
+        return same and not a.ids and not b.ids and bool(a.tensor.literal == b.tensor.literal)
+    return all([dims.unite(i, j) for i, j in zip(a.ids, b.ids, strict=True)])
+
+
+# Attributes
+
+
+def _attributes(term: Term, seen: Seen, match: Match) -> bool:
+    """Bind what an op names: dimensions, functions, selections."""
+    if term.op in ("f", "g", "h", "fold", "convert"):
+        known = match.symbols.setdefault(term.op, seen.symbol)
+        return _same_function(known, seen.symbol) and _reduced(term, seen, match)
+    if term.op in ("take", "put", "scatter"):
+        return _selection(term, seen, match)
+    if term.op == "concat":
+        whole, *parts = seen.attrs[0]
+        named = term.attrs[0]
+        assert isinstance(named, Dim)
+        bound = zip((named, *named.parts), (whole, *parts), strict=len(parts) == len(named.parts))
+        return len(parts) == len(named.parts) and all(_bind(n, (i,), match) for n, i in bound)
+    if term.op in ("slice", "pad"):
+        (whole, part), which = seen.attrs
+        named = term.attrs[0]
+        assert isinstance(named, Dim)
+        if which != term.attrs[1] or len(named.parts) != 2:
+            return False
+        return _bind(named, (whole,), match) and _bind(named.parts[which], (part,), match)
+    if term.op == "unstack":
+        return seen.attrs[1] == term.attrs[1] and _bind(term.attrs[0], seen.attrs[0], match)
+    return _reduced(term, seen, match)
+
+
+def _reduced(term: Term, seen: Seen, match: Match) -> bool:
+    """Attributes that each name a set of dimensions: one name for all of them, or a name each."""
+    if len(term.attrs) == len(seen.attrs):
+        return all(_bind(name, ids, match) for name, ids in zip(term.attrs, seen.attrs, strict=True))
+    (ids,) = seen.attrs
+    return len(term.attrs) == len(ids) and all(_bind(n, (i,), match) for n, i in zip(term.attrs, ids, strict=True))
+
+
+def _bind(name: Dim | int, ids: Ids, match: Match) -> bool:
+    """Note that a name stands for these dimensions here; whether it can is known when all operands are."""
+    assert isinstance(name, Dim)
+    match.named = (*match.named, (name, ids))
+    return bool(ids)
+
+
+def _selection(term: Term, seen: Seen, match: Match) -> bool:
+    numbers = term.args[-1]
+    if numbers.op or numbers.type.ids is None:
+        return False
+    *added, rows = seen.attrs
+    if not _bind(numbers.type.ids, rows, match):
+        return False
+    if added and not _reduced(term, seen._replace(attrs=tuple(added)), match):
+        return False
+    known = match.values.setdefault(numbers.name, seen.symbol)
+    return isinstance(known, Selection) and _same_selection(known, seen.symbol, match.dims)
+
+
+def _same_selection(a: Selection, b: Selection, dims: Dims) -> bool:
+    if (a.kind, a.start, a.params, len(a.ids)) != (b.kind, b.start, b.params, len(b.ids)):
+        return False
+    if (a.indices is None) != (b.indices is None) or (
+        a.indices and b.indices and a.indices.tensor is not b.indices.tensor
+    ):
+        return False
+    return all([dims.unite(i, j) for i, j in zip(a.ids, b.ids, strict=True)])
+
+
+_OF_SHAPES = ("axes", "sharding", "dimension_numbers")
+
+
+def _same_function(a: Op, b: Op) -> bool:
+    """Whether two pointwise ops (or reductions) do the same to their operands, whatever the shapes."""
+    constants = [[str(t.literal) for t in op.inputs if t.literal is not None] for op in (a, b)]
+    params = [[(k, str(v)) for k, v in sorted(op.params.items()) if k not in _OF_SHAPES] for op in (a, b)]
+    return (
+        a.name == b.name and len(a.inputs) == len(b.inputs) and constants[0] == constants[1] and params[0] == params[1]
+    )
+
+
+# What no op names
+
+
+def _complete(match: Match) -> bool:
+    """Bind the names that are left, and check that dimensions occur where the rule says."""
+    variables = [v for v in match.rule.given if isinstance(match.values.get(v.name), Value) and v.type.ids is None]
+    if not _named(match) or not _convolved(match) or not _shared(match, variables):
+        return False
+    has = {v.name: match.dims.all(_value(match, v).ids) for v in variables}
+    if any(len(set(ids)) < len(ids) for ids in has.values()):
+        return False  # a diagonal
+    bound = {i for name in match.names for i in match.ids(name)}
+    declared = {name: frozenset(v.name for v in variables if name in v.type.dims) for name in _names(variables)}
+    occurs: dict[int, frozenset[str]] = {
+        i: frozenset(n for n, ids in has.items() if i in ids) for i in itertools.chain(*has.values())
+    }
+    for name, where in declared.items():
+        if name in match.names:
+            if any(occurs.get(i, where) != where for i in match.ids(name)):
+                return False
+        else:
+            match.names[name] = tuple(i for i, at in occurs.items() if at == where and i not in bound)
+    return _concatenated(match)
+
+
+def _named(match: Match) -> bool:
+    """Whether each name stands for the same dimensions wherever an op names it; those that no operand joins are united
+    in order."""
+    for one_at_a_time in (True, False):
+        for name, ids in match.named:
+            known = match.names.setdefault(name, ids)
+            if len(known) != len(ids):
+                return False
+            if one_at_a_time and len(ids) > 1:
+                continue
+            sets = [set(match.dims.all(known)), set(match.dims.all(ids))]
+            if sets[0] == sets[1]:
+                continue
+            if sets[0] & sets[1] or not all([match.dims.unite(i, j) for i, j in zip(known, ids, strict=True)]):
+                return False
+    return True
+
+
+def _convolved(match: Match) -> bool:
+    """Whether all convolutions slide in the same way; then the places of their results are the same."""
+    every = [(value, seen.symbol) for value, seen in match.terms.values() if seen.op == "conv"]
+    places = [[v.ids[d] for d in op.params["dimension_numbers"].out_spec[2:]] for v, op in every]
+    for (_, op), other in zip(every[1:], places[1:], strict=True):
+        if not _same_function(every[0][1], op) or not all(
+            [match.dims.unite(*p) for p in zip(places[0], other, strict=True)]
+        ):
+            return False
+    return True
+
+
+def _names(variables: Sequence[Term]) -> list[Dim]:
+    return list(dict.fromkeys(d for v in variables for d in v.type.dims))
+
+
+def _value(match: Match, variable: Term) -> Value:
+    value = match.values[variable.name]
+    assert isinstance(value, Value)
+    return value
+
+
+def _shared(match: Match, variables: Sequence[Term]) -> bool:
+    """Unite, in order, the dimensions of variables that the rule says to share though no op of the source joins them."""
+    for a, b in itertools.combinations(variables, 2):
+        ids = {v.name: match.dims.all(_value(match, v).ids) for v in variables}
+        bound = {i for name in match.names for i in match.ids(name)}
+        for name in a.type.dims:
+            where = {v.name for v in variables if name in v.type.dims}
+            joined = set.intersection(*(set(ids[w]) for w in where)) - bound
+            if b.name not in where or name in match.names or _only(joined, where, ids):
+                continue
+            left = [[i for i in ids[v.name] if i not in bound and i not in ids[w.name]] for v, w in ((a, b), (b, a))]
+            if len(left[0]) != len(left[1]):
+                return False
+            if not all([match.dims.unite(i, j) for i, j in zip(*left, strict=True)]):
+                return False
+    return True
+
+
+def _only(joined: set[int], where: set[str], ids: dict[str, Ids]) -> bool:
+    """Whether one of these dimensions belongs to these variables and no other."""
+    return any({v for v, have in ids.items() if i in have} == where for i in joined)
+
+
+def _concatenated(match: Match) -> bool:
+    """Of the dimensions that stand for the parts of a new sum, choose one each along which to concatenate."""
+    sums = {t.attrs[0] for r in match.rule.target for t in r.walk() if t.op == "concat"}
+    for whole in sorted(sums - set(match.names), key=str):
+        assert isinstance(whole, Dim)
+        parts = [match.names.get(p, ()) for p in whole.parts]
+        if any(len(p) != len(parts[0]) or not p for p in parts):
+            return False
+        sizes = [[match.dims.size[match.dims.find(i)] for i in p] for p in parts]
+        differ = [d for d in range(len(parts[0])) if len({s[d] for s in sizes}) > 1]
+        if len(differ) > 1:
+            return False
+        at = differ[0] if differ else 0
+        for d in range(len(parts[0])):
+            if d != at and not all([match.dims.unite(parts[0][d], p[d]) for p in parts[1:]]):
+                return False
+        match.along.update((name, ids[at]) for name, ids in zip(whole.parts, parts, strict=True))
+        match.along[whole] = match.dims.fresh(sum(s[at] for s in sizes))
+        match.names[whole] = (match.along[whole], *(i for d, i in enumerate(parts[0]) if d != at))
+    return True
