@@ -48,6 +48,7 @@ def store(plan: Plan, path: Path) -> None:
 def _planner_version() -> str:
     """A hash of this package's source: another planner makes other plans."""
     text = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    package = Path(__file__).parent
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.json")]):
         text.update(path.read_bytes())
     return text.hexdigest()

@@ -26,6 +26,7 @@ from unity_jax.pcg.layout import Layout, short_dtype
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.report import text, trace_events
+from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.assemble import Decisions
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from unity_jax.report.verification import Verification
 
 FORMAT = "unity_jax plan"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Plan:
     devices differ, which of them pace the step;
     `memory_limit` in bytes per device; `predicted`; `inputs` and `outputs`: every leaf with its layout; `label`:
     `"search"`, or the expert whose plan won; `replicated`: ops that no rule could split, with their lines;
-    `rewrites`: algebraic rewrites (none yet); `program_hash`.
+    `rewrites`: how the program was rewritten first, and what each rewrite saves; `program_hash`.
     """
 
     mesh: Any
@@ -106,7 +107,7 @@ class Plan:
     record: Record
     order: tuple[int, ...] = ()
     unequal: str = ""
-    rewrites: tuple[str, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
     # What a plan knows once it has met its function; a file holds none of it.
     program: Program | None = field(default=None, repr=False)
     graph: Graph | None = field(default=None, repr=False)
@@ -290,6 +291,7 @@ class Plan:
             "unequal": self.unequal,
             "label": self.label,
             "replicated": self.replicated,
+            "rewrites": [r.to_json() for r in self.rewrites],
             "largest": self.largest,
             "predicted": asdict(self.predicted),
             "inputs": [_leaf_json(leaf) for leaf in self.inputs],
@@ -354,6 +356,7 @@ def _from_json(data: dict[str, Any]) -> Plan:
         record,
         axes.order,
         str(data["unequal"]),
+        tuple(map(Rewrite.from_json, data["rewrites"])),
     )
 
 
@@ -388,6 +391,7 @@ def make_plan(program: Program, mesh: Any, machine: Machine, limit: float, found
         to_record(program.graph, found.decisions),
         axes.order,
         differences(machine.devices),
+        program.rewrites,
         program=program,
         graph=graph,
         priced_on=machine,

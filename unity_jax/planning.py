@@ -22,9 +22,13 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, from_record, make_plan
 from unity_jax.program import Program, trace
+from unity_jax.rewrite.emit import CannotEmit
+from unity_jax.rewrite.library import library
+from unity_jax.rewrite.record import replay
+from unity_jax.search import joint
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import Pins, Planner, finish
+from unity_jax.search.planner import Pins, finish
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,12 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     if settings.folder is not None:
         key = repr((program.hash, machine, limit, meshes, _text(program, wanted)))
         path = cache.file_of(settings.folder, key)
-        found = cache.load(path, program.hash)
-        if found is not None:
-            return rebuild(program, found, _with_devices(mesh, found.axes, machine), machine, asked)
-    best = Planner(program, machine, limit, wanted).plan(meshes)
-    plan = make_plan(program, _with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
+        known_plan = cache.load(path, program.hash)
+        if known_plan is not None:
+            return rebuild(program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked)
+    found = joint.plan(program, machine, limit, wanted, meshes, library())
+    best = found.candidate
+    plan = make_plan(found.program, _with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
     if path is not None:
         cache.store(plan, path)
     return plan
@@ -109,6 +114,11 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
     axes = _placed(mesh, machine, saved.order)
     if MeshAxes.of(mesh) != MeshAxes.of(saved.mesh):
         raise PlanError(f"the plan is for the mesh ({saved.axes}), mesh= is ({axes}): plan again, or drop mesh=")
+    if saved.rewrites:
+        try:
+            program = program.rewritten(replay(program.graph, saved.rewrites, library()), saved.rewrites)
+        except (LookupError, CannotEmit):
+            raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
     decisions = from_record(program.graph, saved.record)
     resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
     made = finish(program, decisions, resharder, RuleCache(), saved.label, bound)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -15,6 +16,9 @@ from unity_jax import _compat
 from unity_jax.errors import UnsupportedError
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.trace import build
+
+if TYPE_CHECKING:
+    from unity_jax.rewrite.record import Rewrite
 
 KeyPath = tuple[Any, ...]
 
@@ -26,7 +30,8 @@ class Program:
     **Fields:** `graph`; its inputs are `constants` (captured arrays) followed by the leaves of the arguments;
     `in_tree` of `(args, kwargs)` without static arguments; `out_tree`; `in_paths` and `out_paths`: readable names of
     the leaves; `in_suffixes`: the same below the argument (what functions that share a state have in common);
-    `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces.
+    `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces;
+    `rewrites`: what has been rewritten since tracing.
     """
 
     name: str
@@ -39,10 +44,18 @@ class Program:
     in_suffixes: tuple[str, ...]
     donated: tuple[int, ...]
     ties: dict[int, int]
+    rewrites: tuple[Rewrite, ...] = ()
+    traced: Program | None = None
+
+    def rewritten(self, graph: Graph, rewrites: tuple[Rewrite, ...]) -> Program:
+        """The same function, by another graph."""
+        return dataclasses.replace(self, graph=graph, rewrites=rewrites, traced=self.traced or self)
 
     @functools.cached_property
     def hash(self) -> str:
-        """Equal for equal programs, in any process: the key of saved plans."""
+        """Equal for programs that were traced equal, in any process: the key of saved plans."""
+        if self.traced is not None:
+            return self.traced.hash
         text = [str(self.graph), *(f"{op.signature[:4]}" for op in self.graph.walk()), str(sorted(self.ties.items()))]
         text += [*self.in_paths, *self.out_paths, str(self.donated)]
         text = re.sub(r"0x[0-9a-f]+", "", "\n".join(text))  # parameters that are functions print their addresses

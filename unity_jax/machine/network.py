@@ -48,3 +48,11 @@ Network = tuple[Level, ...] | Matrix
 def num_devices(network: Network) -> int:
     """How many devices a network joins."""
     return network.size if isinstance(network, Matrix) else math.prod(level.size for level in network)
+
+
+def slowest(network: Network) -> float:
+    """Bytes per second of the slowest link."""
+    if isinstance(network, Matrix):
+        links = ((i, j) for i in range(network.size) for j in range(network.size) if i != j)
+        return min((network.bandwidth[i][j] for i, j in links), default=math.inf)
+    return min((level.bandwidth for level in network if level.size > 1), default=math.inf)

@@ -51,6 +51,8 @@ def table(plan: Plan) -> str:
         lines.append(f"  placement    {placement(plan.axes)}")
     if plan.unequal:
         lines.append(f"  pace         {plan.unequal}")
+    if plan.rewrites:
+        lines.append("  rewritten    " + "\n               ".join(map(str, plan.rewrites)))
     text = "\n".join(lines) + "\n\n" + render(_layouts(plan)) + "\n" + render(_collectives(p.collectives))
     if plan.replicated:
         lines = [f"  {r}\n" for r in plan.replicated]

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.emit import CannotEmit, emit
-from unity_jax.rewrite.match import Match
+from unity_jax.rewrite.find import Match
 from unity_jax.rewrite.view import View
-from unity_jax.trace import without_dead_code
+from unity_jax.trace import has_effects, without_dead_code
 
 
 def rewritten(graph: Graph, found: Sequence[Match], view: View) -> tuple[Graph, frozenset[Op]]:
@@ -23,9 +23,14 @@ def rewritten(graph: Graph, found: Sequence[Match], view: View) -> tuple[Graph, 
     fresh: list[Op] = []
     for match in found:
         target, inputs = emit(match, view)
+        for t in inputs:
+            while (op := view.virtual(t)) is not None and op not in fresh:
+                fresh.append(op)
+                t = op.inputs[-1]
         fresh += _spliced(target, inputs, match, view, replaced)
     dropped = {view.maker[t] for t in replaced if all(o in replaced for o in view.maker[t].outputs)}
     ops = _renamed([op for op in graph.ops if op not in dropped] + fresh, replaced)
+    ops = _without_copies(ops, len(graph.ops) - len(dropped), replaced)
     outputs = tuple(_final(t, replaced) for t in graph.outputs)
     result = without_dead_code(Graph(graph.inputs, outputs, _in_order(ops, {op: i for i, op in enumerate(graph.ops)})))
     made = {t for op in fresh for t in op.outputs}
@@ -70,6 +75,25 @@ def _renamed(ops: Sequence[Op], replaced: Mapping[Tensor, Tensor]) -> list[Op]:
         same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
         found.append(op if same else dataclasses.replace(op, inputs=inputs))
     return found
+
+
+def _without_copies(ops: Sequence[Op], old: int, replaced: dict[Tensor, Tensor]) -> list[Op]:
+    """Without new ops (those from `old` on) that compute what another op computes."""
+    known: dict[object, Op] = {}
+    kept = []
+    for i, op in enumerate(ops):
+        if i >= old:
+            (op,) = _renamed([op], replaced)
+        if op.bodies or op.name.startswith("random") or has_effects(op):
+            kept.append(op)
+            continue
+        key = (op.signature, tuple(id(t) for t in op.inputs if t.literal is None))
+        same = known.setdefault(key, op)
+        if same is op or i < old:
+            kept.append(op)
+        else:
+            replaced.update(zip(op.outputs, same.outputs, strict=True))
+    return _renamed(kept, replaced)
 
 
 def _in_order(ops: Sequence[Op], place: Mapping[Op, int]) -> list[Op]:

@@ -6,7 +6,6 @@ have, and gets only where an op or a result needs it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +15,8 @@ from jax import lax
 
 from unity_jax import _compat
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.rewrite.find import Match
 from unity_jax.rewrite.language import Dim, Term
-from unity_jax.rewrite.match import Match
 from unity_jax.rewrite.view import Ids, Selection, Value, View
 from unity_jax.trace import build
 
@@ -174,15 +173,14 @@ def _dot(e: _Emitter, term: Term) -> Named:
     contracted = tuple(i for name in term.attrs for i in e.ids(name))
     x, y = (e.with_ids(a, *contracted) for a in e.arguments(term))
     batch = tuple(i for i in x.ids if i in y.ids and i not in contracted)
-    numbers = tuple(tuple([x.ids.index(i) for i in ids] for ids in (contracted, batch)))
-    others = tuple(tuple([y.ids.index(i) for i in ids] for ids in (contracted, batch)))
+    contracting, batching = ([[side.ids.index(i) for i in ids] for side in (x, y)] for ids in (contracted, batch))
     precision, wide = like[0].params["precision"], like[0].outputs[0].dtype
     if precision is not None and not isinstance(precision, tuple):
         raise CannotEmit("a dot algorithm may treat its operands differently")
     array = lax.dot_general(
         x.array,
         y.array,
-        ((numbers[0], others[0]), (numbers[1], others[1])),
+        (contracting, batching),
         precision=precision,
         preferred_element_type=wide,
     )
@@ -288,7 +286,7 @@ def _slice(e: _Emitter, term: Term) -> Named:
 def _pad(e: _Emitter, term: Term) -> Named:
     whole, which = term.attrs
     assert isinstance(whole, Dim) and isinstance(which, int)
-    part, start, limit = e.part(whole, which)
+    part, start, _ = e.part(whole, which)
     return _padded(e, e.term(term.args[0]), part, e.one(whole), start)
 
 
@@ -306,10 +304,9 @@ def _stack(e: _Emitter, term: Term) -> Named:
     arrays, ids = e.together(*e.arguments(term))
     if len({a.dtype for a in arrays}) > 1:
         raise CannotEmit("a stack of different dtypes")
-    if name in e.match.names:
-        at = e.one(name)
-    else:
-        at = e.fresh.setdefault(name, e.dims.fresh(len(arrays)))
+    if name not in e.match.names:
+        e.fresh.setdefault(name, e.dims.fresh(len(arrays)))
+    at = e.one(name)
     return Named(jnp.stack(arrays), (at, *ids))
 
 
@@ -317,7 +314,7 @@ def _unstack(e: _Emitter, term: Term) -> Named:
     name, which = term.attrs
     assert isinstance(name, Dim) and isinstance(which, int)
     x = e.term(term.args[0])
-    at = e.fresh[name] if name in e.fresh else e.one(name)
+    at = e.one(name)
     if at not in x.ids:
         return x
     d = x.ids.index(at)

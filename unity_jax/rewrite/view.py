@@ -7,6 +7,7 @@ dimension that it was broadcast over. What remains is looked up in a table from 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,11 +93,26 @@ class View:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.maker = graph.producer
+        self.maker = dict(graph.producer)
+        self.rests: dict[Op, Op] = {}
         self.readers: dict[Tensor, list[Op]] = {}
         for op in graph.ops:
             for t in dict.fromkeys(self.source(t) for t in op.inputs):
                 self.readers.setdefault(t, []).append(op)
+
+    def rest(self, op: Op) -> Op:
+        """The concatenation of all operands but the first, which the graph does not hold: the rules join two."""
+        if op not in self.rests:
+            first, *others = op.inputs
+            shape = list(op.outputs[0].shape)
+            shape[op.params["dimension"]] -= first.shape[op.params["dimension"]]
+            made = dataclasses.replace(op, inputs=tuple(others), outputs=(Tensor(tuple(shape), first.dtype),))
+            self.rests[op] = self.maker[made.outputs[0]] = made
+        return self.rests[op]
+
+    def virtual(self, t: Tensor) -> Op | None:
+        """The op that makes a tensor which the graph does not hold."""
+        return self.maker.get(t) if t not in self.graph.producer else None
 
     def source(self, t: Tensor) -> Tensor:
         """The tensor that `t` is without its relabelling."""
@@ -236,9 +252,12 @@ def _function(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
 
 
 def _concat(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
+    """Of two: of more, the first and the rest."""
     at = op.params["dimension"]
-    parts = [dims.fresh(t.shape[at]) for t in op.inputs]
-    yield Seen("concat", _values(op, [_put_at(value.ids, at, part) for part in parts]), ((value.ids[at], *parts),), op)
+    operands = op.inputs if len(op.inputs) == 2 else (op.inputs[0], view.rest(op).outputs[0])
+    parts = [dims.fresh(t.shape[at]) for t in operands]
+    args = tuple(Value(t, _put_at(value.ids, at, part)) for t, part in zip(operands, parts, strict=True))
+    yield Seen("concat", args, ((value.ids[at], *parts),), op)
 
 
 def _stack(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
@@ -404,3 +423,32 @@ _SEEN: dict[str, Callable[[View, Op, Value, Dims], Iterator[Seen]]] = {
     "gather": _gather,
     "scatter-add": _scatter,
 }
+
+SEEN = {
+    **{
+        name: (name_of,)
+        for name, name_of in {
+            "dot_general": "dot",
+            "conv_general_dilated": "conv",
+            "add": "add",
+            "add_any": "add",
+            "sub": "sub",
+            "mul": "mul",
+            "neg": "neg",
+            "convert_element_type": "convert",
+            "reduce_sum": "sum",
+            "reduce_max": "fold",
+            "reduce_min": "fold",
+            "concatenate": "concat",
+            "stack": "stack",
+            "unstack": "unstack",
+            "dynamic_slice": "take",
+            "gather": "take",
+        }.items()
+    },
+    "slice": ("slice", "take"),
+    "split": ("slice", "take"),
+    "pad": ("pad", "put"),
+    "scatter-add": ("put", "scatter"),
+}
+"""What the ops of each primitive may be seen as."""

@@ -9,9 +9,9 @@ because each is simulated too unless its floor (`floors`) shows that it cannot w
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,6 +108,14 @@ class Planner:
         self._builders: dict[MeshAxes, Builder] = {}
         self._solutions: dict[MeshAxes, Solved] = {}
         self._experts: dict[MeshAxes, dict[str, np.ndarray]] = {}
+        self._resharders: dict[MeshAxes, Resharder] = {}
+        self._interned: dict[MeshAxes, dict[Hashable, Any]] = {}
+
+    def like(self, program: Program) -> Planner:
+        """A planner for a variant of the program; what equal ops share is shared."""
+        other = Planner(program, self.machine, self.limit, self.pins)
+        other.rules, other._resharders, other._interned = self.rules, self._resharders, self._interned
+        return other
 
     def plan(self, meshes: Sequence[MeshAxes]) -> Candidate:
         """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory.
@@ -123,6 +131,14 @@ class Planner:
                     break
             elif len(mesh.names) == 1 and self.least_bytes(mesh) > self.limit:
                 break  # finer meshes split no tensor further
+        return best(found, self.limit)
+
+    def promising(self, mesh: MeshAxes) -> Candidate:
+        """The planner's own answer for one mesh, within the limit if it can be."""
+        solved = self._solved(mesh)
+        found = [self._finish(solved.built, solved.assignment, True, "search")]
+        if not found[0].fits(self.limit):
+            self._within_limit(found, mesh)
         return best(found, self.limit)
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
@@ -149,12 +165,13 @@ class Planner:
             self._builders[mesh] = Builder(
                 self.program.graph,
                 self.program.ties,
-                Resharder(self.machine, mesh),
+                self._resharders.setdefault(mesh, Resharder(self.machine, mesh)),
                 self.machine,
                 self.rules,
                 self.traffic,
                 self.pins.tensors,
                 self.pins.outputs,
+                self._interned.setdefault(mesh, {}),
             )
         return self._builders[mesh]
 

@@ -8,7 +8,7 @@ harm, because every op of the language works on each index of a dimension that i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.pcg.graph import Op, Tensor
@@ -122,11 +122,16 @@ def _arguments(terms: Sequence[Term], values: Sequence[Value], match: Match, vie
         yield from _arguments(terms[1:], values[1:], found, view)
 
 
+def _each(results: Iterable[bool]) -> bool:
+    """Whether all are true; none is left out, since each unites."""
+    return all(list(results))
+
+
 def _unite(a: Value, b: Value, dims: Dims) -> bool:
     if a.tensor is not b.tensor:
         same = a.tensor.literal is not None and b.tensor.literal is not None
         return same and not a.ids and not b.ids and bool(a.tensor.literal == b.tensor.literal)
-    return all([dims.unite(i, j) for i, j in zip(a.ids, b.ids, strict=True)])
+    return _each(dims.unite(i, j) for i, j in zip(a.ids, b.ids, strict=True))
 
 
 # Attributes
@@ -192,7 +197,7 @@ def _same_selection(a: Selection, b: Selection, dims: Dims) -> bool:
         a.indices and b.indices and a.indices.tensor is not b.indices.tensor
     ):
         return False
-    return all([dims.unite(i, j) for i, j in zip(a.ids, b.ids, strict=True)])
+    return _each(dims.unite(i, j) for i, j in zip(a.ids, b.ids, strict=True))
 
 
 _OF_SHAPES = ("axes", "sharding", "dimension_numbers")
@@ -245,7 +250,7 @@ def _named(match: Match) -> bool:
             sets = [set(match.dims.all(known)), set(match.dims.all(ids))]
             if sets[0] == sets[1]:
                 continue
-            if sets[0] & sets[1] or not all([match.dims.unite(i, j) for i, j in zip(known, ids, strict=True)]):
+            if sets[0] & sets[1] or not _each(match.dims.unite(i, j) for i, j in zip(known, ids, strict=True)):
                 return False
     return True
 
@@ -255,9 +260,9 @@ def _convolved(match: Match) -> bool:
     every = [(value, seen.symbol) for value, seen in match.terms.values() if seen.op == "conv"]
     places = [[v.ids[d] for d in op.params["dimension_numbers"].out_spec[2:]] for v, op in every]
     for (_, op), other in zip(every[1:], places[1:], strict=True):
-        if not _same_function(every[0][1], op) or not all(
-            [match.dims.unite(*p) for p in zip(places[0], other, strict=True)]
-        ):
+        if not _same_function(every[0][1], op):
+            return False
+        if not _each(match.dims.unite(i, j) for i, j in zip(places[0], other, strict=True)):
             return False
     return True
 
@@ -273,7 +278,7 @@ def _value(match: Match, variable: Term) -> Value:
 
 
 def _shared(match: Match, variables: Sequence[Term]) -> bool:
-    """Unite, in order, the dimensions of variables that the rule says to share though no op of the source joins them."""
+    """Unite, in order, dimensions of variables that the rule says to share though no op of the source joins them."""
     for a, b in itertools.combinations(variables, 2):
         ids = {v.name: match.dims.all(_value(match, v).ids) for v in variables}
         bound = {i for name in match.names for i in match.ids(name)}
@@ -285,7 +290,7 @@ def _shared(match: Match, variables: Sequence[Term]) -> bool:
             left = [[i for i in ids[v.name] if i not in bound and i not in ids[w.name]] for v, w in ((a, b), (b, a))]
             if len(left[0]) != len(left[1]):
                 return False
-            if not all([match.dims.unite(i, j) for i, j in zip(*left, strict=True)]):
+            if not _each(match.dims.unite(i, j) for i, j in zip(*left, strict=True)):
                 return False
     return True
 
@@ -309,7 +314,7 @@ def _concatenated(match: Match) -> bool:
             return False
         at = differ[0] if differ else 0
         for d in range(len(parts[0])):
-            if d != at and not all([match.dims.unite(parts[0][d], p[d]) for p in parts[1:]]):
+            if d != at and not _each(match.dims.unite(parts[0][d], p[d]) for p in parts[1:]):
                 return False
         match.along.update((name, ids[at]) for name, ids in zip(whole.parts, parts, strict=True))
         match.along[whole] = match.dims.fresh(sum(s[at] for s in sizes))

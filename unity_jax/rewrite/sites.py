@@ -1,0 +1,229 @@
+"""Where a program can be rewritten: matches of a library's rules, equal places together.
+
+The layers of a model are alike, so a rule is tried once for each kind of place, and a step rewrites every place of that
+kind. What a step is worth is estimated from the ops that come and go; the planner decides.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from unity_jax.cost.kernels import PRODUCTS
+from unity_jax.machine.device import Device
+from unity_jax.ops.rule import is_pointwise
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.rewrite.apply import rewritten
+from unity_jax.rewrite.emit import CannotEmit, emit
+from unity_jax.rewrite.find import Match, matches
+from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.view import SEEN, Value, View
+
+DEPTH = 4
+"""How many ops before a place must be equal for two places to be of one kind."""
+
+_FREE = frozenset("reshape squeeze expand_dims broadcast_in_dim transpose slice split unstack pad copy iota".split())
+"""Ops that take no time of their own: they relabel, or are part of what reads them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rule applied at some spots of a graph at once: for each, the position of the op and of its result there, and
+    which of the rule's matches."""
+
+    rule: str
+    spots: tuple[tuple[int, int, int], ...]
+
+    def applied(self, graph: Graph, rule: Rule) -> Graph:
+        """The graph after the step. Raises `LookupError` or `CannotEmit` for a graph that it was not made for."""
+        view = View(graph)
+        found = []
+        for op, result, which in self.spots:
+            every = list(matches(rule, graph.ops[op].outputs[result], view))
+            found.append(every[which])
+        return rewritten(graph, found, view)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """All places of one kind in one graph where a rule applies.
+
+    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: estimated seconds it saves on one device;
+    `bytes`: of all that it makes or takes.
+    """
+
+    rule: Rule
+    found: tuple[Match, ...]
+    which: tuple[int, ...]
+    gain: float
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        every = {v.tensor for m in self.found for v in (*m.values.values(), *m.roots) if isinstance(v, Value)}
+        return sum(t.nbytes for t in every if t.literal is None)
+
+
+class Finder:
+    """Finds places in one graph.
+
+    **Arguments:** `seconds`: what an op takes on one device.
+    """
+
+    def __init__(self, graph: Graph, seconds: Callable[[Op], float]) -> None:
+        self.graph, self.view, self.seconds = graph, View(graph), seconds
+        self.kinds = _kinds(graph)
+        self.users: dict[Tensor, set[Op]] = {}
+        for op in graph.ops:
+            for t in op.inputs:
+                self.users.setdefault(t, set()).add(op)
+
+    def places(self, rules: Sequence[Rule], near: Iterable[Op] | None = None) -> Iterator[Place]:
+        """Every place for these rules.
+
+        **Arguments:** `near`: look only at what these ops make and what reads it.
+        """
+        tensors = _anchors(self.graph, self.view, near)
+        known: set[object] = set()
+        for rule in rules:
+            wanted = "f" if rule.source[0].op == "g" else rule.source[0].op
+            kinds: dict[object, list[Tensor]] = {}
+            for t in tensors.get(wanted, ()):
+                kinds.setdefault(self.kinds[t], []).append(t)
+            for members in kinds.values():
+                place = self._place(rule, members)
+                key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
+                if place is not None and key not in known:  # operands can often change sides
+                    known.add(key)
+                    yield place
+
+    def _place(self, rule: Rule, members: Sequence[Tensor]) -> Place | None:
+        found: list[Match] = []
+        which: list[int] = []
+        used: set[Tensor] = set()
+        for t in members:
+            for n, m in enumerate(matches(rule, t, self.view)) if t not in used else ():
+                roots = {r.tensor for r in m.roots}
+                if not roots & used and (not found or self._alike(m, found[0])):
+                    found.append(m)
+                    which.append(n)
+                    used |= roots
+                    break
+            if not found:
+                return None
+        gain = self.gain(found)
+        return None if gain is None else Place(rule, tuple(found), tuple(which), gain)
+
+    def _alike(self, a: Match, b: Match) -> bool:
+        return all(self.kinds[r.tensor] == self.kinds[s.tensor] for r, s in zip(a.roots, b.roots, strict=True))
+
+    def gain(self, found: Sequence[Match]) -> float | None:
+        """Seconds that the ops take which go, less those that come; None where the target does not exist."""
+        try:
+            target, _ = emit(found[0], self.view)
+        except CannotEmit:
+            return None
+        return sum(map(self.seconds, self._gone(found))) - len(found) * sum(map(self.seconds, target.ops))
+
+    def _gone(self, found: Sequence[Match]) -> set[Op]:
+        """The ops that nothing needs once the roots are made in another way."""
+        view = self.view
+        gone: set[Op] = set()
+        roots = {r.tensor for m in found for r in m.roots}
+        outputs = set(self.graph.outputs)
+        waiting = [view.maker[t] for t in roots]
+        while waiting:
+            op = waiting.pop()
+            if op in gone:
+                continue
+            if all(t in roots or (t not in outputs and self.users.get(t, frozenset()) <= gone) for t in op.outputs):
+                gone.add(op)
+                waiting += [self.graph.producer[t] for t in op.inputs if t in self.graph.producer]
+        return gone
+
+
+def roofline(device: Device, flops: Callable[[Op], float]) -> Callable[[Op], float]:
+    """Seconds of an op by itself, for estimates: its arithmetic or its memory traffic, whichever takes longer."""
+
+    def seconds(op: Op) -> float:
+        if op.name in _FREE:
+            return 0.0
+        moved = sum(t.nbytes for t in op.outputs)
+        if op.name not in ("gather", "dynamic_slice", "scatter-add"):
+            moved += sum(t.nbytes for t in op.inputs if t.literal is None)
+        elif op.name == "scatter-add":
+            moved += op.inputs[2].nbytes
+        rate = device.flops_per_second(op.inputs[0].dtype if op.name in PRODUCTS else "vector")
+        return max(flops(op) / rate, moved / device.memory_bandwidth)
+
+    return seconds
+
+
+def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] | None:
+    """The graph with a place rewritten, the ops that are new, and what was done; None if it cannot be.
+
+    Where the spots depend on each other, as many are rewritten as can be together.
+    """
+    n = len(place.found)
+    where = {t: (i, j) for i, op in enumerate(finder.graph.ops) for j, t in enumerate(op.outputs)}
+    while n:
+        try:
+            graph, fresh = rewritten(finder.graph, place.found[:n], finder.view)
+        except CannotEmit:
+            n //= 2
+            continue
+        spots = [(*where[m.roots[0].tensor], w) for m, w in zip(place.found[:n], place.which, strict=False)]
+        return graph, fresh, Step(place.rule.name, tuple(spots))
+    return None
+
+
+def _anchors(graph: Graph, view: View, near: Iterable[Op] | None) -> dict[str, list[Tensor]]:
+    """Tensors by the op of the language that makes them."""
+    ops: Iterable[Op] = graph.ops
+    if near is not None:
+        chosen = dict.fromkeys(near)
+        for op in list(chosen):
+            for t in op.outputs:
+                chosen.update(dict.fromkeys(view.readers.get(t, ())))
+        ops = chosen
+    found: dict[str, list[Tensor]] = {}
+    for op in ops:
+        for t in op.outputs if not op.bodies else ():
+            for name in SEEN.get(op.name, ()):
+                found.setdefault(name, []).append(t)
+            if len(op.outputs) == 1 and is_pointwise(op):
+                for name in ("f", "h"):
+                    found.setdefault(name, []).append(t)
+    return found
+
+
+def _kinds(graph: Graph) -> dict[Tensor, int]:
+    """A number for each tensor, equal where the ops that lead to it are equal for `DEPTH` steps."""
+    own: dict[object, int] = {}
+    first = {t: own.setdefault((t.shape, str(t.dtype)), len(own)) for t in graph.inputs}
+    first |= {t: own.setdefault((op.signature, _result(op, t)), len(own)) for op in graph.ops for t in op.outputs}
+    kinds = first
+    for _ in range(DEPTH):
+        deeper = dict(kinds)
+        for op in graph.ops:
+            before = tuple(kinds.get(t, -1) for t in op.inputs)
+            deeper.update((t, own.setdefault((first[t], before), len(own))) for t in op.outputs)
+        kinds = deeper
+    return kinds
+
+
+def _result(op: Op, t: Tensor) -> int:
+    """Which result of an op a tensor is; equal parts of one whole are alike."""
+    return -1 if op.name in ("split", "unstack") else op.outputs.index(t)
+
+
+def fingerprint(graph: Graph, known: dict[object, int]) -> tuple[int, ...]:
+    """Equal for graphs that compute the same by the same ops. `known` numbers what was met before."""
+    number = {t: known.setdefault(("input", i), len(known)) for i, t in enumerate(graph.inputs)}
+    for op in graph.ops:
+        bodies = tuple(fingerprint(b, known) for b in op.bodies)
+        signature = op.signature if not op.bodies else (op.name, len(op.outputs))
+        operands = tuple(number.get(t, -1) if t.literal is None else str(t.literal) for t in op.inputs)
+        for i, t in enumerate(op.outputs):
+            number[t] = known.setdefault((signature, bodies, operands, i), len(known))
+    return tuple(number.get(t, -1) for t in graph.outputs)
