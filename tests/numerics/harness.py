@@ -26,6 +26,10 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
+from unity_jax.rewrite.find import is_applicable
+from unity_jax.rewrite.library import library
+from unity_jax.rewrite.record import graphs, with_graph
+from unity_jax.rewrite.sites import Finder, rewrite
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.sample import sample
 
@@ -86,6 +90,20 @@ class Case:
         axes = MeshAxes(tuple("xyz"[: len(sizes)]), sizes)
         decisions = sample(self.program.graph, self.program.ties, axes, self.rules, random.Random(seed))
         return self.planned(axes, decisions, machine)
+
+    def rewritten(self, rng: random.Random, steps: int) -> tuple[Case, list[str]]:
+        """The same function with some places of its graph rewritten by rules of the library, and the rules' names."""
+        program, done = self.program, []
+        rules = [r for r in library() if is_applicable(r)]
+        for _ in range(steps):
+            path, graph, _ = rng.choice(list(graphs(program.graph)))
+            finder = Finder(graph, lambda op: 1.0)
+            places = list(finder.places(rules))
+            made = rewrite(finder, rng.choice(places)) if places else None
+            if made is not None:
+                program = program.rewritten(with_graph(program.graph, path, made[0]), ())
+                done.append(made[2].rule)
+        return Case(program, self.flat, self.want), done
 
     def planned(self, axes: MeshAxes, decisions: Decisions, machine: str = "cpu") -> Planned:
         """The plan of these decisions; `machine` decides only which path each change of layout takes."""

@@ -1,4 +1,4 @@
-"""Random programs under random plans agree with the unsharded run; every strategy of every rule is run."""
+"""Random programs, rewritten at random, under random plans agree with the unsharded run; every strategy of every rule is run."""
 
 import functools
 import random
@@ -33,9 +33,9 @@ def test_random_programs(rng, sizes, machine):
         program = programs.draw(rng, most=6)
         hypothesis.note(f"{program}")
         hypothesis.assume(program.steps)
-        case = Case.of(program.fn, program.args, program.donate, QUICK)
+        case, rewrites = Case.of(program.fn, program.args, program.donate, QUICK).rewritten(rng, steps=2)
         plan = case.sample(sizes, rng.randint(0, 2**30), machine)
-        hypothesis.note(f"{plan.graph}")
+        hypothesis.note(f"{rewrites}: {plan.graph}")
         assert case.differences(case.run(plan, QUICK), floor=1.0) == []
 
 

@@ -82,7 +82,7 @@ class _Search:
 
     def run(self, first: Variant) -> Variant:
         """The fastest variant that fits, within the budget."""
-        left = min(MOST_VARIANTS, max(1, PLANNED_OPS // sum(1 for _ in first.program.graph.walk())))
+        left = min(MOST_VARIANTS, max(1, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk()))))
         self._is_new(first.program.graph)
         chosen, order = first, itertools.count()
         waiting = [(first.seconds, next(order), first)]

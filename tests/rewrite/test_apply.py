@@ -1,0 +1,98 @@
+"""Rewritten graphs compute the same, at every place, for every rule of the library; steps can be done again."""
+
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from tests.numerics.harness import errors
+from tests.rewrite.steps import STEPS
+from unity_jax import _compat
+from unity_jax.program import trace
+from unity_jax.rewrite.find import is_applicable
+from unity_jax.rewrite.library import library
+from unity_jax.rewrite.record import Rewrite, graphs, replay, with_graph
+from unity_jax.rewrite.sites import Finder, fingerprint, rewrite
+
+RULES = [r for r in library() if is_applicable(r)]
+
+
+def evaluate(graph, arrays):
+    """The results of a graph, op by op."""
+    env = dict(zip(graph.inputs, arrays, strict=True))
+
+    def read(t):
+        return np.asarray(t.literal, t.dtype) if t.literal is not None else env[t]
+
+    for op in graph.ops:
+        operands = [read(t) for t in op.inputs]
+        if op.name == "scan":
+            found = _scan(op, operands)
+        else:
+            found = _compat.bind(op.eqn, operands, op.params)
+        env.update(zip(op.outputs, found, strict=True))
+    return [read(t) for t in graph.outputs]
+
+
+def _scan(op, operands):
+    n_consts, n_carry = _compat.scan_arity(op.params)
+    (body,) = op.bodies
+    consts, carry, stacks = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
+
+    def step(carry, slices):
+        out = evaluate(body, [*consts, *carry, *slices])
+        return out[:n_carry], out[n_carry:]
+
+    carry, ys = jax.lax.scan(step, list(carry), list(stacks), op.params["length"], op.params["reverse"])
+    return [*carry, *ys]
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def program_of(name):
+    step, arguments = STEPS[name]
+    args = arguments()
+    return trace(step, args, {}), jax.tree.leaves(args), jax.tree.leaves(step(*args))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_place(name):
+    program, arrays, want = program_of(name)
+    fired = set()
+    for path, graph, _ in graphs(program.graph):
+        finder = Finder(graph, lambda op: 1.0)
+        for place in finder.places(RULES):
+            made = rewrite(finder, place)
+            if made is None:
+                continue
+            got = evaluate(with_graph(program.graph, path, made[0]), arrays)
+            bad = [e for e in errors(program.out_paths, want, got) if not e.error < 1e-10]
+            assert not bad, f"{place.rule}\n{bad}\n{graph}\n{made[0]}"
+            fired.add(place.rule.name)
+    assert fired
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("seed", range(3))
+def test_many_steps_one_after_the_other_and_again(name, seed):
+    program, arrays, want = program_of(name)
+    rng, graph, done = random.Random(seed), program.graph, []
+    for _ in range(6):
+        path, inner, _ = rng.choice(list(graphs(graph)))
+        finder = Finder(inner, lambda op: 1.0)
+        places = list(finder.places(RULES))
+        made = rewrite(finder, rng.choice(places)) if places else None
+        if made is not None:
+            graph = with_graph(graph, path, made[0])
+            done.append((path, made[2]))
+    bad = [e for e in errors(program.out_paths, want, evaluate(graph, arrays)) if not e.error < 1e-9]
+    assert not bad, f"{done}\n{bad}\n{graph}"
+    record = Rewrite("several", "", len(done), 0.0, "", tuple(done))
+    assert Rewrite.from_json(record.to_json()) == record
+    again, known = replay(program_of(name)[0].graph, [record], RULES), {}
+    assert fingerprint(again, known) == fingerprint(graph, known)
