@@ -186,7 +186,7 @@ def test_weak_types_and_numpy_do_not_replan(monkeypatch):
     planned = unity.auto_shard(step)
     w = np.ones((8, 8), np.float32)
     first = planned({"w": w, "n": 0}, 0.5)
-    monkeypatch.setattr("unity_jax.planning.Planner", lambda *a: pytest.fail("planned again"))
+    monkeypatch.setattr("unity_jax.search.joint.plan", lambda *a: pytest.fail("planned again"))
     second = planned(first, np.float32(0.5))
     third = planned({"w": jnp.asarray(second["w"]), "n": np.int32(2)}, jnp.float32(0.5))
     assert float(third["w"][0, 0]) == 0.125 and int(third["n"]) == 3
@@ -244,7 +244,7 @@ def test_saved_plan_runs(mesh, tmp_path, monkeypatch):
     made = unity.auto_shard(mlp_step, mesh=mesh, in_shardings=SHARDED)
     plan = made.plan(mlp_state(), mlp_batch())
     plan.save(tmp_path / "plan.json")
-    monkeypatch.setattr("unity_jax.planning.Planner", lambda *a: pytest.fail("planned again"))
+    monkeypatch.setattr("unity_jax.search.joint.plan", lambda *a: pytest.fail("planned again"))
     for saved in (plan, unity.Plan.load(tmp_path / "plan.json")):
         step = unity.auto_shard(mlp_step, plan=saved)
         assert step.plan(mlp_state(), mlp_batch()).in_shardings == plan.in_shardings
@@ -262,7 +262,7 @@ def test_saved_plan_and_a_short_last_batch(mesh):
 def test_restart_does_not_plan_again(tmp_path, monkeypatch):
     options = unity.Options(cache=tmp_path)
     plan = unity.auto_shard(mlp_step, options=options).plan(mlp_state(), mlp_batch())
-    monkeypatch.setattr("unity_jax.planning.Planner", lambda *a: pytest.fail("planned again"))
+    monkeypatch.setattr("unity_jax.search.joint.plan", lambda *a: pytest.fail("planned again"))
     again = unity.auto_shard(mlp_step, options=options)
     assert again.plan(mlp_state(), mlp_batch()).in_shardings == plan.in_shardings
     assert str(again.plan(mlp_state(), mlp_batch())) == str(plan)

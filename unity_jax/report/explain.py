@@ -17,6 +17,8 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.plan import Leaf, Plan, matches
 from unity_jax.report.text import seconds, short_source, size
+from unity_jax.rewrite.library import library
+from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.planner import Pins, Planner
 from unity_jax.search.sample import storable
 
@@ -27,7 +29,8 @@ READERS = 3
 
 
 def explain(plan: Plan, pattern: str) -> str:
-    """Text about every argument leaf whose path matches and every op whose scope, primitive or `file:line` does.
+    """Text about every argument leaf whose path matches, every rewrite whose rule or `file:line` does, and every op
+    whose scope, primitive or `file:line` does.
 
     **Raises:** `ValueError` if nothing matches, `PlanError` for a loaded plan that has not met its function.
     """
@@ -42,6 +45,9 @@ def explain(plan: Plan, pattern: str) -> str:
         lines.append(
             f"(alternatives are tried for {LEAVES} leaves at a time: narrow the pattern for those of the others)"
         )
+    for done in plan.rewrites:
+        if matches(done.rule, pattern) or matches(done.where, pattern):
+            lines += _rewrite(done)
     lines += _ops(plan.pcg, pattern)
     if not lines:
         raise ValueError(
@@ -98,6 +104,19 @@ def _verdict(plan: Plan, step: float, peak: int) -> str:
     words = "as fast" if abs(ratio - 1) < 5e-4 else f"{ratio:.3g}x the time" if ratio > 1 else f"{1 - ratio:.1%} faster"
     memory = f"peak {size(peak)}" if peak <= plan.memory_limit else f"DOES NOT FIT ({size(peak)})"
     return f"{words} ({seconds(step)}), {memory}"
+
+
+# Rewrites
+
+
+def _rewrite(done: Rewrite) -> Iterator[str]:
+    """The rule as two programs, and everything that followed from it."""
+    yield f"rewritten: {done}"
+    rules = {rule.name: rule for rule in library()}
+    if done.rule in rules:
+        yield from (f"  {line}" for line in str(rules[done.rule]).split("\n"))
+    if len(done.steps) > 1:
+        yield "  then " + ", ".join(f"{step.rule} x{len(step.spots)}" for _, step in done.steps[1:])
 
 
 # Ops
