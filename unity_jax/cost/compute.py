@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from unity_jax.cost.kernels import PRODUCTS, Counts, Use
 from unity_jax.machine.device import Device
+from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Op
 
@@ -63,8 +64,10 @@ def op_work(shard: Shard, device: Device, use: Use) -> Work:
 def _traffic(shard: Shard, device: Device, counts: Counts) -> tuple[float, float]:
     """Seconds of memory and of memory on the chip."""
     op, memory, chip = shard.op, 0.0, 0.0
-    if shard.rule.bytes is not None:
+    if shard.rule.bytes is not None and not (device.compiler == "tpu" and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
+        if is_scatter(op) and not counts[0] and any(counts):
+            nbytes += shard.result_bytes()  # the operand is a constant, and written here
         if op.name in _ROWS and nbytes and (padding := _row_padding(shard, device)) > 1:
             # The compiler keeps narrow arrays with their rows as lanes, and turns them for this op, and back.
             turned = shard.operand_bytes(0) + (shard.result_bytes() if op.name != "gather" else 0)
@@ -123,7 +126,7 @@ def _row_padding(shard: Shard, device: Device) -> float:
     """How much larger rows are in memory, where they are gathered or scattered one by one."""
     lanes = device.layout_tile[1]
     width = shard.operand_shape(0)[-1] if shard.op.inputs[0].rank > 1 else 1
-    return -(-width // lanes) * lanes / width if lanes and width else 1.0
+    return max(lanes / width, 1.0) if width else 1.0
 
 
 # Matrix products

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
@@ -49,14 +50,19 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Fusing:
-    """What a compiler fuses with matmuls: `grows`: producers whose operands are larger than their result; `epilogue`:
-    elementwise consumers and reductions."""
+    """What a compiler fuses.
+
+    With matmuls: `grows`: producers whose operands are larger than their result; `epilogue`: elementwise consumers and
+    reductions. `by_position`: what can be computed from an element's position is elementwise: random bits hash it,
+    a scatter of one element per row compares it, and other scatters fill in a constant operand themselves.
+    """
 
     grows: bool
     epilogue: bool
+    by_position: bool
 
 
-FUSING = {"tpu": Fusing(True, True), "gpu": Fusing(False, False), "cpu": Fusing(False, False)}
+FUSING = {"tpu": Fusing(True, True, True), "gpu": Fusing(False, False, False), "cpu": Fusing(False, False, False)}
 
 
 @dataclass(eq=False)
@@ -85,10 +91,12 @@ def is_alias(op: Op) -> bool:
     return op.name in _ALIASES and not op.bodies
 
 
-def is_loop(op: Op) -> bool:
+def is_loop(op: Op, fusing: Fusing) -> bool:
     """Whether every result element takes few operand elements, so that it can be computed where it is used."""
     if op.bodies:
         return False
+    if fusing.by_position and (op.name == "random_bits" or compares(op)):
+        return True
     if (move := op.params.get("move")) is not None:
         return move.kind in ("partition", "replicate")
     return op.name in _SHAPES or is_pointwise(op)
@@ -107,7 +115,7 @@ class _Fuser:
 
     def run(self) -> list[Kernel]:
         producer = self.graph.producer
-        self.loops = {op for op in self.graph.ops if is_loop(op)}
+        self.loops = {op for op in self.graph.ops if is_loop(op, self.fusing)}
         for op in self.graph.ops:
             for t in op.inputs:
                 self.consumers.setdefault(t, []).append(op)
@@ -187,6 +195,8 @@ class _Fuser:
     def _takes(self, consumer: Op, producer: Op) -> bool:
         if consumer in self.loops or consumer.name in _REDUCTIONS:
             return True
+        if self.fusing.by_position and is_scatter(consumer):
+            return producer.outputs[0] is consumer.inputs[0] and all(t.literal is not None for t in producer.inputs)
         if consumer.name not in PRODUCTS or producer.name in ("concatenate", "pad"):
             return False
         return self.fusing.grows or self._grows(producer) <= 1
