@@ -20,13 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from unity_jax.cost.rows import Rows, rows
 from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
 _ALIASES = frozenset("reshape squeeze expand_dims optimization_barrier copy sharding_constraint".split())
 _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate dynamic_slice".split())
-_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
+REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 
@@ -36,16 +37,19 @@ Counts = tuple[int, ...]
 
 
 class Use(NamedTuple):
-    """How an op runs: what it moves through memory, how many kernels it starts, whether it rides along in the one of
-    a matmul."""
+    """How an op runs: what it moves through memory, how many kernels it starts; whether it rides along in the one of
+    a matmul, or is alone in its own; how its operands and results lie (`cost.rows`)."""
 
     counts: Counts
     launches: int = 1
     rides: bool = False
+    alone: bool = False
+    rows: Rows = ()
 
     def plus(self, other: Use) -> Use:
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        return Use(counts, self.launches + other.launches, self.rides or other.rides)
+        rides, alone = self.rides or other.rides, self.alone or other.alone
+        return Use(counts, self.launches + other.launches, rides, alone, self.rows or other.rows)
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,17 @@ class Fusing:
 
     With matmuls: `grows`: producers whose operands are larger than their result; `epilogue`: elementwise consumers and
     reductions. `by_position`: what can be computed from an element's position is elementwise: random bits hash it,
-    a scatter of one element per row compares it, and other scatters fill in a constant operand themselves.
+    a scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
+    arrays lie in tiles, so that it matters which dimension comes last.
     """
 
-    grows: bool
-    epilogue: bool
-    by_position: bool
+    grows: bool = False
+    epilogue: bool = False
+    by_position: bool = False
+    tiles: bool = False
 
 
-FUSING = {"tpu": Fusing(True, True, True), "gpu": Fusing(False, False, False), "cpu": Fusing(False, False, False)}
+FUSING = {"tpu": Fusing(True, True, True, True), "gpu": Fusing(), "cpu": Fusing()}
 
 
 @dataclass(eq=False)
@@ -79,6 +85,12 @@ class Kernel:
     writes: list[Tensor]
     waits: list[Tensor]
     counts: dict[Op, Counts] = field(default_factory=dict)
+    rows: dict[Op, Rows] = field(default_factory=dict)
+
+    def use(self, op: Op, launches: int) -> Use:
+        """How one of its ops runs here."""
+        rides = op is not self.root and self.root.name in PRODUCTS
+        return Use(self.counts[op], launches, rides, len(self.ops) == 1, self.rows.get(op, ()))
 
     @property
     def root(self) -> Op:
@@ -193,7 +205,7 @@ class _Fuser:
         )
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
-        if consumer in self.loops or consumer.name in _REDUCTIONS:
+        if consumer in self.loops or consumer.name in REDUCTIONS:
             return True
         if self.fusing.by_position and is_scatter(consumer):
             return producer.outputs[0] is consumer.inputs[0] and all(t.literal is not None for t in producer.inputs)
@@ -241,7 +253,7 @@ class _Fuser:
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
-        if not (c in self.loops or c.name in _REDUCTIONS):
+        if not (c in self.loops or c.name in REDUCTIONS):
             return False
         if not (p in self.loops or (self.fusing.epilogue and p.name in PRODUCTS)):
             return False
@@ -269,6 +281,7 @@ class _Fuser:
         read = {t for k in made for t in (*k.reads, *k.waits)}
         read.update(s for t in outputs for s in self.sources.get(t, (t,)))
         base = base_tensors(self.graph)
+        lie = rows(self.graph) if self.fusing.tiles else {}
         for k in made:
             k.writes = [t for t in k.writes if t in read]
             left, written = set(k.reads), set(k.writes)
@@ -278,6 +291,8 @@ class _Fuser:
                     first.append(base.get(t, t) in left)
                     left.discard(base.get(t, t))
                 k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
+                if op in lie:
+                    k.rows[op] = lie[op]
         return _runnable(sorted(made, key=lambda k: position[k.ops[-1]]))
 
 
@@ -346,10 +361,8 @@ class Traffic:
         self.kernels[graph] = kernels(graph, compiler)
         for kernel in self.kernels[graph]:
             self.written.update(kernel.writes)
-            root = kernel.root
-            for op, counts in kernel.counts.items():
-                rides = op is not root and root.name in PRODUCTS
-                uses[op] = uses[op].plus(Use(counts, int(op is root), rides))
+            for op in kernel.counts:
+                uses[op] = uses[op].plus(kernel.use(op, int(op is kernel.root)))
         self.written.update(t for t, s in base.items() if s in self.written)
         self.uses.update(uses)
         for op in graph.ops:
