@@ -57,18 +57,20 @@ class Fusing:
     """What a compiler fuses.
 
     With matmuls: `grows`: producers whose operands are larger than their result; `epilogue`: elementwise consumers and
-    reductions. `by_position`: what can be computed from an element's position is elementwise: random bits hash it,
-    a scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
-    arrays lie in tiles, so that it matters which dimension comes last.
+    reductions; `softmax`: what follows a reduction of the rows of a batch of products. `by_position`: what can be
+    computed from an element's position is elementwise: random bits hash it, a scatter of one element per row compares
+    it, and other scatters fill in a constant operand themselves. `tiles`: arrays lie in tiles, so that it matters which
+    dimension comes last.
     """
 
     grows: bool = False
     epilogue: bool = False
+    softmax: bool = False
     by_position: bool = False
     tiles: bool = False
 
 
-FUSING = {"tpu": Fusing(True, True, True, True), "gpu": Fusing(), "cpu": Fusing()}
+FUSING = {"tpu": Fusing(True, True, True, True, True), "gpu": Fusing(), "cpu": Fusing()}
 
 
 @dataclass(eq=False)
@@ -124,9 +126,11 @@ class _Fuser:
     taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
     held: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     loops: set[Op] = field(default_factory=set)
+    producer: dict[Tensor, Op] = field(default_factory=dict)
+    within: set[Op] = field(default_factory=set)
 
     def run(self) -> list[Kernel]:
-        producer = self.graph.producer
+        self.producer = self.graph.producer
         self.loops = {op for op in self.graph.ops if is_loop(op, self.fusing)}
         for op in self.graph.ops:
             for t in op.inputs:
@@ -155,7 +159,7 @@ class _Fuser:
                 else:
                     for o in op.outputs:
                         self.sources[o], self.taken[o] = tuple(reads), tuple(ops)
-        return self._group(producer, outputs)
+        return self._group(outputs)
 
     # Absorbing
 
@@ -172,10 +176,18 @@ class _Fuser:
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            cheap = op.name not in _COSTLY and sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
+            # Every reader reads what is above, or one kernel more writes the result and all read it.
+            once = self.fusing.grows and all(c.name in PRODUCTS for c in used)
+            written = (len(used) + once) * sum(t.nbytes for t in op.outputs)
+            cheap = len(used) * sum(t.nbytes for t in above) <= written and (op.name not in _COSTLY or self._scales(op))
             if len(used) == 1 or cheap or (self.fusing.grows and op.name == "convert_element_type"):
                 self.absorbed.add(op)
                 sources.update((o, above) for o in op.outputs)
+
+    def _scales(self, op: Op) -> bool:
+        """Whether it divides rows by a number each, which compilers turn into a product with its inverse."""
+        by = self.producer.get(op.inputs[1]) if op.name == "div" else None
+        return by is not None and by.name == "broadcast_in_dim"
 
     def _readers(self) -> Callable[[Tensor], list[Op]]:
         """The ops that read a tensor, through aliases."""
@@ -219,7 +231,8 @@ class _Fuser:
 
     # Grouping
 
-    def _group(self, producer: dict[Tensor, Op], outputs: set[Tensor]) -> list[Kernel]:
+    def _group(self, outputs: set[Tensor]) -> list[Kernel]:
+        producer = self.producer
         level: dict[Op, int] = {}
         group: dict[Op, int] = {}
         members: list[list[Op]] = []
@@ -249,12 +262,16 @@ class _Fuser:
             group[op] = first
             members[first].append(op)
             has_product[first] |= op.name in PRODUCTS
+            if self.fusing.softmax and op.name in REDUCTIONS and any(map(_is_batched, members[first])):
+                self.within.add(op)
         return self._kernels(members, outputs)
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
         if not (c in self.loops or c.name in REDUCTIONS):
             return False
+        if p in self.within:
+            return c in self.loops and _elements(p.inputs[0]) == _elements(c.outputs[0])
         if not (p in self.loops or (self.fusing.epilogue and p.name in PRODUCTS)):
             return False
         return _elements(p.outputs[0]) == (_elements(c.outputs[0]) if c in self.loops else _elements(c.inputs[0]))
@@ -315,6 +332,10 @@ def _runnable(made: list[Kernel]) -> list[Kernel]:
             if waits[j] == 0:
                 heapq.heappush(ready, j)
     return order
+
+
+def _is_batched(op: Op) -> bool:
+    return op.name == "dot_general" and bool(op.params["dimension_numbers"][1][0])
 
 
 def _elements(t: Tensor) -> int:
