@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Use
+from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Use, is_batched
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.ops.rule import Shard
@@ -83,6 +83,8 @@ def _sweep(shard: Shard, device: Device, use: Use) -> float:
     instruction, which is no fusion."""
     op, seconds = shard.op, 0.0
     if device.compiler != "tpu" or shard.rule.bytes is not None or not any(use.counts):
+        return 0.0
+    if op.name in PRODUCTS and not is_batched(op):
         return 0.0
     at, shape = len(op.inputs), shard.result_shape()
     if op.name in REDUCTIONS:

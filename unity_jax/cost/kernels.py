@@ -56,11 +56,11 @@ class Use(NamedTuple):
 class Fusing:
     """What a compiler fuses.
 
-    With matmuls: `grows`: producers whose operands are larger than their result; `epilogue`: elementwise consumers and
-    reductions; `softmax`: what follows a reduction of the rows of a batch of products. `by_position`: what can be
-    computed from an element's position is elementwise: random bits hash it, a scatter of one element per row compares
-    it, and other scatters fill in a constant operand themselves. `tiles`: arrays lie in tiles, so that it matters which
-    dimension comes last.
+    With matmuls: `grows`: producers whose operands are larger than their result, in every dot that reads them;
+    `epilogue`: elementwise consumers and reductions; `softmax`: what follows a reduction of the rows of a batch of
+    products. `by_position`: what can be computed from an element's position is elementwise: random bits hash it, a
+    scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
+    arrays lie in tiles, so that it matters which dimension comes last.
     """
 
     grows: bool = False
@@ -92,7 +92,9 @@ class Kernel:
     def use(self, op: Op, launches: int) -> Use:
         """How one of its ops runs here."""
         rides = op is not self.root and self.root.name in PRODUCTS
-        return Use(self.counts[op], launches, rides, len(self.ops) == 1, self.rows.get(op, ()))
+        # What a broadcast writes takes the place of all that is computed of it before.
+        alone = len(self.ops) == 1 or (op is self.root and op.name == "broadcast_in_dim")
+        return Use(self.counts[op], launches, rides, alone, self.rows.get(op, ()))
 
     @property
     def root(self) -> Op:
@@ -176,10 +178,9 @@ class _Fuser:
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            # Every reader reads what is above, or one kernel more writes the result and all read it.
-            once = self.fusing.grows and all(c.name in PRODUCTS for c in used)
-            written = (len(used) + once) * sum(t.nbytes for t in op.outputs)
-            cheap = len(used) * sum(t.nbytes for t in above) <= written and (op.name not in _COSTLY or self._scales(op))
+            light = op.name not in _COSTLY or self._scales(op)
+            saves = sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
+            cheap = light and (saves or (self.fusing.grows and all(c.name == "dot_general" for c in used)))
             if len(used) == 1 or cheap or (self.fusing.grows and op.name == "convert_element_type"):
                 self.absorbed.add(op)
                 sources.update((o, above) for o in op.outputs)
@@ -262,7 +263,7 @@ class _Fuser:
             group[op] = first
             members[first].append(op)
             has_product[first] |= op.name in PRODUCTS
-            if self.fusing.softmax and op.name in REDUCTIONS and any(map(_is_batched, members[first])):
+            if self.fusing.softmax and op.name in REDUCTIONS and any(map(is_batched, members[first])):
                 self.within.add(op)
         return self._kernels(members, outputs)
 
@@ -334,7 +335,7 @@ def _runnable(made: list[Kernel]) -> list[Kernel]:
     return order
 
 
-def _is_batched(op: Op) -> bool:
+def is_batched(op: Op) -> bool:
     return op.name == "dot_general" and bool(op.params["dimension_numbers"][1][0])
 
 

@@ -95,7 +95,7 @@ class _Writer:
                 done = self._compute(seconds, after, root)
             if root in copied:
                 seconds = copy_seconds(self.machine.device, self._local(root.outputs[0]), root.outputs[0].itemsize)
-                done = self._compute(seconds, done, root)
+                done = self._compute(copied[root] * seconds, done, root)
             for t in kernel.writes:
                 self.ready[t] = done
         return tuple(self.tasks)
@@ -107,13 +107,18 @@ class _Writer:
         assert t.layout is not None
         return t.layout.local_shape(t.shape, self.mesh)
 
-    def _copied(self, graph: Graph) -> set[Op]:
-        """The all-gathers whose results XLA:TPU copies: they are not written where results of the program belong."""
+    def _copied(self, graph: Graph) -> dict[Op, int]:
+        """All-gathers that make results of the program, and what XLA:TPU copies for each: the result, which is not
+        written where it belongs, and the argument that it replaces."""
         if self.machine.device.compiler != "tpu":
-            return set()
-        outputs = set(graph.outputs)
-        moves = ((op, op.params.get("move")) for op in graph.ops if outputs.intersection(op.outputs))
-        return {op for op, move in moves if move is not None and collective_kind(move) == "all_gather"}
+            return {}
+        outputs, inputs = set(graph.outputs), {(t.shape, t.dtype, t.layout) for t in graph.inputs}
+        made = ((op, op.params.get("move"), op.outputs[0]) for op in graph.ops if outputs.intersection(op.outputs))
+        return {
+            op: 1 + ((t.shape, t.dtype, t.layout) in inputs)
+            for op, move, t in made
+            if move is not None and collective_kind(move) == "all_gather"
+        }
 
     def _wait(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         found = dict.fromkeys(i for t in tensors for i in self.ready.get(t, ()))
