@@ -14,6 +14,7 @@ convolution; XLA:GPU takes producers that make its input no larger, and no consu
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Callable, Sequence
@@ -96,7 +97,7 @@ class Kernel:
         alone = len(self.ops) == 1 or (op is self.root and op.name == "broadcast_in_dim")
         return Use(self.counts[op], launches, rides, alone, self.rows.get(op, ()))
 
-    @property
+    @functools.cached_property
     def root(self) -> Op:
         """The op that says what kind of kernel it is: its matmul, if it has one, or its last op."""
         return next((op for op in self.ops if op.name in PRODUCTS), self.ops[-1])
@@ -178,7 +179,7 @@ class _Fuser:
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            light = op.name not in _COSTLY or self._scales(op)
+            light = op.name not in _COSTLY or (self.fusing.grows and self._scales(op))
             saves = sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
             cheap = light and (saves or (self.fusing.grows and all(c.name == "dot_general" for c in used)))
             if len(used) == 1 or cheap or (self.fusing.grows and op.name == "convert_element_type"):
@@ -186,7 +187,7 @@ class _Fuser:
                 sources.update((o, above) for o in op.outputs)
 
     def _scales(self, op: Op) -> bool:
-        """Whether it divides rows by a number each, which compilers turn into a product with its inverse."""
+        """Whether it divides rows by a number each, which becomes a product with its inverse."""
         by = self.producer.get(op.inputs[1]) if op.name == "div" else None
         return by is not None and by.name == "broadcast_in_dim"
 

@@ -52,10 +52,11 @@ def _spread(graph: Graph, marked: set[Tensor]) -> set[Tensor]:
     if not marked:
         return marked
     near: dict[Tensor, list[Tensor]] = {}
+    widths = {t.shape[-1:] for t in marked}
     for op in graph.ops:
-        if op.outputs and (is_pointwise(op) or op.name in _SEEN):
-            width = op.outputs[0].shape[-1:]
-            alike = [t for t in (*op.inputs, *op.outputs) if t.rank and t.shape[-1:] == width and t.literal is None]
+        width = op.outputs[0].shape[-1:] if op.outputs else ()
+        if width in widths and (op.name in _SEEN or is_pointwise(op)):
+            alike = [t for t in (*op.inputs, *op.outputs) if t.shape[-1:] == width and t.literal is None]
             for t in alike:
                 near.setdefault(t, []).extend(alike)
     stack, found = list(marked), set(marked)
