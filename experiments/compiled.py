@@ -156,7 +156,7 @@ def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
 
 def work(name: str, on: str, wanted: tuple[str, ...], randoms: int) -> None:
     """Compile what is missing of one model on one topology."""
-    program, machine, devices = program_of(name), Machine.preset(on), topology(on)
+    program, machine, devices = program_of(name), Machine.preset(on), topology(on.replace("-cores", ""))
     for label, plan in plans(program, machine, wanted, randoms):
         folder = FOLDER / name / on.replace(":", "_") / label
         if (folder / "facts.json").exists():

@@ -111,7 +111,9 @@ def test_narrow_rows_are_turned_to_be_gathered():
     tiled = dataclasses.replace(DEVICE, layout_tile=(8, 128))
     table, ids = f32(1000, 16), jax.ShapeDtypeStruct((50,), jnp.int32)
     gather = shard(lambda t, i: t.at[i].get(mode="clip"), table, ids, name="gather")
-    use = Use((1, 1, 1), 1)
-    plain, padded = (op_work(gather, device, use).memory * 1e10 for device in (DEVICE, tiled))
-    assert plain == pytest.approx(2 * 50 * 16 * 4 + 50 * 4)
-    assert padded == pytest.approx(8 * plain + 64_000 * 9)
+    use = Use((1, 1, 1), 1, rows=(2, 0, 1))  # the table is an argument
+    plain, padded = (op_work(gather, device, use) for device in (DEVICE, tiled))
+    assert plain.memory * 1e10 == pytest.approx(2 * 50 * 16 * 4 + 50 * 4)
+    assert plain.turned == 0
+    assert padded.memory == pytest.approx(8 * plain.memory)
+    assert padded.turned * 1e10 == pytest.approx(16 * 1024 * 4 + 1000 * 128 * 4)

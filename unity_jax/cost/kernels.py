@@ -14,18 +14,21 @@ convolution; XLA:GPU takes producers that make its input no larger, and no consu
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from unity_jax.cost.rows import Rows, rows
+from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
 _ALIASES = frozenset("reshape squeeze expand_dims optimization_barrier copy sharding_constraint".split())
 _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate dynamic_slice".split())
-_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
+REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 
@@ -35,28 +38,40 @@ Counts = tuple[int, ...]
 
 
 class Use(NamedTuple):
-    """How an op runs: what it moves through memory, how many kernels it starts, whether it rides along in the one of
-    a matmul."""
+    """How an op runs: what it moves through memory, how many kernels it starts; whether it rides along in the one of
+    a matmul, or is alone in its own; how its operands and results lie (`cost.rows`)."""
 
     counts: Counts
     launches: int = 1
     rides: bool = False
+    alone: bool = False
+    rows: Rows = ()
 
     def plus(self, other: Use) -> Use:
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        return Use(counts, self.launches + other.launches, self.rides or other.rides)
+        rides, alone = self.rides or other.rides, self.alone or other.alone
+        return Use(counts, self.launches + other.launches, rides, alone, self.rows or other.rows)
 
 
 @dataclass(frozen=True)
 class Fusing:
-    """What a compiler fuses with matmuls: `grows`: producers whose operands are larger than their result; `epilogue`:
-    elementwise consumers and reductions."""
+    """What a compiler fuses.
 
-    grows: bool
-    epilogue: bool
+    With matmuls: `grows`: producers whose operands are larger than their result, in every dot that reads them;
+    `epilogue`: elementwise consumers and reductions; `softmax`: what follows a reduction of the rows of a batch of
+    products. `by_position`: what can be computed from an element's position is elementwise: random bits hash it, a
+    scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
+    arrays lie in tiles, so that it matters which dimension comes last.
+    """
+
+    grows: bool = False
+    epilogue: bool = False
+    softmax: bool = False
+    by_position: bool = False
+    tiles: bool = False
 
 
-FUSING = {"tpu": Fusing(True, True), "gpu": Fusing(False, False), "cpu": Fusing(False, False)}
+FUSING = {"tpu": Fusing(True, True, True, True, True), "gpu": Fusing(), "cpu": Fusing()}
 
 
 @dataclass(eq=False)
@@ -73,8 +88,16 @@ class Kernel:
     writes: list[Tensor]
     waits: list[Tensor]
     counts: dict[Op, Counts] = field(default_factory=dict)
+    rows: dict[Op, Rows] = field(default_factory=dict)
 
-    @property
+    def use(self, op: Op, launches: int) -> Use:
+        """How one of its ops runs here."""
+        rides = op is not self.root and self.root.name in PRODUCTS
+        # What a broadcast writes takes the place of all that is computed of it before.
+        alone = len(self.ops) == 1 or (op is self.root and op.name == "broadcast_in_dim")
+        return Use(self.counts[op], launches, rides, alone, self.rows.get(op, ()))
+
+    @functools.cached_property
     def root(self) -> Op:
         """The op that says what kind of kernel it is: its matmul, if it has one, or its last op."""
         return next((op for op in self.ops if op.name in PRODUCTS), self.ops[-1])
@@ -85,10 +108,12 @@ def is_alias(op: Op) -> bool:
     return op.name in _ALIASES and not op.bodies
 
 
-def is_loop(op: Op) -> bool:
+def is_loop(op: Op, fusing: Fusing) -> bool:
     """Whether every result element takes few operand elements, so that it can be computed where it is used."""
     if op.bodies:
         return False
+    if fusing.by_position and (op.name == "random_bits" or compares(op)):
+        return True
     if (move := op.params.get("move")) is not None:
         return move.kind in ("partition", "replicate")
     return op.name in _SHAPES or is_pointwise(op)
@@ -104,10 +129,12 @@ class _Fuser:
     taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
     held: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     loops: set[Op] = field(default_factory=set)
+    producer: dict[Tensor, Op] = field(default_factory=dict)
+    within: set[Op] = field(default_factory=set)
 
     def run(self) -> list[Kernel]:
-        producer = self.graph.producer
-        self.loops = {op for op in self.graph.ops if is_loop(op)}
+        self.producer = self.graph.producer
+        self.loops = {op for op in self.graph.ops if is_loop(op, self.fusing)}
         for op in self.graph.ops:
             for t in op.inputs:
                 self.consumers.setdefault(t, []).append(op)
@@ -135,7 +162,7 @@ class _Fuser:
                 else:
                     for o in op.outputs:
                         self.sources[o], self.taken[o] = tuple(reads), tuple(ops)
-        return self._group(producer, outputs)
+        return self._group(outputs)
 
     # Absorbing
 
@@ -152,10 +179,17 @@ class _Fuser:
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            cheap = op.name not in _COSTLY and sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
+            light = op.name not in _COSTLY or (self.fusing.grows and self._scales(op))
+            saves = sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
+            cheap = light and (saves or (self.fusing.grows and all(c.name == "dot_general" for c in used)))
             if len(used) == 1 or cheap or (self.fusing.grows and op.name == "convert_element_type"):
                 self.absorbed.add(op)
                 sources.update((o, above) for o in op.outputs)
+
+    def _scales(self, op: Op) -> bool:
+        """Whether it divides rows by a number each, which becomes a product with its inverse."""
+        by = self.producer.get(op.inputs[1]) if op.name == "div" else None
+        return by is not None and by.name == "broadcast_in_dim"
 
     def _readers(self) -> Callable[[Tensor], list[Op]]:
         """The ops that read a tensor, through aliases."""
@@ -185,8 +219,10 @@ class _Fuser:
         )
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
-        if consumer in self.loops or consumer.name in _REDUCTIONS:
+        if consumer in self.loops or consumer.name in REDUCTIONS:
             return True
+        if self.fusing.by_position and is_scatter(consumer):
+            return producer.outputs[0] is consumer.inputs[0] and all(t.literal is not None for t in producer.inputs)
         if consumer.name not in PRODUCTS or producer.name in ("concatenate", "pad"):
             return False
         return self.fusing.grows or self._grows(producer) <= 1
@@ -197,7 +233,8 @@ class _Fuser:
 
     # Grouping
 
-    def _group(self, producer: dict[Tensor, Op], outputs: set[Tensor]) -> list[Kernel]:
+    def _group(self, outputs: set[Tensor]) -> list[Kernel]:
+        producer = self.producer
         level: dict[Op, int] = {}
         group: dict[Op, int] = {}
         members: list[list[Op]] = []
@@ -227,12 +264,16 @@ class _Fuser:
             group[op] = first
             members[first].append(op)
             has_product[first] |= op.name in PRODUCTS
+            if self.fusing.softmax and op.name in REDUCTIONS and any(map(is_batched, members[first])):
+                self.within.add(op)
         return self._kernels(members, outputs)
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
-        if not (c in self.loops or c.name in _REDUCTIONS):
+        if not (c in self.loops or c.name in REDUCTIONS):
             return False
+        if p in self.within:
+            return c in self.loops and _elements(p.inputs[0]) == _elements(c.outputs[0])
         if not (p in self.loops or (self.fusing.epilogue and p.name in PRODUCTS)):
             return False
         return _elements(p.outputs[0]) == (_elements(c.outputs[0]) if c in self.loops else _elements(c.inputs[0]))
@@ -259,6 +300,7 @@ class _Fuser:
         read = {t for k in made for t in (*k.reads, *k.waits)}
         read.update(s for t in outputs for s in self.sources.get(t, (t,)))
         base = base_tensors(self.graph)
+        lie = rows(self.graph) if self.fusing.tiles else {}
         for k in made:
             k.writes = [t for t in k.writes if t in read]
             left, written = set(k.reads), set(k.writes)
@@ -268,6 +310,8 @@ class _Fuser:
                     first.append(base.get(t, t) in left)
                     left.discard(base.get(t, t))
                 k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
+                if op in lie:
+                    k.rows[op] = lie[op]
         return _runnable(sorted(made, key=lambda k: position[k.ops[-1]]))
 
 
@@ -290,6 +334,10 @@ def _runnable(made: list[Kernel]) -> list[Kernel]:
             if waits[j] == 0:
                 heapq.heappush(ready, j)
     return order
+
+
+def is_batched(op: Op) -> bool:
+    return op.name == "dot_general" and bool(op.params["dimension_numbers"][1][0])
 
 
 def _elements(t: Tensor) -> int:
@@ -336,10 +384,8 @@ class Traffic:
         self.kernels[graph] = kernels(graph, compiler)
         for kernel in self.kernels[graph]:
             self.written.update(kernel.writes)
-            root = kernel.root
-            for op, counts in kernel.counts.items():
-                rides = op is not root and root.name in PRODUCTS
-                uses[op] = uses[op].plus(Use(counts, int(op is root), rides))
+            for op in kernel.counts:
+                uses[op] = uses[op].plus(kernel.use(op, int(op is kernel.root)))
         self.written.update(t for t, s in base.items() if s in self.written)
         self.uses.update(uses)
         for op in graph.ops:

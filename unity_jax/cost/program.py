@@ -60,9 +60,9 @@ def floor_seconds(shard: Shard, machine: Machine, use: Use) -> float:
     """Seconds that an op adds at least to any step: all of a matmul, elsewhere the memory traffic, which no other part
     of the device does meanwhile for the ops of the same kernel; nothing where it rides along with a matmul.
 
-    Which ops share a kernel, and its start, depends on the plan.
+    Which ops share a kernel, its start, and how arrays lie depends on the plan.
     """
-    work = op_work(shard, machine.device, use)
+    work = op_work(shard, machine.device, use._replace(rows=()))._replace(swept=0.0, turned=0.0)
     if shard.op.name in PRODUCTS:
         return work.seconds(machine.device)
     return 0.0 if use.rides else work.memory
@@ -71,7 +71,7 @@ def floor_seconds(shard: Shard, machine: Machine, use: Use) -> float:
 def kernel_seconds(kernel: Kernel, device: Device) -> float:
     """Seconds of the local program of a planned kernel; nothing for a collective, a loop or a branch. What needs no
     operand is written ahead, and takes no start of its own."""
-    work = total(op_work(op.shard, device, Use(kernel.counts[op], 0)) for op in kernel.ops if op.shard is not None)
+    work = total(op_work(op.shard, device, kernel.use(op, 0)) for op in kernel.ops if op.shard is not None)
     return work._replace(launches=int(bool(kernel.reads))).seconds(device) if any(work) else 0.0
 
 

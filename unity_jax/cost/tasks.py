@@ -16,9 +16,12 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from unity_jax._compat import scan_arity
 from unity_jax.cost.communication import groups_of
+from unity_jax.cost.compute import copy_seconds, fill_seconds
 from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import Collective, kernel_seconds, op_collectives, serves, trips
+from unity_jax.cost.reshard import collective_kind
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -78,7 +81,7 @@ class _Writer:
         self.ready: dict[Tensor, tuple[int, ...]] = {}  # the tasks to wait for; inputs and constants need none
 
     def run(self, graph: Graph) -> tuple[Task, ...]:
-        served = serves(graph)
+        served, copied = serves(graph), self._copied(graph)
         for kernel in self.traffic.kernels[graph]:
             root, after = kernel.root, self._wait((*kernel.reads, *kernel.waits))
             if root.bodies:
@@ -89,10 +92,33 @@ class _Writer:
                 for op in kernel.ops:
                     after = self._collectives(op, op, after) if op.shard is not None else after
                 seconds = kernel_seconds(kernel, self.machine.device)
-                done = self._add(Task(COMPUTE, seconds, after, root)) if seconds else self._join(after)
+                done = self._compute(seconds, after, root)
+            if root in copied:
+                seconds = copy_seconds(self.machine.device, self._local(root.outputs[0]), root.outputs[0].itemsize)
+                done = self._compute(copied[root] * seconds, done, root)
             for t in kernel.writes:
                 self.ready[t] = done
         return tuple(self.tasks)
+
+    def _compute(self, seconds: float, after: tuple[int, ...], op: Op) -> tuple[int, ...]:
+        return self._add(Task(COMPUTE, seconds, after, op)) if seconds else self._join(after)
+
+    def _local(self, t: Tensor) -> tuple[int, ...]:
+        assert t.layout is not None
+        return t.layout.local_shape(t.shape, self.mesh)
+
+    def _copied(self, graph: Graph) -> dict[Op, int]:
+        """All-gathers that make results of the program, and what XLA:TPU copies for each: the result, which is not
+        written where it belongs, and the argument that it replaces."""
+        if self.machine.device.compiler != "tpu":
+            return {}
+        outputs, inputs = set(graph.outputs), {(t.shape, t.dtype, t.layout) for t in graph.inputs}
+        made = ((op, op.params.get("move"), op.outputs[0]) for op in graph.ops if outputs.intersection(op.outputs))
+        return {
+            op: 1 + ((t.shape, t.dtype, t.layout) in inputs)
+            for op, move, t in made
+            if move is not None and collective_kind(move) == "all_gather"
+        }
 
     def _wait(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         found = dict.fromkeys(i for t in tensors for i in self.ready.get(t, ()))
@@ -116,7 +142,12 @@ class _Writer:
         return after
 
     def _loop(self, op: Op, after: tuple[int, ...]) -> tuple[int, ...]:
-        """A loop starts when all its operands are there, and all its results are there when it ends."""
+        """A loop starts when all its operands are there, and all its results are there when it ends. The arrays that a
+        scan stacks its results in are filled with zeros before."""
+        if op.name == "scan":
+            stacks = op.outputs[scan_arity(op.params)[1] :]
+            seconds = sum(fill_seconds(self.machine.device, self._local(t), t.itemsize) for t in stacks)
+            after = self._compute(seconds, after, op)
         for body in op.bodies:
             inside = _Writer(self.mesh, self.machine, self.traffic).run(body)
             after = self._once(inside, self._join(after))

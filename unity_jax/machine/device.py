@@ -29,8 +29,9 @@ class Device:
     `gpu` or `cpu`; `matmul_efficiency` and `memory_efficiency`: the part of the peak rates that large kernels reach;
     `matmul_tile`: the multiples to which a matmul's rows, columns and depth are padded; `matmul_units`: how many of
     its tiles of rows and columns are computed at a time; `results_per_second`: how many elements a kernel writes at
-    most (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are padded in memory
-    (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which moves
+    most (0: no limit); `unfused_per_second`: how many elements a kernel of one elementwise op handles, besides its
+    traffic (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are padded in
+    memory (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which moves
     `fast_bandwidth` bytes per second. `contention`: what runs at the same time slows each other so; `asynchronous`: the
     kinds of collectives that the compiler starts and awaits apart, the others stop compute.
     """
@@ -47,6 +48,7 @@ class Device:
     matmul_tile: tuple[int, int, int] = (1, 1, 1)
     matmul_units: int = 1
     results_per_second: float = 0.0
+    unfused_per_second: float = 0.0
     layout_tile: tuple[int, int] = (0, 0)
     fast_bytes: float = 0.0
     fast_bandwidth: float = 0.0

@@ -175,6 +175,21 @@ def _gather_shard(shard: Shard, numbers: Numbers, labels: Sequence[Label], table
 
 # Scatter
 
+
+def is_scatter(op: Op) -> bool:
+    return op.name.startswith("scatter")
+
+
+def compares(op: Op) -> bool:
+    """Whether a scatter changes one element of each row at most, as the gradient of `take_along_axis` over the last
+    dimension does: each element can tell by comparing its own position with the index of its row."""
+    if not is_scatter(op) or not op.inputs[0].rank:
+        return False
+    numbers, operand, indices = Numbers.of(op), op.inputs[0], op.inputs[1]
+    rows = math.prod(operand.shape[d] for d in numbers.batching)
+    return not numbers.window_dims and len(numbers.indexed) == 1 and math.prod(indices.shape[:-1]) == rows
+
+
 _REDUCTION = {"scatter-add": "sum", "scatter-sub": "sum", "scatter-max": "max", "scatter-min": "min"}
 
 

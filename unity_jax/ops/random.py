@@ -20,7 +20,12 @@ from unity_jax import _compat
 from unity_jax.ops.rule import Rule, Shard, make_rule, pointwise_labels, register
 from unity_jax.pcg.graph import Op, Tensor
 
-HASH_FLOPS = 100  # integer operations of one threefry hash
+HASH_FLOPS = 20 * 5 + 6 * 2 + 1
+"""Integer operations of one threefry hash: 20 rounds that add, rotate (three) and xor, six additions of the key to both
+words, and one to join them (Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405)."""
+
+POSITION_FLOPS = 6
+"""Integer operations per dimension to find the position of an element: a 64-bit multiplication and addition."""
 
 
 def _is_threefry(key: Tensor) -> bool:
@@ -40,7 +45,7 @@ def random_bits(op: Op) -> Rule:
         [batch],
         [list(range(result.rank)) if free else [*batch, *[None] * (result.rank - keys.rank)]],
         local=_hash_counters if counters else _part_of_all,
-        flops=HASH_FLOPS * math.prod(result.shape),
+        flops=(HASH_FLOPS + POSITION_FLOPS * result.rank) * math.prod(result.shape),
     )
 
 
