@@ -94,14 +94,14 @@ def stored_bytes(device: Device, shape: tuple[int, ...], itemsize: int, minor: t
     if not lanes or not shape or not n:
         return float(n * itemsize)
     last = range(len(shape)) if minor is None or not minor else minor
-    rows = {d: _padded_rows(shape[d], sublanes) / shape[d] for d in range(len(shape))}
+    rows = {d: padded_rows(shape[d], sublanes) / shape[d] for d in range(len(shape))}
     padding = min(
         -(-shape[d] // lanes) * lanes / shape[d] * min((rows[e] for e in last if e != d), default=1.0) for d in last
     )
     return n * itemsize * padding
 
 
-def _padded_rows(n: int, sublanes: int) -> int:
+def padded_rows(n: int, sublanes: int) -> int:
     """XLA:TPU has smaller tiles for one, two and four rows."""
     return next((k for k in (1, 2, 4) if n <= k), -(-n // sublanes) * sublanes)
 

@@ -8,8 +8,9 @@ saves is memory traffic, so this decides both the time of a step and which value
 - The rest is grouped by *level*: the number of kernels on the longest path before it. Ops of one level that are joined
   by fusible edges are one kernel, and reading a value that the kernel makes is free. Equal levels exclude cycles.
 
-The compilers differ in what a matmul takes in (`Fusing`): XLA:TPU fuses any elementwise producer and consumer into its
-convolution; XLA:GPU takes producers that make its input no larger, and no consumers.
+The compilers differ in what they fuse (`Fusing`): XLA:TPU fuses any elementwise producer and consumer into its
+convolution; XLA:GPU takes producers that make the input of a matmul no larger, and no consumers. What passes an
+`optimization_barrier` is in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 
 _ALIASES = frozenset("reshape squeeze expand_dims optimization_barrier copy sharding_constraint".split())
 _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate dynamic_slice".split())
-_REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
+REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 
@@ -49,14 +50,19 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Fusing:
-    """What a compiler fuses with matmuls: `grows`: producers whose operands are larger than their result; `epilogue`:
-    elementwise consumers and reductions."""
+    """What a compiler fuses.
+
+    **Fields:** with matmuls, `grows`: producers whose operands are larger than their result; `epilogue`: elementwise
+    consumers and reductions. `repeats`: costly functions, too, are computed by every reader, gathers included, if one
+    is no loop and that moves no more bytes (`PriorityFusion` of XLA:GPU, which weighs time).
+    """
 
     grows: bool
     epilogue: bool
+    repeats: bool
 
 
-FUSING = {"tpu": Fusing(True, True), "gpu": Fusing(False, False), "cpu": Fusing(False, False)}
+FUSING = {"tpu": Fusing(True, True, False), "gpu": Fusing(False, False, True), "cpu": Fusing(False, False, False)}
 
 
 @dataclass(eq=False)
@@ -152,7 +158,10 @@ class _Fuser:
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            cheap = op.name not in _COSTLY and sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
+            apart = self.fusing.repeats and any(c not in self.loops for c in used)  # readers that no kernel joins
+            cheap = (apart or op.name not in _COSTLY) and sum(t.nbytes for t in above) <= sum(
+                t.nbytes for t in op.outputs
+            )
             if len(used) == 1 or cheap or (self.fusing.grows and op.name == "convert_element_type"):
                 self.absorbed.add(op)
                 sources.update((o, above) for o in op.outputs)
@@ -165,7 +174,7 @@ class _Fuser:
             if t not in known:
                 found: list[Op] = []
                 for c in self.consumers.get(t, ()):
-                    if is_alias(c):
+                    if is_alias(c) and c.name != "optimization_barrier":
                         found += [r for i, o in zip(c.inputs, c.outputs, strict=False) if i is t for r in readers(o)]
                     else:
                         found.append(c)
@@ -185,7 +194,7 @@ class _Fuser:
         )
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
-        if consumer in self.loops or consumer.name in _REDUCTIONS:
+        if consumer in self.loops or consumer.name in REDUCTIONS or (self.fusing.repeats and consumer.name == "gather"):
             return True
         if consumer.name not in PRODUCTS or producer.name in ("concatenate", "pad"):
             return False
@@ -231,7 +240,7 @@ class _Fuser:
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
-        if not (c in self.loops or c.name in _REDUCTIONS):
+        if not (c in self.loops or c.name in REDUCTIONS):
             return False
         if not (p in self.loops or (self.fusing.epilogue and p.name in PRODUCTS)):
             return False
