@@ -198,14 +198,14 @@ def stored_bytes(
     if not lanes or not shape or not n:
         return float(n * itemsize)
     last = range(len(shape)) if minor is None or not minor else minor
-    rows = {d: _padded_rows(shape[d], sublanes, fewer) / shape[d] for d in range(len(shape))}
+    rows = {d: padded_rows(shape[d], sublanes, fewer) / shape[d] for d in range(len(shape))}
     padding = min(
         -(-shape[d] // lanes) * lanes / shape[d] * min((rows[e] for e in last if e != d), default=1.0) for d in last
     )
     return n * itemsize * padding
 
 
-def _padded_rows(n: int, sublanes: int, fewer: tuple[int, ...]) -> int:
+def padded_rows(n: int, sublanes: int, fewer: tuple[int, ...]) -> int:
     return next((k for k in fewer if n <= k), -(-n // sublanes) * sublanes)
 
 

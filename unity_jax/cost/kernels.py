@@ -8,8 +8,9 @@ saves is memory traffic, so this decides both the time of a step and which value
 - The rest is grouped by *level*: the number of kernels on the longest path before it. Ops of one level that are joined
   by fusible edges are one kernel, and reading a value that the kernel makes is free. Equal levels exclude cycles.
 
-The compilers differ in what a matmul takes in (`Fusing`): XLA:TPU fuses any elementwise producer and consumer into its
-convolution; XLA:GPU takes producers that make its input no larger, and no consumers.
+The compilers differ in what they fuse (`Fusing`): XLA:TPU fuses any elementwise producer and consumer into its
+convolution; XLA:GPU takes producers that make the input of a matmul no larger, and no consumers. What passes an
+`optimization_barrier` is in memory.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class Fusing:
     `epilogue`: elementwise consumers and reductions; `softmax`: what follows a reduction of the rows of a batch of
     products. `by_position`: what can be computed from an element's position is elementwise: random bits hash it, a
     scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
-    arrays lie in tiles, so that it matters which dimension comes last.
+    arrays lie in tiles, so that it matters which dimension comes last. `repeats`: costly functions, too, are computed
+    by every reader, gathers included, if one is no loop and that moves no more bytes (`PriorityFusion` of XLA:GPU,
+    which weighs time).
     """
 
     grows: bool = False
@@ -69,9 +72,10 @@ class Fusing:
     softmax: bool = False
     by_position: bool = False
     tiles: bool = False
+    repeats: bool = False
 
 
-FUSING = {"tpu": Fusing(True, True, True, True, True), "gpu": Fusing(), "cpu": Fusing()}
+FUSING = {"tpu": Fusing(True, True, True, True, True), "gpu": Fusing(repeats=True), "cpu": Fusing()}
 
 
 @dataclass(eq=False)
@@ -179,7 +183,8 @@ class _Fuser:
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            light = op.name not in _COSTLY or (self.fusing.grows and self._scales(op))
+            apart = self.fusing.repeats and any(c not in self.loops for c in used)  # readers that no kernel joins
+            light = apart or op.name not in _COSTLY or (self.fusing.grows and self._scales(op))
             saves = sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
             cheap = light and (saves or (self.fusing.grows and all(c.name == "dot_general" for c in used)))
             if len(used) == 1 or cheap or (self.fusing.grows and op.name == "convert_element_type"):
@@ -199,7 +204,7 @@ class _Fuser:
             if t not in known:
                 found: list[Op] = []
                 for c in self.consumers.get(t, ()):
-                    if is_alias(c):
+                    if is_alias(c) and c.name != "optimization_barrier":
                         found += [r for i, o in zip(c.inputs, c.outputs, strict=False) if i is t for r in readers(o)]
                     else:
                         found.append(c)
@@ -219,7 +224,7 @@ class _Fuser:
         )
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
-        if consumer in self.loops or consumer.name in REDUCTIONS:
+        if consumer in self.loops or consumer.name in REDUCTIONS or (self.fusing.repeats and consumer.name == "gather"):
             return True
         if self.fusing.by_position and is_scatter(consumer):
             return producer.outputs[0] is consumer.inputs[0] and all(t.literal is not None for t in producer.inputs)

@@ -1,26 +1,33 @@
-"""Peak memory of a planned program: what is alive when its kernels run in an order that XLA would choose.
+"""Peak memory of a planned program: what is alive when its kernels run in the order that XLA would choose (`schedule`).
 
 Arguments and results have memory for the whole step; a result takes that of a donated argument of its shape. What lies
-between lives from the kernel that writes it to the last that reads it. XLA does not keep the order of the program: it
-tries several and takes the one that needs least (`ListMemoryScheduler` and others in
-https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc), of which two are here.
+between is a buffer from the step that makes it to the last that reads it, in the layout of its kernels (`storage`):
+
+- XLA:GPU joins constant arrays of one shape into one kernel, the stacks of loops among them: all exist from the first;
+- XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.compute import stored_bytes
-from unity_jax.cost.kernels import Kernel, Traffic, base_tensors
+import numpy as np
+
+from unity_jax import _compat
+from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors
+from unity_jax.cost.schedule import ELEMENTWISE, OTHER, Schedule, Step
+from unity_jax.cost.storage import ROWS, Storage
 from unity_jax.machine.device import Device
-from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
+
+_BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange"), "tpu": ("combine",), "cpu": ()}
+"""The moves whose collectives run beside kernels. XLA:TPU starts and awaits others apart only inside kernels."""
 
 
 @dataclass(frozen=True)
@@ -36,130 +43,184 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, device: Device, donat
 
     **Arguments:** `traffic`: of this graph; `donated`: indices of inputs whose memory results may take.
     """
-    sizes = _Sizes(mesh, device)
+    storage = Storage(graph, mesh, device)
     base = base_tensors(graph)
-    kept = {t: sizes(t) for t in graph.inputs}
+    kept = {t: storage(t) for t in graph.inputs}
     free = Counter((t.shape, str(t.dtype), t.layout) for t in (graph.inputs[i] for i in donated))
     for t in dict.fromkeys(base.get(t, t) for t in graph.outputs):
         key = (t.shape, str(t.dtype), t.layout)
         if free[key]:
             free[key] -= 1
         elif t not in kept and t.literal is None:
-            kept[t] = sizes(t)
-    peak, alive = _between(graph, traffic, sizes)
-    ranked = sorted([*kept.items(), *alive.items()], key=lambda item: -item[1])
+            kept[t] = storage(t)
+    peak, alive = _Buffers(graph, traffic, storage).peak()
+    ranked = sorted([*kept.items(), *alive], key=lambda item: -item[1])
     return Memory(round(sum(kept.values()) + peak), tuple((t, round(n)) for t, n in ranked[:50]))
 
 
-class _Sizes:
-    """Bytes of one device's part of a tensor."""
+class _Buffers:
+    """The steps of a graph and the buffers between them."""
 
-    def __init__(self, mesh: MeshAxes, device: Device) -> None:
-        self.mesh, self.device = mesh, device
+    def __init__(self, graph: Graph, traffic: Traffic, storage: Storage) -> None:
+        self.graph, self.traffic, self.storage = graph, traffic, storage
+        self.compiler = storage.device.compiler
+        self.steps: list[Step] = []
+        self.tensors: list[Tensor] = []  # by buffer
+        self.size: list[float] = []
+        self.outside: list[bool] = []  # whether a buffer is a result of the graph
+        self.of: dict[Tensor, int] = {}
+        self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
+        self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
+        base = base_tensors(graph)
+        self.inputs, self.outputs = {*graph.inputs}, {base.get(t, t) for t in graph.outputs}
+        for kernel in traffic.kernels[graph]:
+            self._kernel(kernel)
 
-    def __call__(self, t: Tensor) -> float:
-        assert t.layout is not None
-        return stored_bytes(self.device, t.layout.local_shape(t.shape, self.mesh), t.itemsize)
+    # Steps
 
+    def _kernel(self, kernel: Kernel) -> None:
+        root = kernel.root
+        after = {self.maker[t] for t in (*kernel.reads, *kernel.waits) if t in self.maker}
+        reads = [self.of[t] for t in kernel.reads if t in self.of]
+        for t in kernel.reads:
+            if t.shape in self.storage.tables and t in self.inputs:
+                after.add(at := self._in_rows(t))
+                reads += self.steps[at].makes
+        makes = list(kernel.writes)
+        if root.name == "scan":
+            stacks = set(root.outputs[_compat.scan_arity(root.params)[1] :]).intersection(makes)
+            makes = [t for t in makes if t not in stacks]
+            for t in sorted(stacks, key=kernel.writes.index):
+                after.add(self._filled(t))
+                reads.append(self.of[t])
+        elif self.compiler == "gpu" and root.name == "broadcast_in_dim" and not kernel.reads and len(makes) == 1:
+            self.maker[makes[0]] = self._filled(makes[0])
+            return
+        self._step(kernel, tuple(after), tuple(reads), makes)
 
-def _between(graph: Graph, traffic: Traffic, sizes: _Sizes) -> tuple[float, dict[Tensor, float]]:
-    """The largest sum of values that are neither inputs nor outputs of a graph, and those values."""
-    base = base_tensors(graph)
-    outside = {*graph.inputs, *(base.get(t, t) for t in graph.outputs)}
-    every = traffic.kernels[graph]
-    inside = [_inside(k, traffic, sizes) for k in every]
-    life = _Life(every, {t: sizes(t) for k in every for t in k.writes if t not in outside})
-    return min((life.peak(order, inside) for order in (range(len(every)), life.saving())), key=lambda found: found[0])
+    def _step(self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: Sequence[Tensor]) -> None:
+        root = kernel.root
+        if "move" in root.params and len(kernel.ops) == 1 and root.params["move"].kind in _BESIDE[self.compiler]:
+            buffers = tuple(map(self._buffer, makes))
+            over = root.params["move"].kind == "reduce"
+            start = self._add(Step(after, reads, buffers, writes_over=over))
+            done = self._add(Step((start,), (*reads, *buffers), (), start=start))
+            self.maker.update((t, done) for t in kernel.writes)
+            return
+        turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
+        buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
+        own = root.name in _OWN_BUFFER or bool(root.bodies) or "move" in root.params
+        at = self._add(Step(after, reads, buffers, _cost(root), None, self._inside(kernel), not own))
+        self.maker.update((t, at) for t in kernel.writes)
+        for t in turned:
+            self.maker[t] = self._add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
 
+    def _add(self, step: Step) -> int:
+        self.steps.append(step)
+        return len(self.steps) - 1
 
-def _inside(kernel: Kernel, traffic: Traffic, sizes: _Sizes) -> float:
-    """What a loop or branch needs beside what it reads and writes: one body's values, and carries that nobody reads."""
-    bodies = [_between(b, traffic, sizes)[0] for b in kernel.root.bodies]
-    unread = (t for t in kernel.root.outputs if t not in kernel.writes)
-    return max(bodies) + sum(map(sizes, unread)) if bodies else 0.0
+    def _in_rows(self, t: Tensor) -> int:
+        """The step that copies an argument for kernels that read it by rows."""
+        if (t,) not in self.shared:
+            self.shared[t,] = self._add(Step((), (), (self._new(t, self.storage.rows(t)),)))
+        return self.shared[t,]
 
+    def _filled(self, t: Tensor) -> int:
+        """The step that fills a new array with a constant."""
+        key = (self.storage.local(t), str(t.dtype)) if self.compiler == "gpu" else (t, "filled")
+        made = (self._buffer(t),)
+        if key not in self.shared:
+            self.shared[key] = self._add(Step((), (), made, ELEMENTWISE))
+        else:
+            at = self.shared[key]
+            self.steps[at] = Step((), (), (*self.steps[at].makes, *made), ELEMENTWISE)
+        return self.shared[key]
 
-class _Life:
-    """Kernels and the values between them, with their bytes."""
+    def _buffer(self, t: Tensor) -> int:
+        if t not in self.of:
+            self.of[t] = self._new(t, self.storage(t), t in self.outputs)
+        return self.of[t]
 
-    def __init__(self, every: Sequence[Kernel], size: dict[Tensor, float]) -> None:
-        self.size = size
-        self.writes = [[t for t in k.writes if t in size] for k in every]
-        self.reads = [[t for t in k.reads if t in size] for k in every]
-        self.own = [k.root.name in _OWN_BUFFER or k.root.bodies or "move" in k.root.params for k in every]
-        makers = {t: i for i, k in enumerate(every) for t in k.writes}
-        self.before = [len({makers[t] for t in (*k.reads, *k.waits) if t in makers}) for k in every]
-        self.after: list[set[int]] = [set() for _ in every]
-        self.readers: dict[Tensor, list[int]] = {}
-        for i, k in enumerate(every):
-            for t in (*k.reads, *k.waits):
-                if t in makers:
-                    self.after[makers[t]].add(i)
-            for t in k.reads:
-                if t in size:
-                    self.readers.setdefault(t, []).append(i)
+    def _new(self, t: Tensor, size: float, outside: bool = False) -> int:
+        self.tensors.append(t)
+        self.size.append(size)
+        self.outside.append(outside)
+        return len(self.size) - 1
 
-    def saving(self) -> list[int]:
-        """An order in which, of the kernels that can run, the one goes first that frees the most bytes."""
-        left = {t: len(r) for t, r in self.readers.items()}
-        waits, order, done = list(self.before), [], set()
+    def _inside(self, kernel: Kernel) -> float:
+        """What a loop or branch needs beside what it reads and writes: one body's values, and carries that nobody
+        reads."""
+        bodies = [_Buffers(b, self.traffic, self.storage).peak()[0] for b in kernel.root.bodies]
+        unread = (t for t in kernel.root.outputs if t not in kernel.writes)
+        return max(bodies) + sum(map(self.storage, unread)) if bodies else 0.0
 
-        def grows(i: int) -> float:
-            return sum(self.size[t] for t in self.writes[i]) - sum(self.size[t] for t in self.reads[i] if left[t] == 1)
+    # Lives
 
-        ready = [(grows(i), i) for i, n in enumerate(waits) if n == 0]
-        heapq.heapify(ready)
-        while ready:
-            growth, i = heapq.heappop(ready)
-            if i in done:
-                continue
-            if growth != (now := grows(i)):
-                heapq.heappush(ready, (now, i))
-                continue
-            done.add(i)
-            order.append(i)
-            woken = set()
-            for t in self.reads[i]:
-                left[t] -= 1
-                if left[t] == 1:
-                    woken.update(r for r in self.readers[t] if waits[r] == 0 and r not in done)
-            for j in self.after[i]:
-                waits[j] -= 1
-                if waits[j] == 0:
-                    woken.add(j)
-            for j in sorted(woken):
-                heapq.heappush(ready, (grows(j), j))
-        return order
-
-    def peak(self, order: Sequence[int], inside: Sequence[float]) -> tuple[float, dict[Tensor, float]]:
-        """The most bytes alive in this order, and what they are; `inside`: what each kernel needs within itself."""
-        left = {t: len(r) for t, r in self.readers.items()}
-        alive: dict[Tensor, float] = {}
+    def peak(self) -> tuple[float, list[tuple[Tensor, float]]]:
+        """The most bytes of buffers that are not results, and which these are."""
+        inner = [0.0 if out else n for n, out in zip(self.size, self.outside, strict=True)]
+        # XLA:TPU schedules results in place of donated arguments, XLA:GPU as new memory.
+        order = Schedule(self.steps, self.size if self.compiler == "gpu" else inner).order()
+        left = [0] * len(inner)
+        for step in self.steps:
+            for b in step.reads:
+                left[b] += 1
+        readers = tuple(left)
+        if self.storage.device.chip_bytes:
+            self._keep_on_chip(order, inner)
         now = most = 0.0
         where = -1
-        for step, i in enumerate(order):
-            grown = sum(self.size[t] for t in self.writes[i]) - sum(self._over(i, left))
-            if now + grown + inside[i] > most:
-                most, where = now + grown + inside[i], step
-            now += sum(self.size[t] for t in self.writes[i] if t in left)
-            for t in self.reads[i]:
-                left[t] -= 1
-                now -= self.size[t] if left[t] == 0 else 0.0
-        left = {t: len(r) for t, r in self.readers.items()}
-        for i in order[: where + 1]:
-            alive.update((t, self.size[t]) for t in self.writes[i])
-            for t in self.reads[i] if i != order[where] else ():
-                left[t] -= 1
-                if left[t] == 0:
-                    alive.pop(t)
-        return most, alive
+        for position, i in enumerate(order):
+            step = self.steps[i]
+            grown = sum(inner[b] for b in step.makes) - sum(_over(step, inner, left)) + step.workspace
+            if now + grown > most:
+                most, where = now + grown, position
+            now += sum(inner[b] for b in step.makes if left[b])
+            for b in step.reads:
+                left[b] -= 1
+                now -= inner[b] if left[b] == 0 else 0.0
+        return most, [(self.tensors[b], inner[b]) for b in self._alive(order[: where + 1], readers) if inner[b]]
 
-    def _over(self, i: int, left: dict[Tensor, int]) -> Iterator[float]:
-        """Bytes of results that are written over operands which nothing reads any more."""
-        if self.own[i]:
-            return
-        dying = Counter(self.size[t] for t in self.reads[i] if left[t] == 1)
-        for t in self.writes[i]:
-            if dying[self.size[t]]:
-                dying[self.size[t]] -= 1
-                yield self.size[t]
+    def _alive(self, order: Sequence[int], readers: Sequence[int]) -> list[int]:
+        """The buffers that exist while the last of these steps runs."""
+        left = list(readers)
+        alive: dict[int, None] = {}
+        for i in order:
+            alive.update(dict.fromkeys(self.steps[i].makes))
+            for b in self.steps[i].reads if i != order[-1] else ():
+                left[b] -= 1
+                if left[b] == 0:
+                    alive.pop(b)
+        return list(alive)
+
+    def _keep_on_chip(self, order: Sequence[int], size: list[float]) -> None:
+        """Take from the sizes what the memory on the chip holds: of the buffers that it may hold, those with the
+        shortest lives, as far as there is room for all of a life."""
+        device = self.storage.device
+        born, dies = {}, {}
+        for position, i in enumerate(order):
+            born.update((b, position) for b in self.steps[i].makes)
+            dies.update((b, position) for b in (*self.steps[i].makes, *self.steps[i].reads))
+        used = np.zeros(len(order))
+        for b in sorted(born, key=lambda b: (dies[b] - born[b], size[b])):
+            life = used[born[b] : dies[b] + 1]
+            if size[b] <= device.fast_bytes and life.max() + size[b] <= device.chip_bytes:
+                life += size[b]
+                size[b] = 0.0
+
+
+def _over(step: Step, size: Sequence[float], left: Sequence[int]) -> Iterator[float]:
+    """Bytes of results that are written over operands which nothing reads any more."""
+    if step.writes_over:
+        dying = Counter(size[b] for b in step.reads if left[b] == 1)
+        for b in step.makes:
+            if dying[size[b]]:
+                dying[size[b]] -= 1
+                yield size[b]
+
+
+def _cost(root: Op) -> float:
+    """What the schedulers think a kernel takes."""
+    if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or root.name in ROWS - {"gather"}:
+        return OTHER
+    return ELEMENTWISE

@@ -31,9 +31,9 @@ class Device:
     its tiles of rows and columns are computed at a time; `results_per_second`: how many elements a kernel writes at
     most (0: no limit); `unfused_per_second`: how many elements a kernel of one elementwise op handles, besides its
     traffic (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are padded in
-    memory (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which moves
-    `fast_bandwidth` bytes per second. `contention`: what runs at the same time slows each other so; `asynchronous`: the
-    kinds of collectives that the compiler starts and awaits apart, the others stop compute.
+    memory (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which holds
+    `chip_bytes` and moves `fast_bandwidth` bytes per second. `contention`: what runs at the same time slows each other
+    so; `asynchronous`: the kinds of collectives that the compiler starts and awaits apart, the others stop compute.
     """
 
     kind: str
@@ -52,6 +52,7 @@ class Device:
     layout_tile: tuple[int, int] = (0, 0)
     fast_bytes: float = 0.0
     fast_bandwidth: float = 0.0
+    chip_bytes: float = 0.0
     contention: Contention = PERFECT
     asynchronous: tuple[str, ...] = ASYNCHRONOUS
 
@@ -84,6 +85,7 @@ def weakest(devices: Sequence[Device]) -> Device:
         memory_efficiency=min(d.memory_efficiency for d in devices),
         fast_bytes=min(d.fast_bytes for d in devices),
         fast_bandwidth=min(d.fast_bandwidth for d in devices),
+        chip_bytes=min(d.chip_bytes for d in devices),
     )
 
 

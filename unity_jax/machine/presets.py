@@ -55,7 +55,9 @@ def _tpu(
 
 
 # What kernels get out of a TPU, from the cycles that XLA:TPU estimates for single matmuls and elementwise kernels
-# (`experiments/cycles.py`, libtpu 0.0.42). The chips without numbers of their own take those of v5p.
+# (`experiments/cycles.py`, libtpu 0.0.42). The chips without numbers of their own take those of v5p. `chip_bytes` is
+# the memory on the chip (128 MiB on v5e and v6e, 64 MiB on v5p: `jax.experimental.pallas.tpu.get_tpu_info`) less the
+# 16 MiB that XLA leaves to kernels (`xla_tpu_scoped_vmem_limit_kib`).
 _V4 = {
     "matmul_efficiency": 0.91,
     "memory_efficiency": 0.79,
@@ -70,6 +72,7 @@ _V5E = {
     "unfused_per_second": 1.24e11,
     "fast_bytes": 4e7,
     "fast_bandwidth": 1e12,
+    "chip_bytes": 112 * 2.0**20,
     "kernel_overhead": 1.2e-6,
 }
 _V5P = {
@@ -80,6 +83,7 @@ _V5P = {
     "kernel_overhead": 1.2e-6,
     "fast_bytes": 4e7,
     "fast_bandwidth": 3e12,
+    "chip_bytes": 48 * 2.0**20,
 }
 _V6E = {
     "matmul_efficiency": 0.86,
@@ -89,6 +93,7 @@ _V6E = {
     "kernel_overhead": 1.2e-6,
     "fast_bytes": 4e7,
     "fast_bandwidth": 2.2e12,
+    "chip_bytes": 112 * 2.0**20,
     "matmul_tile": (8, 256, 256),
 }
 

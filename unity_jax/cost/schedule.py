@@ -1,0 +1,194 @@
+"""The order in which XLA runs the kernels of a program: first one that needs little memory, then one that hides
+collectives.
+
+A kernel is a step; a collective that runs beside others is two, its start and its done. What lies in memory between
+steps is a buffer.
+
+    step      0 gather   1 gather   2 dot
+              start      done
+    buffers   makes a    reads a    reads a, makes b
+
+XLA orders them twice. `listed` frees as many bytes as it can at each step
+(https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc). `hidden` then puts
+other steps between the start and the done of each collective, whatever memory that takes
+(https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc). So gradients that nothing waits for
+are computed late, beside the collectives of others, and what they are made of lives until then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+LATENCY = 5000.0
+"""The units of time that XLA wants between the start and the done of a collective, and of the two kinds of kernels
+below (`ApproximateLatencyEstimator`, with XLA:GPU's settings)."""
+ELEMENTWISE, OTHER = 1000.0, 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A kernel, or the start or the done of a collective, all by their numbers.
+
+    **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost` in units of time; `start`:
+    of a done, its start; `workspace`: bytes that it needs while it runs; `writes_over`: whether a result may take the
+    place of what it reads.
+    """
+
+    after: tuple[int, ...]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    cost: float = OTHER
+    start: int | None = None
+    workspace: float = 0.0
+    writes_over: bool = False
+
+
+@dataclass(eq=False)
+class Schedule:
+    """Steps to be ordered, and `size`: the bytes of each buffer that count when steps are chosen."""
+
+    steps: Sequence[Step]
+    size: Sequence[float]
+    next: list[list[int]] = field(init=False)
+    readers: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.next = [[] for _ in self.steps]
+        self.readers = [[] for _ in self.size]
+        for i, step in enumerate(self.steps):
+            for j in step.after:
+                self.next[j].append(i)
+            for b in step.reads:
+                self.readers[b].append(i)
+
+    def order(self) -> list[int]:
+        """The steps as XLA runs them."""
+        order = self.listed()
+        return self.hidden(order) if any(step.start is not None for step in self.steps) else order
+
+    def listed(self) -> list[int]:
+        """XLA's list scheduler: of the steps that can run, first the one that frees the most bytes, net of what it
+        makes, then the one with the most readers."""
+        steps, size = self.steps, self.size
+        left = [len(r) for r in self.readers]
+        waits = [len(step.after) for step in steps]
+        made = [sum(size[b] for b in step.makes) for step in steps]
+        done = [False] * len(steps)
+
+        def key(i: int) -> tuple[float, int, int]:
+            return made[i] - sum(size[b] for b in steps[i].reads if left[b] == 1), -len(self.next[i]), i
+
+        ready = [key(i) for i, n in enumerate(waits) if n == 0]
+        heapq.heapify(ready)
+        order: list[int] = []
+        while ready:
+            first = heapq.heappop(ready)
+            i = first[2]
+            if done[i]:
+                continue
+            if first != (now := key(i)):
+                heapq.heappush(ready, now)
+                continue
+            done[i] = True
+            order.append(i)
+            woken = set()
+            for b in steps[i].reads:
+                left[b] -= 1
+                if left[b] == 1:
+                    woken.update(r for r in self.readers[b] if waits[r] == 0 and not done[r])
+            for j in self.next[i]:
+                waits[j] -= 1
+                if waits[j] == 0:
+                    woken.add(j)
+            for j in woken:
+                heapq.heappush(ready, key(j))
+        return order
+
+    def hidden(self, order: Sequence[int]) -> list[int]:
+        """XLA's latency-hiding scheduler, which goes from the last step to the first, with one collective in flight."""
+        return _Backward(self, order).run()
+
+
+class _Backward:
+    """The state of the latency-hiding scheduler. Time runs backward from the end of the step."""
+
+    def __init__(self, schedule: Schedule, order: Sequence[int]) -> None:
+        steps = schedule.steps
+        self.steps, self.next = steps, schedule.next
+        self.by_position = order
+        self.position = [0] * len(steps)
+        self.depth = [0.0] * len(steps)  # latencies of the collectives on the longest path before a step, and its own
+        for p, i in enumerate(order):
+            self.position[i] = p
+            before = max((self.depth[j] for j in steps[i].after), default=0.0)
+            self.depth[i] = before + (LATENCY if steps[i].start is not None else 0.0)
+        self.unlocks = [any(steps[j].start is not None for j in step.after) for step in steps]
+        self.is_start = [False] * len(steps)
+        for step in steps:
+            if step.start is not None:
+                self.is_start[step.start] = True
+        self.left = [len(n) for n in schedule.next]
+        self.ready_at = [0.0] * len(steps)
+        self.now = 0.0
+        self.flying = False  # a done has been placed, and not yet its start
+        self.start: int | None = None  # of that one, once it can be placed
+        self.dones: list[tuple[float, bool, int, int]] = []
+        self.others: dict[float, list[tuple[float, bool, int, int]]] = {}  # by cost
+
+    def run(self) -> list[int]:
+        for i in sorted(range(len(self.steps)), key=self.position.__getitem__):
+            if self.left[i] == 0:
+                self._offer(i)
+        order = [self._place(self._pick()) for _ in self.steps]
+        return order[::-1]
+
+    def _offer(self, i: int) -> None:
+        """A step whose readers are all placed."""
+        if self.is_start[i]:
+            self.start = i
+            return
+        queue = self.dones if self.steps[i].start is not None else self.others.setdefault(self.steps[i].cost, [])
+        opens = sum(self.left[j] == 1 for j in self.steps[i].after)
+        heapq.heappush(queue, (-self.depth[i], not self.unlocks[i], -opens, -self.position[i]))
+
+    def _pick(self) -> int:
+        """XLA's rules in its order: a done if none is in flight; nothing before its time; a start that another done
+        waits for, but one that follows no collective as late as it gets; then what follows the most collectives, what
+        fills best the time that is left, what opens the way to a done or to the most steps; last, the given order."""
+        if self.dones and not self.flying:
+            return self._pop(self.dones)
+        queues = [(cost, queue) for cost, queue in self.others.items() if queue]
+        if not queues:
+            assert self.start is not None
+            return self.start
+        wait = self.ready_at[self.start] - self.now if self.start is not None else 0.0
+        best = min(queues, key=lambda q: (q[1][0][0], abs(wait - q[0]) if wait > 0 else 0.0, q[1][0][1:]))[1]
+        if self.start is not None and wait <= 0:
+            mine = (-self.depth[self.start], not self.unlocks[self.start], 0, -self.position[self.start])
+            if self.dones or (self.depth[self.start] > 0 and mine < best[0]):
+                return self.start
+        return self._pop(best)
+
+    def _pop(self, queue: list[tuple[float, bool, int, int]]) -> int:
+        return self.by_position[-heapq.heappop(queue)[3]]
+
+    def _place(self, i: int) -> int:
+        step = self.steps[i]
+        if step.start is not None:
+            self.flying = True
+        if self.is_start[i]:
+            self.flying, self.start = False, None
+        at = max([self.now, *(self.ready_at[j] + self._latency(i, j) for j in self.next[i])])
+        self.ready_at[i] = at
+        self.now = at + step.cost
+        for j in step.after:
+            self.left[j] -= 1
+            if self.left[j] == 0:
+                self.ready_at[j] = max([self.now, *(self.ready_at[k] + self._latency(j, k) for k in self.next[j])])
+                self._offer(j)
+        return i
+
+    def _latency(self, i: int, reader: int) -> float:
+        return LATENCY if self.steps[reader].start == i else OTHER

@@ -1,0 +1,98 @@
+"""Bytes that tensors take in memory, in the layouts that kernels want them in.
+
+XLA:TPU stores arrays in tiles and pads two dimensions to them; which two depends on the kernels:
+
+- anything but the batch of a batched product, the features and the batch of a convolution;
+- of a grouped convolution the features of one group and the batch, so that a group of eight features and a batch of 32
+  take four times their size;
+- the rows of a table that is gathered from or scattered to. The array as it enters or leaves the program is not stored
+  so, hence the kernels that read or write it work on a copy.
+
+XLA:GPU pads nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from unity_jax.cost.compute import padded_rows, stored_bytes
+from unity_jax.cost.kernels import base_tensors
+from unity_jax.machine.device import Device
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.mesh import MeshAxes
+
+ROWS = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min".split())
+
+
+class Storage:
+    """Bytes of one device's part of each tensor of a planned graph and its bodies."""
+
+    def __init__(self, graph: Graph, mesh: MeshAxes, device: Device) -> None:
+        self.mesh, self.device = mesh, device
+        self.ends = {*graph.inputs, *graph.outputs}
+        self.tiled: dict[tuple[int, ...], Sequence[int]] = {}  # by shape, the dimensions that may be in a tile
+        self.tables: set[tuple[int, ...]] = set()  # shapes
+        self.grouped: dict[Tensor, float] = {}
+        if device.layout_tile[1]:
+            base = base_tensors(graph)
+            for op in graph.walk():
+                self._visit(op, base)
+
+    def __call__(self, t: Tensor) -> float:
+        if t in self.grouped:
+            return self.grouped[t]
+        if t.shape in self.tables and t not in self.ends:
+            return self.rows(t)
+        shape, dims = self.local(t), self.tiled.get(t.shape, ())
+        if len(dims) < 2:
+            return stored_bytes(self.device, shape, t.itemsize)
+        return (
+            math.prod(shape) * t.itemsize * min(self._padding(shape[d], shape[e]) for d in dims for e in dims if d != e)
+        )
+
+    def local(self, t: Tensor) -> tuple[int, ...]:
+        assert t.layout is not None
+        return t.layout.local_shape(t.shape, self.mesh)
+
+    def rows(self, t: Tensor) -> float:
+        """Bytes with the last dimension along the lanes."""
+        *rest, width = self.local(t)
+        lanes = self.device.layout_tile[1]
+        return float(t.itemsize * math.prod(rest) * -(-width // lanes) * lanes)
+
+    def _padding(self, in_lanes: int, in_rows: int) -> float:
+        sublanes, lanes = self.device.layout_tile
+        if not in_lanes or not in_rows:
+            return 1.0
+        return -(-in_lanes // lanes) * lanes / in_lanes * padded_rows(in_rows, sublanes) / in_rows
+
+    def _visit(self, op: Op, base: dict[Tensor, Tensor]) -> None:
+        if op.name in ROWS:
+            table = op.inputs[0]
+            if table.rank == 2 and self.rows(table) > stored_bytes(self.device, self.local(table), table.itemsize):
+                self.tables.add(table.shape)
+        elif op.name == "dot_general":
+            _, (lhs, rhs) = op.params["dimension_numbers"]
+            batched = (lhs, rhs, range(len(lhs))) if lhs else ()
+            for t, batch in zip((*op.inputs, *op.outputs), batched, strict=False):
+                self.tiled.setdefault(t.shape, [d for d in range(t.rank) if d not in batch])
+        elif op.name == "conv_general_dilated":
+            self._visit_convolution(op, base)
+
+    def _visit_convolution(self, op: Op, base: dict[Tensor, Tensor]) -> None:
+        specs = op.params["dimension_numbers"]
+        (data, _), (result,) = op.inputs, op.outputs
+        by_batch, by_feature = op.params["batch_group_count"], op.params["feature_group_count"]
+        for t, spec in zip((*op.inputs, *op.outputs), specs, strict=True):
+            self.tiled.setdefault(t.shape, spec[:2])
+        groups = max(by_batch, by_feature)
+        if groups == 1:
+            return
+        for t, spec, split in ((data, specs.lhs_spec, (by_batch, by_feature)), (result, specs.out_spec, (1, groups))):
+            shape = self.local(t)
+            x, y = (max(shape[d] // n, 1) for d, n in zip(spec[:2], split, strict=True))
+            held = math.prod(shape) * t.itemsize * min(self._padding(x, y), self._padding(y, x))
+            owner = base.get(t, t)
+            if owner not in self.ends:
+                self.grouped[owner] = max(held, self.grouped.get(owner, 0.0))
