@@ -1,4 +1,4 @@
-"""Whether the cost model ranks plans as a judge of the compiled programs does (`experiments/judge.py`).
+"""Whether the cost model ranks plans as a judge of the compiled programs does (`experiments/judge/`).
 
     python experiments/ranking.py --compile                          # make what is missing, then read
     python experiments/ranking.py --models bert,mlp --on h100:8 --candidates

@@ -1,31 +1,23 @@
-"""How long one step of a compiled program takes on a device, from its scheduled HLO: a judge of plans.
+"""A walk over scheduled HLO with three streams: compute, network, and copies between the memories of a TPU.
 
-    python experiments/judge.py v5e:2x4 hlo.txt
-    judge(compiled.as_text(), "h100:8")  # seconds
-
-It shares nothing with the cost model that plans are made with: it sees what the compiler made of a plan. It walks the
-schedule with three streams: compute, network, and copies between the memories of a TPU. Each instruction runs after the
-one before it; what is asynchronous starts where it stands on its own stream, and its `-done` waits for it.
-
-Kernels take what XLA:TPU estimates in cycles, or their roofline on a GPU (`judge_kernels.py`); collectives what rings
-take (`judge_network.py`). A loop runs twice, and all its later iterations as long as the second.
+Each instruction runs after the one before it; what is asynchronous starts where it stands on its own stream, and its
+`-done` waits for it. Kernels take what XLA:TPU estimates in cycles, or their roofline on a GPU (`kernels`); collectives
+what rings take (`network`). A loop runs twice, and all its later iterations as long as the second.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-
-from judge_kernels import H100, NO_KERNEL, Computation, Gpu, kernel_seconds
-from judge_network import STEPS, Mesh2D, Network, NvSwitch
 
 from unity_jax.report.cycles import CLOCKS
 from unity_jax.report.hlo import Instruction, Module, parse
 from unity_jax.report.sites import replica_groups, source_target_pairs
+
+from .kernels import H100, NO_KERNEL, Computation, Gpu, kernel_seconds
+from .network import STEPS, Mesh2D, Network, NvSwitch
 
 COLLECTIVES = (*STEPS, "all-to-all", "collective-permute")
 NETWORK, COPIES = "network", "copies"
@@ -70,7 +62,7 @@ def _cycles(clock: float, memory: float) -> Callable[[Instruction, Computation, 
 
 
 def judge(hlo_text: str, machine: str) -> float:
-    """Seconds of one step."""
+    """Seconds of one step of a compiled program (`jax.stages.Compiled.as_text()`) on `h100:8`, `v5e:2x4` or the like."""
     module = parse(hlo_text)
     run = _Run(module, device(machine))
     run.all(module.entry)
@@ -182,15 +174,3 @@ class _Run:
             ways.append(way)
         slowest = max(ways, key=lambda way: way.now)
         self.now, self.free, self.ends = slowest.now, slowest.free, slowest.ends
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("machine")
-    parser.add_argument("file", type=Path)
-    options = parser.parse_args()
-    print(judge(options.file.read_text(), options.machine))
-
-
-if __name__ == "__main__":
-    main()
