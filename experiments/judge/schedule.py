@@ -8,6 +8,7 @@ what rings take (`network`). A loop runs twice, and all its later iterations as 
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,8 +26,10 @@ NETWORK, COPIES = "network", "copies"
 
 @dataclass(frozen=True)
 class Device:
-    """A device: its network, bytes per second of its memory, and seconds of an instruction that computes."""
+    """How many devices there are, their network, bytes per second of the memory of one, and seconds of an instruction
+    that computes."""
 
+    count: int
     network: Network
     memory: float
     seconds: Callable[[Instruction, Computation, Module], float]
@@ -37,10 +40,10 @@ def device(machine: str) -> Device:
     kind, _, sizes = machine.partition(":")
     counts = [int(n) for n in sizes.split("x")]
     if kind == "h100" and len(counts) == 1:
-        return Device(NvSwitch(), H100.memory, _roofline(H100))
+        return Device(counts[0], NvSwitch(), H100.memory, _roofline(H100))
     if kind == "v5e" and len(counts) == 2:
         # 819 GB/s: https://docs.cloud.google.com/tpu/docs/v5e
-        return Device(Mesh2D(*counts), 8.19e11, _cycles(CLOCKS[kind], 8.19e11))
+        return Device(math.prod(counts), Mesh2D(*counts), 8.19e11, _cycles(CLOCKS[kind], 8.19e11))
     raise ValueError(f"no judge for {machine!r}: it knows h100:GPUS of one node and v5e:XxY")
 
 
@@ -62,7 +65,7 @@ def _cycles(clock: float, memory: float) -> Callable[[Instruction, Computation, 
 
 
 def judge(hlo_text: str, machine: str) -> float:
-    """Seconds of one step of a compiled program (`jax.stages.Compiled.as_text()`) on `h100:8`, `v5e:2x4` or the like."""
+    """Seconds of one step of a compiled program (`jax.stages.Compiled.as_text()`) on `h100:8` or `v5e:2x4`."""
     module = parse(hlo_text)
     run = _Run(module, device(machine))
     run.all(module.entry)
@@ -139,7 +142,7 @@ class _Run:
         kind = op.opcode.removesuffix("-start")
         if kind == "collective-permute":
             return self.device.network.permute_seconds(source_target_pairs(op.attributes), nbytes)
-        groups = tuple(map(tuple, replica_groups(op.attributes)))
+        groups = tuple(map(tuple, replica_groups(op.attributes))) or (tuple(range(self.device.count)),)
         if len(groups[0]) == 1:
             return 0.0
         if kind == "all-gather":
