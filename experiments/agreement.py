@@ -20,7 +20,7 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-from compiled import SIZES, TOPOLOGIES, Case, cases, program_of
+from compiled import COMPILED, SIZES, TOPOLOGIES, Case
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +36,7 @@ from unity_jax.report.text import seconds, size
 
 UNESTIMATED = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min sort".split())
 
-traced = functools.cache(program_of)
+traced = functools.cache(COMPILED.program)
 
 
 def measured(case: Case) -> tuple[list[str], float, float | None]:
@@ -83,7 +83,7 @@ def main() -> None:
     console = Console(width=150)
     table = Table("model", "topology", "plan", "memory", "compiled", "ratio", "compute", "cycles", "ratio", "uncounted")
     memory, compute, failed = [], [], []
-    for case in cases(options.models.split(","), options.on.split(",")):
+    for case in COMPILED.cases(options.models.split(","), options.on.split(",")):
         if "memory" not in case.facts:
             failed.append(f"{case.model} on {case.topology}, {case.label}: {case.facts['error']}")
             continue

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-from compiled import FOUR, SIZES, TOPOLOGIES, Case, cases, program_of, stablehlo_facts
+from compiled import COMPILED, FOUR, SIZES, TOPOLOGIES, Case, stablehlo_facts
 from rich.console import Console
 from rich.table import Table
 
@@ -38,7 +38,7 @@ from unity_jax.report.collectives import Collective
 from unity_jax.report.hlo import parse
 from unity_jax.report.sites import sites
 
-traced = functools.cache(program_of)
+traced = functools.cache(COMPILED.program)
 
 
 def lowered_facts(case: Case, program: Program) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def main() -> None:
     for column in ("model", "topology", "plan", "StableHLO", "collective", "planned", "compiled"):
         table.add_column(column)
     broken, notes = 0, []
-    for case in cases(options.models.split(","), options.on.split(",")):
+    for case in COMPILED.cases(options.models.split(","), options.on.split(",")):
         if case.label not in options.plans.split(","):
             continue
         name = f"{case.model} on {case.topology}, {case.label}"

@@ -1,13 +1,15 @@
 """Plans of the zoo compiled for machines that are not there: what the tables about predictions are measured against.
 
     python experiments/compiled.py                                  # chosen, dp, fsdp, tp of every model
-    python experiments/compiled.py --models bert,mlp --on h100:8 --plans all --random 20
+    python experiments/compiled.py --corpus ranking --plans all --random 20 --limit 240
 
 Each plan is lowered and compiled by the real XLA:TPU or XLA:GPU compiler, in another process (a compiler may crash),
-and kept in `build/compiled/MODEL/TOPOLOGY/PLAN/`: the plan, the scheduled HLO, and the compiler's memory analysis.
-What is there already is not made again. `experiments/agreement.py` and `experiments/collectives.py` read it.
+and kept in `build/CORPUS/MODEL/TOPOLOGY/PLAN/`: the plan, the scheduled HLO, and the compiler's memory analysis.
+What is there already is not made again. `experiments/agreement.py` and `experiments/collectives.py` read the corpus
+`compiled`, `experiments/ranking.py` the corpus `ranking`.
 
-The models have their published widths and fewer layers, so that data parallelism fits on every machine.
+The models have their published widths and fewer layers, so that data parallelism fits on every machine; in the corpus
+of many plans still fewer, because each takes the compiler up to minutes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import argparse
 import gzip
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -52,7 +55,7 @@ from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import NO_PINS, Planner, finish
 from unity_jax.search.sample import sample
 
-FOLDER = Path(__file__).resolve().parent.parent / "build" / "compiled"
+BUILD = Path(__file__).resolve().parent.parent / "build"
 TOPOLOGIES = ("v5e:2x4", "h100:8")
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {"layers": 2, "batch_size": 64},
@@ -70,6 +73,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "length": 1024,
         "batch_size": 32,
     },
+}
+SHALLOW: dict[str, dict[str, Any]] = {
+    **SIZES,
+    "bert": {**SIZES["bert"], "layers": 1},
+    "mlp": {"layers": 4},
+    "dlrm": {"rows": (250_000,) * 4, "bags": (4,) * 4},
+    "lstm_lm": {**SIZES["lstm_lm"], "layers": 1},
+    "moe": {**SIZES["moe"], "layers": 1},
 }
 FOUR = ("chosen", "dp", "fsdp", "tp")
 
@@ -98,22 +109,39 @@ class Case:
         return rebuild(program, saved, saved.mesh, machine, NO_PINS)
 
 
-def cases(names: list[str] | None = None, on: list[str] | None = None) -> list[Case]:
-    """What has been compiled, in order."""
-    found = [
-        Case(f.parts[-4], f.parts[-3].replace("_", ":"), f.parts[-2], f.parent)
-        for f in sorted(FOLDER.glob("*/*/*/facts.json"))
-    ]
-    return [c for c in found if (names is None or c.model in names) and (on is None or c.topology in on)]
+@dataclass(frozen=True)
+class Corpus:
+    """Models of some sizes (fields of their Config), and what has been compiled of them, in a folder of this name."""
+
+    name: str
+    sizes: dict[str, dict[str, Any]]
+
+    def program(self, model: str) -> Program:
+        made = models.get(model, **self.sizes[model])
+        return trace(made.train_step, (made.abstract_state(), made.abstract_batch()), {}, donate_argnums=0)
+
+    def folder(self, model: str, on: str) -> Path:
+        return BUILD / self.name / model / on.replace(":", "_")
+
+    def cases(self, names: list[str], on: list[str]) -> list[Case]:
+        """What has been compiled, in order."""
+        return [
+            Case(model, topology_name, found.parent.name, found.parent)
+            for model in sorted(names)
+            for topology_name in sorted(on)
+            for found in sorted(self.folder(model, topology_name).glob("*/facts.json"))
+        ]
 
 
-def program_of(name: str) -> Program:
-    model = models.get(name, **SIZES[name])
-    return trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0)
+COMPILED, RANKING = Corpus("compiled", SIZES), Corpus("ranking", SHALLOW)
+CORPORA = {corpus.name: corpus for corpus in (COMPILED, RANKING)}
 
 
 def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: int) -> Iterator[tuple[str, Plan]]:
-    """The planner's choice, the experts on one and two axes, and random plans, each with a name for its folder."""
+    """The planner's choice, the experts on one and two axes, and random plans, each with a name for its folder.
+
+    On two axes only experts that use them apart: the others are those of one axis.
+    """
 
     def made(label: str, candidate: Any) -> tuple[str, Plan]:
         mesh = jax.sharding.AbstractMesh(candidate.mesh.sizes, candidate.mesh.names)
@@ -129,6 +157,8 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
         built = Builder(program.graph, program.ties, resharder, machine, rules, traffic).build(keep=False)
         for name, seed in expert_seeds(program, built, axes, rules).items():
             kind = name.split("(")[0]
+            if len(axes.names) > 1 and " x " not in name:
+                continue
             if "all" in wanted or kind in wanted:
                 label = kind if len(axes.names) == 1 else f"{name} on {axes}"
                 keep = kind != "fsdp" or len(axes.names) > 1
@@ -154,21 +184,26 @@ def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
     }
 
 
-def work(name: str, on: str, wanted: tuple[str, ...], randoms: int) -> None:
-    """Compile what is missing of one model on one topology."""
-    program, machine, devices = program_of(name), Machine.preset(on), topology(on.replace("-cores", ""))
+def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int) -> None:
+    """Compile what is missing of one model on one topology.
+
+    A plan that takes the compiler more than `limit` seconds (0: none) ends the process, as one that crashes it does.
+    """
+    program, machine, devices = corpus.program(name), Machine.preset(on), topology(on.replace("-cores", ""))
     for label, plan in plans(program, machine, wanted, randoms):
-        folder = FOLDER / name / on.replace(":", "_") / label
+        folder = corpus.folder(name, on) / label
         if (folder / "facts.json").exists():
             continue
         folder.mkdir(parents=True, exist_ok=True)
         plan.save(folder / "plan.json")
-        facts: dict[str, Any] = {"error": "the compiler crashed"}
+        facts: dict[str, Any] = {"error": "the compiler crashed" + f" or took more than {limit} s" * bool(limit)}
         (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
         start = time.monotonic()
         try:
             lowered = lower(program, plan.pcg, mesh_over(plan, devices))
+            signal.alarm(limit)
             compiled = lowered.compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
+            signal.alarm(0)
             m = compiled.memory_analysis()
             sizes = ("argument", "output", "temp", "alias", "host_temp")
             facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
@@ -187,27 +222,20 @@ def main() -> None:
     parser.add_argument("--on", default=",".join(TOPOLOGIES))
     parser.add_argument("--plans", default=",".join(FOUR), help="of " + ", ".join(FOUR) + ", or all")
     parser.add_argument("--random", type=int, default=0, help="how many random plans of each")
+    parser.add_argument("--corpus", default="compiled", choices=CORPORA)
+    parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     jobs = [(name, on) for name in options.models.split(",") for on in options.on.split(",")]
     if options.worker:
-        return work(*jobs[0], tuple(options.plans.split(",")), options.random)
+        wanted = tuple(options.plans.split(","))
+        return work(CORPORA[options.corpus], *jobs[0], wanted, options.random, options.limit)
     with Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         for name, on in progress.track(jobs, description="compiling"):
-            again = [
-                "--models",
-                name,
-                "--on",
-                on,
-                "--plans",
-                options.plans,
-                "--random",
-                str(options.random),
-                "--worker",
-            ]
+            again = [*sys.argv[1:], "--models", name, "--on", on, "--worker"]
             while (code := subprocess.run([sys.executable, __file__, *again]).returncode) < 0:
                 progress.console.print(
-                    f"{name} on {on}: the compiler crashed (signal {-code}); going on with the next plan"
+                    f"{name} on {on}: the compiler was ended (signal {-code}); going on with the next plan"
                 )
             if code:
                 sys.exit(code)

@@ -1,9 +1,9 @@
 """unity_jax: a train step written for one device, run well on many.
 
-    import unity_jax as unity
+import unity_jax as unity
 
-    @unity.auto_shard(donate_argnums=0)
-    def train_step(state, batch): ...
+@unity.auto_shard(donate_argnums=0)
+def train_step(state, batch): ...
 """
 
 from unity_jax.api import AutoSharded, Options, auto_shard, plan

@@ -59,8 +59,12 @@ class Step:
             place = {**{d: p for p, d in enumerate(dims)}, "-": len(dims), "+": len(dims) + 1}
             other = len(dims) + 1 if partial else len(dims)
             one = [place.get(s, other) for s in states]
-            return np.array([functools.reduce(lambda n, s: n * base + s, c, 0)
-                             for c in itertools.product(one, repeat=len(self.axes))])
+            return np.array(
+                [
+                    functools.reduce(lambda n, s: n * base + s, c, 0)
+                    for c in itertools.product(one, repeat=len(self.axes))
+                ]
+            )
 
         return self.once(("codes", states, dims, partial), make)
 

@@ -246,8 +246,13 @@ def test_equal_on_every_run():
         "s = solve(p, table_limit=5000); print(s.assignment.tolist(), s.cost, s.lower_bound)"
     )
     outputs = [
-        subprocess.run([sys.executable, "-c", script], env={"PYTHONHASHSEED": h, "PYTHONPATH": "."}, text=True,
-                       capture_output=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": h, "PYTHONPATH": "."},
+            text=True,
+            capture_output=True,
+            check=True,
+        ).stdout
         for h in ("1", "2")
     ]
     assert outputs[0] == outputs[1]

@@ -22,7 +22,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 
 Lines = tuple[tuple[tuple[float, float], ...], ...]
 """Seconds as a function of bytes: the least, over algorithms, of the greatest of some lines (seconds, seconds per
-byte). On levels that is one line."""
+byte). On levels an algorithm is one line."""
 
 
 def collective_seconds(machine: Machine, mesh: MeshAxes, kind: str, nbytes: float, axes: tuple[str, ...]) -> float:
@@ -46,7 +46,7 @@ def collective_lines(machine: Machine, mesh: MeshAxes, kind: str, axes: tuple[st
     if isinstance(machine.network, Matrix):
         lines = matrix.lines(machine.network, kind, groups)
     else:
-        lines = ((levels.line(machine.network, kind, groups),),)
+        lines = tuple((line,) for line in levels.lines(machine.network, kind, groups))
     start = machine.device.kernel_overhead
     return tuple(tuple((start + latency, per_byte) for latency, per_byte in algorithm) for algorithm in lines)
 

@@ -180,13 +180,17 @@ def _groups(shard: Shard) -> tuple[int, int, int, int]:
     return groups, images, rhs[numbers.rhs_spec[0]] // groups, depth
 
 
+FEWER = (1, 2, 4)
+"""XLA:TPU has smaller tiles for so many rows."""
+
+
 @functools.lru_cache(maxsize=65536)
 def stored_bytes(
     device: Device,
     shape: tuple[int, ...],
     itemsize: int,
     minor: tuple[int, ...] | None = None,
-    fewer: tuple[int, ...] = (1, 2, 4),
+    fewer: tuple[int, ...] = FEWER,
 ) -> float:
     """Bytes of an array in memory, padded to tiles in the order of dimensions that pads least.
 

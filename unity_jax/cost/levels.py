@@ -30,9 +30,29 @@ class Span(NamedTuple):
     inside: int
 
 
-def line(network: tuple[Level, ...], kind: str, groups: np.ndarray) -> tuple[float, float]:
-    """(seconds, seconds per byte) of a collective in all these groups at once; `groups` as in `communication`."""
+def lines(network: tuple[Level, ...], kind: str, groups: np.ndarray) -> list[tuple[float, float]]:
+    """(seconds, seconds per byte) of each algorithm of a collective in all these groups at once; `groups` as in
+    `communication`."""
     crossed = spans(network, groups)
+    ring = _grid_ring(kind, crossed)
+    return [_by_levels(kind, crossed), *([ring] if ring else [])]
+
+
+def _grid_ring(kind: str, crossed: list[Span]) -> tuple[float, float] | None:
+    """One ring through all chips of a group that fills a grid, in both directions: XLA:TPU orders the members so. A
+    grid of an even number of chips has a closed way through all of them; on lines, which do not wrap around, it uses
+    more links than one axis after the other."""
+    n = math.prod(s.members for s in crossed)
+    filled = all(s.level.links != "switch" and s.stride == 1 for s in crossed)
+    if len(crossed) < 2 or n % 2 or not filled or kind in ("all_to_all", "permute"):
+        return None
+    rounds = 2 if kind == "all_reduce" else 1
+    latency, bandwidth = max(s.level.latency for s in crossed), min(s.level.bandwidth for s in crossed)
+    return rounds * n / 2 * latency, rounds * (n - 1) / n / (2 * bandwidth)
+
+
+def _by_levels(kind: str, crossed: list[Span]) -> tuple[float, float]:
+    """One level after the other."""
     terms = [_level_line(kind, s.level, s.members, s.stride) for s in crossed]
     if kind == "permute":  # neighbours exchange at every level at the same time
         return max(terms, key=lambda t: (t[1], t[0]))

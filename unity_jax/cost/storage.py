@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from unity_jax.cost.compute import padded_rows, stored_bytes
+from unity_jax.cost.compute import FEWER, padded_rows, stored_bytes
 from unity_jax.cost.kernels import base_tensors
 from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -65,7 +65,7 @@ class Storage:
         sublanes, lanes = self.device.layout_tile
         if not in_lanes or not in_rows:
             return 1.0
-        return -(-in_lanes // lanes) * lanes / in_lanes * padded_rows(in_rows, sublanes) / in_rows
+        return -(-in_lanes // lanes) * lanes / in_lanes * padded_rows(in_rows, sublanes, FEWER) / in_rows
 
     def _visit(self, op: Op, base: dict[Tensor, Tensor]) -> None:
         if op.name in ROWS:

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.optimize import least_squares, linprog
 
 ASYNCHRONOUS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
-"""The collectives that XLA:GPU and XLA:TPU start and await apart, so that other work runs in between: all kinds."""
+"""The collectives that XLA:GPU starts and awaits apart, so that other work runs in between: all kinds."""
 
 STREAMS = ("compute", "collectives", "host_to_device", "device_to_host")
 """What can run at the same time, in the order of all vectors here."""

@@ -46,12 +46,14 @@ def _tpu(
     A float32 matmul runs at the bf16 rate by default (https://docs.jax.dev/en/latest/_autosummary/jax.lax.Precision.html).
     Collectives and host copies are DMAs, which take no compute unit; what they take of the memory bandwidth is small
     and not published, so there is no contention. float64 is emulated with pairs of float32 on the vector unit, about 20
-    operations each: assumed. Arrays lie in tiles of 8 x 128 (https://openxla.org/xla/tiled_layout).
+    operations each: assumed. Arrays lie in tiles of 8 x 128 (https://openxla.org/xla/tiled_layout). XLA:TPU hides
+    all-gathers behind matmuls and permutations behind anything; of the other collectives it started none apart in any
+    plan of `experiments/compiled.py` (libtpu 0.0.42, its default flags).
     """
     peaks = _peaks(bfloat16=matmul, float16=matmul, float32=matmul, float64=vector / 20, vector=vector)
     measured = {"matmul_tile": (8, 128, 128), **measured}
-    tiles = {"compiler": "tpu", "layout_tile": (8, 128)}
-    return Device(kind, peaks, memory, memory_bandwidth, host, **tiles, **measured)
+    compiled = {"compiler": "tpu", "layout_tile": (8, 128), "asynchronous": ("all_gather", "permute")}
+    return Device(kind, peaks, memory, memory_bandwidth, host, **compiled, **measured)
 
 
 # What kernels get out of a TPU, from the cycles that XLA:TPU estimates for single matmuls and elementwise kernels

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,23 +113,35 @@ _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(\[
 
 
 def _axes(attributes: str, mesh: MeshAxes) -> tuple[str, ...]:
-    """Axes from `source_target_pairs={{0,1},..}` or any of the three ways to write groups.
+    if "source_target_pairs=" in attributes:
+        return permute_axes(source_target_pairs(attributes), mesh)
+    return group_axes(replica_groups(attributes), mesh)
+
+
+def source_target_pairs(attributes: str) -> list[list[int]]:
+    """Of a permutation: `source_target_pairs={{0,1},{1,0}}`."""
+    match = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes)
+    if match is None:
+        raise ValueError(f"no pairs of a permutation: {attributes[:200]}")
+    return _braced(match[1])
+
+
+def replica_groups(attributes: str) -> Sequence[Sequence[int]]:
+    """The groups of devices of a collective, in any of the three ways to write them.
 
     `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` (an iota, reshaped, transposed, reshaped: `IotaReplicaGroupList` in XLA) and
     `mesh['data'=2,'model'=4] {'model'}` (JAX 0.12).
     """
-    if match := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes):
-        return permute_axes(_braced(match[1]), mesh)
     if match := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
-        return group_axes(_braced(match[1]), mesh)
+        return _braced(match[1])
     if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
         shape, source, order = ([int(n) for n in part.split(",")] if part else None for part in match.groups())
         devices = np.arange(math.prod(source)).reshape(source)
-        return group_axes(devices.transpose(order).reshape(shape), mesh)
+        return devices.transpose(order).reshape(shape).tolist()
     if match := _MESH_GROUPS.search(attributes):
         sizes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", match[1])]
         picked = [name + part for name, part in re.findall(r"'([^']+)'(:\(\d+\)\d+)?", match[3])]
-        return group_axes(mesh_axes_groups(sizes, picked, [int(n) for n in (match[2] or "").split(",") if n]), mesh)
+        return mesh_axes_groups(sizes, picked, [int(n) for n in (match[2] or "").split(",") if n])
     raise ValueError(f"replica groups written in a way this reader does not know: {attributes[:200]}")
 
 

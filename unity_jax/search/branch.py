@@ -17,8 +17,9 @@ from .problem import Problem
 STEPS = 20_000  # visited variables; the walk is given up after that
 
 
-def best_within(problem: Problem, model: Model, net: Network, plan: Order, found: Minimum, allowance: float,
-                known: float) -> tuple[np.ndarray | None, bool]:
+def best_within(
+    problem: Problem, model: Model, net: Network, plan: Order, found: Minimum, allowance: float, known: float
+) -> tuple[np.ndarray | None, bool]:
     """The cheapest assignment below `known` seconds that fits, and whether every such assignment was looked at.
 
     `allowance` is the price of the whole limit in units: whatever fits pays at most that much for its bytes.

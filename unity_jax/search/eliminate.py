@@ -104,8 +104,9 @@ def conditional(store: Store, factors: Sequence[Factor], v: int, assignment: np.
     return np.atleast_1d(total)
 
 
-def _eliminated(store: Store, factors: list[Factor], v: int, sizes: Sequence[int],
-                table_limit: float) -> tuple[tuple[int, ...], int | None, float]:
+def _eliminated(
+    store: Store, factors: list[Factor], v: int, sizes: Sequence[int], table_limit: float
+) -> tuple[tuple[int, ...], int | None, float]:
     """The scope, the table (its least entry taken out, None if nothing is left) and that least entry."""
     joint = sorted({n for scope, _ in factors for n in scope})
     place = {n: p for p, n in enumerate(joint)}
@@ -117,8 +118,9 @@ def _eliminated(store: Store, factors: list[Factor], v: int, sizes: Sequence[int
     return tuple([n for n in joint if n != v]), table, least
 
 
-def _contract(store: Store, parts: tuple[tuple[int, tuple[int, ...]], ...], at: int, shape: list[int],
-              table_limit: float) -> tuple[int | None, float]:
+def _contract(
+    store: Store, parts: tuple[tuple[int, tuple[int, ...]], ...], at: int, shape: list[int], table_limit: float
+) -> tuple[int | None, float]:
     store.contractions += 1
     rank = len(shape)
     terms = []

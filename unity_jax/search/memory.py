@@ -40,8 +40,9 @@ class _Cut:
     excess: np.ndarray  # bytes alive minus the limit, per time step
 
 
-def within(problem: Problem, model: Model, free: Optimum, seeds: Sequence[np.ndarray],
-           table_limit: int) -> tuple[list[np.ndarray], float]:
+def within(
+    problem: Problem, model: Model, free: Optimum, seeds: Sequence[np.ndarray], table_limit: int
+) -> tuple[list[np.ndarray], float]:
     """Assignments that fit (as far as any was found), and a lower bound in units on all that do."""
     base = pruned(model)
     pool = _Pool(problem, model)
@@ -112,12 +113,14 @@ def priced(problem: Problem, model: Model, prices: dict[int, float], grade: floa
 
 
 def _charge(store: Store, weights: int, domain: int, price: float) -> int:
-    return store.once(("charge", weights, domain, price),
-                      lambda: store.add(np.round(store[weights][store[domain]] * price)))
+    return store.once(
+        ("charge", weights, domain, price), lambda: store.add(np.round(store[weights][store[domain]] * price))
+    )
 
 
-def _dual(problem: Problem, base: Model, pool: _Pool, free: Optimum,
-          table_limit: int) -> tuple[dict[int, float], float]:
+def _dual(
+    problem: Problem, base: Model, pool: _Pool, free: Optimum, table_limit: int
+) -> tuple[dict[int, float], float]:
     """Prices (units per byte) and the lower bound that they prove."""
     limit = problem.limit
     scale = base.store.scale
@@ -152,8 +155,13 @@ def _master(cuts: Sequence[_Cut], times: Sequence[int], cap: float) -> tuple[dic
     unit = max(1.0, max(abs(c.cost) for c in cuts))  # keeps the program's numbers near 1
     weight = max(1.0, max(float(np.abs(c.excess[list(times)]).max()) for c in cuts))
     rows = [[1.0, *(-c.excess[t] / weight for t in times)] for c in cuts]
-    found = linprog([-1.0] + [0.0] * len(times), A_ub=rows, b_ub=[c.cost / unit for c in cuts],
-                    bounds=[(None, None)] + [(0.0, cap * weight / unit)] * len(times), method="highs")
+    found = linprog(
+        [-1.0] + [0.0] * len(times),
+        A_ub=rows,
+        b_ub=[c.cost / unit for c in cuts],
+        bounds=[(None, None)] + [(0.0, cap * weight / unit)] * len(times),
+        method="highs",
+    )
     if found.status != 0:
         return {}, np.inf
     prices = {t: float(p) * unit / weight for t, p in zip(times, found.x[1:], strict=True) if p > 0}
@@ -174,8 +182,9 @@ def _graded(problem: Problem, base: Model, pool: _Pool, prices: dict[int, float]
             low = factor
 
 
-def _branched(problem: Problem, base: Model, pool: _Pool, prices: dict[int, float], bound: float,
-              table_limit: int) -> float:
+def _branched(
+    problem: Problem, base: Model, pool: _Pool, prices: dict[int, float], bound: float, table_limit: int
+) -> float:
     """Look through everything whose priced cost is below the best; returns the bound that this proves."""
     model = priced(problem, base, prices)
     net, plan = planned(model, table_limit)

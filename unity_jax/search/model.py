@@ -124,8 +124,10 @@ def _rest(problem: Problem, store: Store, s: Shared) -> Rest:
     wants: dict[int, list[int]] = {s.producer: []}
     for node, target in zip(s.consumers, s.targets, strict=True):
         wants.setdefault(node, []).append(wanted(store, store.labels(target), layouts))
-    nothing = store.once(("nothing", len(problem.unary[s.producer]), layouts),
-                         lambda: store.add(np.zeros((len(problem.unary[s.producer]), layouts), bool)))
+    nothing = store.once(
+        ("nothing", len(problem.unary[s.producer]), layouts),
+        lambda: store.add(np.zeros((len(problem.unary[s.producer]), layouts), bool)),
+    )
     wants[s.producer].append(nothing)
     joined = tuple(_union(store, tuple(sorted(w))) for w in wants.values())
     return Rest(tuple(wants), store.once(("rows", cost, source), lambda: store.add(store[cost][store[source]])), joined)
@@ -135,8 +137,13 @@ def _union(store: Store, names: tuple[int, ...]) -> int:
     return store.once(("union", names), lambda: store.add(np.any([store[n] for n in names], axis=0)))
 
 
-def _place(store: Store, unary: dict[int, list[int]], tables: dict[tuple[int, int], list[int]], scope: tuple[int, ...],
-           name: int) -> None:
+def _place(
+    store: Store,
+    unary: dict[int, list[int]],
+    tables: dict[tuple[int, int], list[int]],
+    scope: tuple[int, ...],
+    name: int,
+) -> None:
     if len(scope) == 1:
         unary[scope[0]].append(name)
     elif scope[0] < scope[1]:

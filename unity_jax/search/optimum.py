@@ -109,8 +109,9 @@ def _around(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:
     return {i: a if np.isfinite(a).any() else np.zeros_like(a) for i, a in answered.items()}
 
 
-def _restricted(model: Model, small: Model, ranks: dict[int, np.ndarray], known: Sequence[np.ndarray],
-                table_limit: int) -> Optimum | None:
+def _restricted(
+    model: Model, small: Model, ranks: dict[int, np.ndarray], known: Sequence[np.ndarray], table_limit: int
+) -> Optimum | None:
     """The best over known strategies and as many others as fit, those with the least rank first; None if none fit."""
     limit = min(table_limit, MODEST_TABLE)
     nodes = sorted(ranks)

@@ -1,8 +1,8 @@
 """Make an assignment fit the memory limit, and improve one that does: the true peak decides, not prices.
 
-    fitted(model, ledger, x)        # cheapest seconds per byte saved first, until the peak fits
-    improved(model, ledger, x)      # single changes that are cheaper and still fit
-    joined(model, ledger, x, y)     # whole connected parts of y that make x cheaper and still fit
+fitted(model, ledger, x)        # cheapest seconds per byte saved first, until the peak fits
+improved(model, ledger, x)      # single changes that are cheaper and still fit
+joined(model, ledger, x, y)     # whole connected parts of y that make x cheaper and still fit
 """
 
 from __future__ import annotations

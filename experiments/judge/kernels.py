@@ -1,0 +1,171 @@
+"""How long a kernel of a GPU takes at best: the roofline of an instruction that XLA:GPU runs as one kernel.
+
+The largest of three times: its matmuls and convolutions at the peak rate of their type, its other arithmetic at the
+rate of each instruction, and the bytes that it reads and writes at the memory's bandwidth. Each operand is read once,
+what is sliced or gathered from it in part; what is updated in place is written in part.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from unity_jax.report.hlo import Array, Instruction, Module
+
+Computation = Mapping[str, Instruction]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Rates of a GPU: flops per second of matmuls by element type, bytes per second of its memory, simple instructions
+    per second over all lanes, seconds to start a kernel."""
+
+    matmul: Mapping[str, float]
+    memory: float
+    lanes: float
+    start: float
+
+
+# https://www.nvidia.com/en-us/data-center/h100/ (SXM, without sparsity): 989 TFLOP/s bf16, 495 TF32, 67 float64 (tensor
+# cores); 3.35 TB/s; 67 TFLOP/s float32 outside of them, two per instruction. The start of a kernel: the estimate of
+# XLA:GPU itself (kKernelLaunchOverhead in xla/service/gpu/model/gpu_performance_model_base.h).
+H100 = Gpu({"bf16": 9.89e14, "f16": 9.89e14, "f32": 4.95e14, "f64": 6.7e13}, 3.35e12, 6.7e13 / 2, 1e-6)
+
+# How many results a multiprocessor computes per clock (128 for float32 addition), as what a result costs:
+# https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions, compute capability 9.0.
+_SPECIAL = (
+    "divide exponential exponential-minus-one log log-plus-one logistic power rsqrt sqrt cbrt sine cosine tanh erf"
+)
+_HALF = "convert and or xor not shift-left shift-right-logical shift-right-arithmetic"
+_COSTS = {**dict.fromkeys(_SPECIAL.split(), 128 / 16), **dict.fromkeys(_HALF.split(), 128 / 64)}
+_FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast bitcast-convert reshape broadcast transpose copy slice "
+    "dynamic-slice dynamic-update-slice concatenate pad gather iota partition-id replica-id after-all dot convolution "
+    "custom-call fusion reverse scatter optimization-barrier".split()
+)
+NO_KERNEL = frozenset(
+    "parameter constant tuple get-tuple-element bitcast partition-id replica-id after-all opt-barrier".split()
+)
+_PASSING = ("bitcast", "reshape", "copy", "convert", "transpose")
+
+
+def kernel_seconds(op: Instruction, computation: Computation, module: Module, gpu: Gpu) -> float:
+    """Seconds of an instruction of a scheduled computation."""
+    if op.opcode in NO_KERNEL:
+        return 0.0
+    inside = list(_inside(op, computation, module))
+    matmuls = sum(
+        flops(i, c) / gpu.matmul.get(_operands(i, c)[0].element, 2 * gpu.lanes) for i, c in inside if _is_matmul(i)
+    )
+    arithmetic = sum(_instructions(i, c) for i, c in inside) / gpu.lanes
+    return gpu.start + max(matmuls, arithmetic, traffic(op, computation, module) / gpu.memory)
+
+
+def _inside(op: Instruction, computation: Computation, module: Module) -> Iterator[tuple[Instruction, Computation]]:
+    """What a kernel computes: the instruction, or those it fuses, with the computation that each stands in."""
+    if op.opcode != "fusion":
+        yield op, computation
+        return
+    for name in op.called:
+        for inner in module.computations[name].values():
+            yield from _inside(inner, module.computations[name], module)
+
+
+def _operands(op: Instruction, computation: Computation) -> list[Array]:
+    return [array for name in op.operands for array in computation[name].arrays]
+
+
+# Matmuls and convolutions
+
+
+def _is_matmul(op: Instruction) -> bool:
+    return op.opcode in ("dot", "convolution") or "__cublas" in op.attributes or "__cudnn$conv" in op.attributes
+
+
+def flops(op: Instruction, computation: Computation) -> float:
+    """Of a dot, a convolution, or a call of cuBLAS or cuDNN that stands for one."""
+    lhs, rhs, result = *_operands(op, computation)[:2], op.arrays[0]
+    if match := re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([^}\]]*)', op.attributes):
+        return 2.0 * math.prod(result.shape) * math.prod(lhs.shape[int(d)] for d in re.findall(r"\d+", match[1]))
+    labels = re.search(r"dim_labels=\w+_(\w+)->", op.attributes)
+    assert labels is not None, op
+    if "convBackwardFilter" in op.attributes:
+        outputs, kernel = rhs, result
+    else:
+        outputs, kernel = lhs if "convBackwardInput" in op.attributes else result, rhs
+    # Each output takes one product with each weight of its channel.
+    return 2.0 * math.prod(outputs.shape) * math.prod(kernel.shape) / kernel.shape[labels[1].index("o")]
+
+
+def _instructions(op: Instruction, computation: Computation) -> float:
+    """Of all lanes together, in float32 additions."""
+    if op.opcode in _FREE or op.opcode.startswith("custom"):
+        return 0.0
+    arrays = _operands(op, computation)[:1] if op.opcode in ("reduce", "reduce-window", "sort") else op.arrays[:1]
+    if not arrays:
+        return 0.0
+    element = arrays[0].element
+    cost = _COSTS.get(op.opcode, 128 / 64 if element.startswith(("s", "u")) and op.opcode != "select" else 1)
+    return cost * math.prod(arrays[0].shape)
+
+
+# Bytes
+
+
+def traffic(op: Instruction, computation: Computation, module: Module) -> float:
+    """Bytes that a kernel reads and writes."""
+    if op.opcode != "fusion":
+        reads = sum(_read(op, i, computation[name], computation) for i, name in enumerate(op.operands))
+        return reads + _written(op, computation)
+    fused = module.computations[op.called[0]]
+    reads = sum(_parameter_bytes(i, fused) for i in fused.values() if i.opcode == "parameter")
+    root = next(i for i in fused.values() if i.root)
+    roots = [fused[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    return reads + sum(_written(_passed(r, fused), fused) for r in roots)
+
+
+def _passed(op: Instruction, fused: Computation) -> Instruction:
+    """The update in place that a root passes on, if it does."""
+    first = op
+    while op.opcode in _PASSING and op.operands:
+        op = fused[op.operands[0]]
+    return op if op.opcode in ("dynamic-update-slice", "scatter") else first
+
+
+def _parameter_bytes(parameter: Instruction, fused: Computation) -> float:
+    """What is read of an operand of a fusion: all of it, or no more than the parts that are taken from it."""
+    total = 0.0
+    for user in fused.values():
+        for position, name in enumerate(user.operands):
+            if name == parameter.name:
+                if user.opcode in _PASSING[:2] and not user.root:
+                    total += _parameter_bytes(user, fused)
+                else:
+                    total += _read(user, position, parameter, fused)
+    return min(total, _bytes(parameter))
+
+
+def _read(user: Instruction, position: int, operand: Instruction, computation: Computation) -> float:
+    """Bytes of one operand that an instruction reads."""
+    if user.opcode in ("slice", "dynamic-slice", "gather") and position == 0:
+        return _bytes(user)
+    if user.opcode == "dynamic-update-slice" and position == 0:
+        return 0.0
+    if user.opcode == "scatter" and position == 0:
+        return _bytes(computation[user.operands[-1]])
+    return _bytes(operand)
+
+
+def _written(op: Instruction, computation: Computation) -> float:
+    if op.opcode == "dynamic-update-slice":
+        return _bytes(computation[op.operands[1]])
+    if op.opcode == "scatter":
+        return _bytes(computation[op.operands[-1]])
+    arrays = op.arrays[:1] if op.opcode == "custom-call" else op.arrays  # the others are a library's workspace
+    return sum(array.bytes for array in arrays)
+
+
+def _bytes(op: Instruction) -> float:
+    return sum(array.bytes for array in op.arrays)

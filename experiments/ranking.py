@@ -1,0 +1,124 @@
+"""Whether the cost model ranks plans as a judge of the compiled programs does (`experiments/judge/`).
+
+    python experiments/ranking.py --compile                          # make what is missing, then read
+    python experiments/ranking.py --models bert,mlp --on h100:8 --candidates
+
+Candidates of each model and topology: every expert, 20 seeded random plans, and the planner's choice, compiled by
+`experiments/compiled.py` (its corpus `ranking`). The predicted and the judged seconds of a step must have a Spearman
+correlation of at least 0.95 within each model, and the planner's choice must be judged within 3 % of the best
+candidate. The exit code tells.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiled import RANKING, TOPOLOGIES
+from judge import judge
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from scipy.stats import spearmanr
+
+from unity_jax.machine.machine import Machine
+from unity_jax.report.text import seconds
+
+RANDOM = 20
+CORRELATION, NEAR_BEST = 0.95, 1.03
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan, and the seconds of a step: predicted, and judged from its compiled program."""
+
+    label: str
+    predicted: float
+    judged: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates of a model on a topology, and what the compiler said of those that it did not compile."""
+
+    model: str
+    topology: str
+    candidates: list[Candidate]
+    failed: list[str]
+
+    @property
+    def correlation(self) -> float:
+        return float(spearmanr([c.predicted for c in self.candidates], [c.judged for c in self.candidates]).statistic)
+
+    @property
+    def chosen_over_best(self) -> float:
+        """The planner's choice against the best candidate, as judged."""
+        chosen = [c.judged for c in self.candidates if c.label == "chosen"]
+        return min(chosen, default=float("inf")) / min(c.judged for c in self.candidates)
+
+    @property
+    def passes(self) -> bool:
+        return self.correlation >= CORRELATION and self.chosen_over_best <= NEAR_BEST
+
+
+def ranking(model: str, topology: str) -> Ranking:
+    program, machine = RANKING.program(model), Machine.preset(topology)
+    candidates, failed = [], []
+    for case in track(RANKING.cases([model], [topology]), f"{model} on {topology}", transient=True):
+        if "error" in case.facts:
+            failed.append(f"{model} on {topology}, {case.label}: {case.facts['error']}")
+        else:
+            predicted = case.plan(program, machine).predicted.step_seconds
+            candidates.append(Candidate(case.label, predicted, judge(case.hlo, topology)))
+    return Ranking(model, topology, sorted(candidates, key=lambda c: c.judged), failed)
+
+
+def compile_missing(names: str, on: str, limit: int) -> None:
+    """All candidates, each in its folder."""
+    script = Path(__file__).with_name("compiled.py")
+    what = ["--corpus", RANKING.name, "--plans", "all", "--random", str(RANDOM), "--limit", str(limit)]
+    subprocess.run([sys.executable, str(script), "--models", names, "--on", on, *what], check=True)
+
+
+def all_candidates(found: Ranking) -> Table:
+    table = Table("plan", "predicted", "judged", "ratio", title=f"{found.model} on {found.topology}")
+    for c in found.candidates:
+        table.add_row(c.label, seconds(c.predicted), seconds(c.judged), f"{c.predicted / c.judged:.2f}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(RANKING.sizes))
+    parser.add_argument("--on", default=",".join(TOPOLOGIES))
+    parser.add_argument("--compile", action="store_true", help="make what is missing first")
+    parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")
+    parser.add_argument("--candidates", action="store_true", help="print every candidate")
+    options = parser.parse_args()
+    if options.compile:
+        compile_missing(options.models, options.on, options.limit)
+    console = Console(width=120)
+    found = [ranking(name, on) for on in options.on.split(",") for name in options.models.split(",")]
+    table = Table("model", "topology", "candidates", "Spearman", "chosen / best", "best", "passes")
+    for r in found:
+        row = [r.model, r.topology, str(len(r.candidates))]
+        if r.candidates:
+            row += [f"{r.correlation:.3f}", f"{r.chosen_over_best:.3f}", r.candidates[0].label]
+        table.add_row(*row, *[""] * (6 - len(row)), "yes" if r.candidates and r.passes else "no")
+        if options.candidates:
+            console.print(all_candidates(r))
+    console.print(table)
+    for line in (line for r in found for line in r.failed):
+        console.print(line, markup=False, highlight=False)
+    sys.exit(not all(r.candidates and r.passes for r in found))
+
+
+if __name__ == "__main__":
+    main()
