@@ -27,10 +27,7 @@ def evaluate(graph, arrays):
 
     for op in graph.ops:
         operands = [read(t) for t in op.inputs]
-        if op.name == "scan":
-            found = _scan(op, operands)
-        else:
-            found = _compat.bind(op.eqn, operands, op.params)
+        found = _scan(op, operands) if op.name == "scan" else _compat.bind(op.eqn, operands, op.params)
         env.update(zip(op.outputs, found, strict=True))
     return [read(t) for t in graph.outputs]
 
