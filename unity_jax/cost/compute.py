@@ -115,11 +115,11 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     minor = _minor_dims(op, use)
     for i, allowed in enumerate(minor):
         if allowed is not None and counts[i] and (not use.rows or use.rows[i] != 1):
-            turned += _turning(
-                device, layouts[i].local_shape(tensors[i].shape, shard.mesh), tensors[i].itemsize, allowed
-            )
+            shape, itemsize = layouts[i].local_shape(tensors[i].shape, shard.mesh), tensors[i].itemsize
+            least, other = stored_bytes(device, shape, itemsize), stored_bytes(device, shape, itemsize, allowed)
+            turned += _turning(device, itemsize, least, other)
     if op.name == "conv_general_dilated" and device.layout_tile[1]:
-        turned += sum(_turning(device, shape, itemsize, (0, len(shape) - 1)) for shape, itemsize in _grouped(shard))
+        turned += _grouped(shard, device)
     turned /= bandwidth
     if shard.rule.bytes is not None and not (device.compiler == "tpu" and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
@@ -138,33 +138,35 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     return memory / bandwidth, chip / device.fast_bandwidth if device.fast_bandwidth else 0.0, turned
 
 
-def _turning(device: Device, shape: tuple[int, ...], itemsize: int, minor: tuple[int, ...]) -> float:
-    """Bytes that go through memory to turn an array from the order of dimensions that pads it least to another: both,
-    and as in `_sweep` float32 values where they are wider and do not stay on the chip."""
-    least, other = stored_bytes(device, shape, itemsize), stored_bytes(device, shape, itemsize, minor)
+def _turning(device: Device, itemsize: int, least: float, other: float) -> float:
+    """Bytes that go through memory to turn an array of so many bytes into another order of dimensions: both, and as in
+    `_sweep` float32 values where they are wider and do not stay on the chip."""
     if other <= least:
         return 0.0
     return least + other + (other / itemsize * _WIDTH if itemsize < _WIDTH and other > device.fast_bytes else 0.0)
 
 
-def _grouped(shard: Shard) -> list[tuple[tuple[int, ...], int]]:
-    """The images that a grouped convolution takes and makes, with groups and features apart: a kernel gradient takes
-    two, the others take and make one."""
+def _grouped(shard: Shard, device: Device) -> float:
+    """Bytes that go through memory to take groups and features of images apart for a grouped convolution, and to put
+    them together: a kernel gradient takes two arrays of images, the others take and make one."""
     numbers, (lhs, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
-    groups, _, features, depth = _groups(shard)
+    groups, *_ = _groups(shard)
     if groups == 1:
-        return []
+        return 0.0
     x, y = shard.op.inputs
-    spatial, batch, channels = (
-        [lhs[d] for d in numbers.lhs_spec[2:]],
-        lhs[numbers.lhs_spec[0]],
-        lhs[numbers.lhs_spec[1]],
-    )
+    batch, channels, *rest = (lhs[d] for d in numbers.lhs_spec)
     if shard.op.params["feature_group_count"] > 1:
-        made = (out[numbers.out_spec[0]], *(out[d] for d in numbers.out_spec[2:]), groups, features)
-        return [((batch, *spatial, groups, channels // groups), x.itemsize), (made, shard.op.outputs[0].itemsize)]
-    other = (depth, *(rhs[d] for d in numbers.rhs_spec[2:]), groups, features)
-    return [((channels, *spatial, groups, batch // groups), x.itemsize), (other, y.itemsize)]
+        made, features, *more = (out[d] for d in numbers.out_spec)
+        images = [(batch, rest, channels, x), (made, more, features, shard.op.outputs[0])]
+    else:
+        features, made, *more = (rhs[d] for d in numbers.rhs_spec)
+        images = [(channels, rest, batch, x), (made, more, features, y)]
+    found = 0.0
+    for n, spatial, features, t in images:
+        apart = (n, *spatial, groups, features // groups)
+        together = stored_bytes(device, (n, *spatial, features), t.itemsize)
+        found += _turning(device, t.itemsize, together, stored_bytes(device, apart, t.itemsize, (0, len(apart) - 1)))
+    return found
 
 
 def _conv_shapes(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
