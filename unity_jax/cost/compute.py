@@ -54,14 +54,19 @@ def op_work(shard: Shard, device: Device, use: Use) -> Work:
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return Work()  # scalar arithmetic: far below a kernel's start, and fused
     memory, chip, turned = _traffic(shard, device, use)
+    swept = _sweep(shard, device, use)
+    if op.name not in PRODUCTS and not use.rides:
+        vector = shard.flops / device.flops_per_second("vector")
+        return Work(0.0, 0.0, vector, memory, chip, swept, turned, launches)
+    results = 0.0
+    if device.results_per_second:
+        chip = 0.0  # the matrix unit takes what is on the chip at its own rate
+        written = sum(n * math.prod(shard.result_shape(i)) for i, n in enumerate(counts[len(op.inputs) :]))
+        results = written / device.results_per_second
     if op.name in PRODUCTS:
-        results = 0.0
-        if device.results_per_second:
-            written = sum(n * math.prod(shard.result_shape(i)) for i, n in enumerate(counts[len(op.inputs) :]))
-            results = written / device.results_per_second
-        return Work(_matrix(shard, device), results, 0.0, memory, chip, _sweep(shard, device, use), turned, launches)
-    swept = 0.0 if use.rides else _sweep(shard, device, use)
-    return Work(0.0, 0.0, shard.flops / device.flops_per_second("vector"), memory, chip, swept, turned, launches)
+        return Work(_matrix(shard, device), results, 0.0, memory, chip, swept, turned, launches)
+    vector = shard.flops / device.flops_per_second("vector")
+    return Work(0.0, results, vector, memory, chip, 0.0, turned, launches)
 
 
 def fill_seconds(device: Device, shape: tuple[int, ...], itemsize: int) -> float:
