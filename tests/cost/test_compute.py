@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity_jax.cost.compute import op_work, product_size, stored_bytes
+from unity_jax.cost.arrays import stored_bytes
+from unity_jax.cost.compute import op_work
 from unity_jax.cost.kernels import Use
+from unity_jax.cost.products import product_size
 from unity_jax.machine.device import Device, weakest
 from unity_jax.ops.rule import Shard, rule_of
 from unity_jax.pcg.mesh import MeshAxes
