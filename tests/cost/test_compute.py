@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity_jax.cost.compute import op_work, product_size, stored_bytes
+from unity_jax.cost.arrays import stored_bytes
+from unity_jax.cost.compute import op_work
 from unity_jax.cost.kernels import Use
+from unity_jax.cost.products import product_size
 from unity_jax.machine.device import Device, weakest
 from unity_jax.ops.rule import Shard, rule_of
 from unity_jax.pcg.mesh import MeshAxes
@@ -117,3 +119,58 @@ def test_narrow_rows_are_turned_to_be_gathered():
     assert plain.turned == 0
     assert padded.memory == pytest.approx(8 * plain.memory)
     assert padded.turned * 1e10 == pytest.approx(16 * 1024 * 4 + 1000 * 128 * 4)
+
+
+def tpu(**numbers):
+    return dataclasses.replace(DEVICE, compiler="tpu", **numbers)
+
+
+def test_values_that_are_rounded_or_reduced_are_passed_over_once_more():
+    half = jax.ShapeDtypeStruct((1000,), jnp.bfloat16)
+    whole = op_work(shard(jnp.add, f32(1000), f32(1000)), tpu(), Use((1, 1, 1), 0))
+    rounded = op_work(shard(jnp.add, half, half), tpu(), Use((1, 1, 1), 0))
+    reduced = op_work(
+        shard(lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), f32(10, 100)), tpu(), Use((1, 1), 0)
+    )
+    assert whole.swept == 0
+    assert rounded.swept * 1e10 == pytest.approx(1000 * 4)
+    assert reduced.swept * 1e10 == pytest.approx(1000 * 4)
+    assert rounded.plus(reduced).swept == pytest.approx(rounded.swept), "one pass for a kernel"
+    assert rounded.seconds(DEVICE) == pytest.approx(rounded.memory + rounded.swept)
+
+
+def test_a_kernel_of_one_instruction_takes_longer():
+    device = tpu(unfused_per_second=1e9)
+    add = shard(jnp.add, f32(1000), f32(1000))
+    assert op_work(add, device, Use((1, 1, 1), 0, alone=True)).swept == pytest.approx(1e-6)
+    assert op_work(add, device, Use((1, 1, 1), 0)).swept == 0
+
+
+def conv(features, groups, images=16):
+    def f(x, w):
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims, feature_group_count=groups)
+
+    return f, f32(images, 8, 8, features), f32(3, 3, features // groups, features)
+
+
+def test_a_grouped_convolution_multiplies_per_group_and_position():
+    device = tpu(matmul_tile=(8, 128, 128), layout_tile=(8, 128))
+    f, *args = conv(32, 8)
+    products = 8 * 64 * 9  # groups, positions of the result and of the window
+    work = op_work(shard(f, *args), device, Use((1, 1, 1), 0))
+    assert work.matrix == pytest.approx(2 * products * 8 * 128 * 128 / 1e12)
+    assert work.turned > 0, "groups and features are taken apart"
+    gradient = shard(
+        lambda x, w, y: jax.vjp(lambda w: f(x, w), w)[1](y)[0], *args, args[0], name="conv_general_dilated"
+    )
+    assert op_work(gradient, device, Use((1, 1, 1), 0)).matrix == pytest.approx(work.matrix)
+
+
+def test_a_window_fills_the_depth_of_a_tile_with_whole_dimensions():
+    device = tpu(matmul_tile=(8, 128, 128))
+    for features, depth in ((64, 9 * 128), (16, 3 * 128), (256, 9 * 256)):
+        f, *args = conv(features, 1)
+        work = op_work(shard(f, *args), device, Use((1, 1, 1), 0))
+        rows, columns = 16 * 64, -(-features // 128) * 128
+        assert work.matrix == pytest.approx(2 * rows * columns * depth / 1e12)

@@ -64,6 +64,61 @@ def test_costly_ops_are_not_computed_twice():
     assert sum("exp" in [op.name for op in k.ops] for ks in traffic.kernels.values() for k in ks) == 1
 
 
+def test_random_bits_are_drawn_where_they_are_used_on_tpu_only():
+    def f(key, x, w):
+        kept = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, 0)
+        return kept + 1, kept @ w
+
+    args = (jax.eval_shape(lambda: jax.random.key(0)), f32(8, 8), f32(8, 8))
+    tpu, gpu = (kernels(trace(f, args, {}).graph, compiler) for compiler in ("tpu", "gpu"))
+    assert all(t.dtype != jnp.uint32 for k in tpu for t in k.writes)
+    assert [t.shape for k in gpu for t in k.writes if t.dtype == jnp.uint32] == [(8, 8)]
+
+
+def picked(logits, ids):
+    return jnp.take_along_axis(logits, ids[:, None], 1).sum()
+
+
+def test_a_scatter_of_one_element_per_row_is_a_comparison_on_tpu_only():
+    ids = jax.ShapeDtypeStruct((8,), jnp.int32)
+
+    def f(logits, ids):
+        return jax.grad(picked)(logits, ids) * 2 + logits
+
+    tpu, gpu = (kernels(trace(f, (f32(8, 100), ids), {}).graph, compiler) for compiler in ("tpu", "gpu"))
+    assert sum(t.shape == (8, 100) for k in tpu for t in k.writes) == 1, "only the result"
+    assert sum(t.shape == (8, 100) for k in gpu for t in k.writes) == 3, "zeros, the gradient, the result"
+
+
+def test_a_scatter_of_rows_fills_in_zeros_on_tpu():
+    def f(ids, updates):
+        return jnp.zeros((100, 8)).at[ids].add(updates)
+
+    args = (jax.ShapeDtypeStruct((4,), jnp.int32), f32(4, 8))
+    last = kernels(trace(f, args, {}).graph, "tpu")[-1]
+    assert [op.name for op in last.ops][-2:] == ["broadcast_in_dim", "scatter-add"]
+
+
+def test_rows_of_a_batch_of_products_are_normalized_in_its_kernel_on_tpu():
+    def f(q, k):
+        return jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k))
+
+    args = (f32(2, 8, 16), f32(2, 8, 16))
+    (first, *_), rest = (kernels(trace(f, args, {}).graph, compiler) for compiler in ("tpu", "gpu"))
+    assert {"dot_general", "reduce_max", "exp", "reduce_sum"} <= {op.name for op in first.ops}
+    assert [op.name for op in rest[0].ops] == ["dot_general"]
+
+
+def test_dots_take_in_what_several_of_them_read():
+    def f(x, y, w):
+        z = jnp.where(x > 0, y, 0)
+        return z @ w, jax.lax.dot_general(z, x, (((0,), (0,)), ((), ())))
+
+    args = (f32(8, 8), f32(8, 8), f32(8, 8))
+    assert sum("select_n" in names for names in shown(f, *args, compiler="tpu")) == 2
+    assert sum("select_n" in names for names in shown(f, *args, compiler="gpu")) == 1
+
+
 def drawn(rng):
     """The graph of a random program."""
     with jax.enable_x64(True):

@@ -15,15 +15,18 @@ from hypothesis import strategies as st
 from tests.cost.test_program import contracted, f32
 from tests.search.planning import mesh, planner, program
 from unity_jax._compat import scan_arity
-from unity_jax.cost.compute import fill_seconds
+from unity_jax.cost.compute import copy_seconds, fill_seconds
 from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import graphs_repeated, kernel_seconds, op_collectives
+from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.tasks import COLLECTIVES, COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Task, crossed, tasks
 from unity_jax.cost.timeline import simulate, unhidden
 from unity_jax.machine.contention import Contention
 from unity_jax.machine.machine import Machine
+from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
+from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.planner import Candidate, Planner
 
@@ -152,6 +155,20 @@ def test_a_scan_awaits_in_an_iteration_what_it_started_there():
     assert timeline.step_seconds == pytest.approx(compute + communication)  # a chain
     assert timeline.compute_seconds == pytest.approx(compute)
     assert timeline.communication_seconds == pytest.approx(communication)
+
+
+@pytest.mark.parametrize(("machine", "copies"), [("v5e:2x4", 1), ("h100:8", 0)])
+def test_gathered_results_are_copied_on_tpus(machine, copies):
+    found, axes = Machine.preset(machine), MeshAxes(("x",), (8,))
+    traced = trace(lambda x: x * 2, (f32(64, 64),), {})
+    (x,), (double,) = traced.graph.inputs, traced.graph.ops
+    layouts = {x: Layout((("x",), ()))}
+    decisions = Decisions({double: (0,)}, layouts, (Layout.replicated(2),))
+    graph = assemble(traced.graph, decisions, Resharder(found, axes), RuleCache())
+    planned = tasks(graph, Traffic.of(graph, found.device.compiler), axes, found)
+    (gathered,) = [i for i, task in enumerate(planned) if task.collective is not None]
+    after = [task.seconds for task in planned if gathered in task.after]
+    assert after == [copy_seconds(found.device, (64, 64), 4)] * copies
 
 
 def test_a_gradient_is_reduced_beside_the_rest_of_the_backward_pass():

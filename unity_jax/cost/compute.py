@@ -11,7 +11,9 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from unity_jax.cost.arrays import WIDTH, stored_bytes, turning_bytes
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Use, is_batched
+from unity_jax.cost.products import grouping_bytes, matrix_seconds
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.ops.rule import Shard
@@ -54,14 +56,19 @@ def op_work(shard: Shard, device: Device, use: Use) -> Work:
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return Work()  # scalar arithmetic: far below a kernel's start, and fused
     memory, chip, turned = _traffic(shard, device, use)
+    swept = _sweep(shard, device, use)
+    if op.name not in PRODUCTS and not use.rides:
+        vector = shard.flops / device.flops_per_second("vector")
+        return Work(0.0, 0.0, vector, memory, chip, swept, turned, launches)
+    results = 0.0
+    if device.results_per_second:
+        chip = 0.0  # the matrix unit takes what is on the chip at its own rate
+        written = sum(n * math.prod(shard.result_shape(i)) for i, n in enumerate(counts[len(op.inputs) :]))
+        results = written / device.results_per_second
     if op.name in PRODUCTS:
-        results = 0.0
-        if device.results_per_second:
-            written = sum(n * math.prod(shard.result_shape(i)) for i, n in enumerate(counts[len(op.inputs) :]))
-            results = written / device.results_per_second
-        return Work(_matrix(shard, device), results, 0.0, memory, chip, _sweep(shard, device, use), turned, launches)
-    swept = 0.0 if use.rides else _sweep(shard, device, use)
-    return Work(0.0, 0.0, shard.flops / device.flops_per_second("vector"), memory, chip, swept, turned, launches)
+        return Work(matrix_seconds(shard, device), results, 0.0, memory, chip, swept, turned, launches)
+    vector = shard.flops / device.flops_per_second("vector")
+    return Work(0.0, results, vector, memory, chip, 0.0, turned, launches)
 
 
 def fill_seconds(device: Device, shape: tuple[int, ...], itemsize: int) -> float:
@@ -93,15 +100,11 @@ def _sweep(shard: Shard, device: Device, use: Use) -> float:
         return 0.0
     minor = _minor_dims(op, use)[at]
     elements = stored_bytes(device, shape, 1, minor, device.layout_tile[:1])
-    if op.name in REDUCTIONS or op.outputs[0].itemsize < _WIDTH:
-        seconds += elements * _WIDTH / (device.memory_bandwidth * device.memory_efficiency)
+    if op.name in REDUCTIONS or op.outputs[0].itemsize < WIDTH:
+        seconds += elements * WIDTH / (device.memory_bandwidth * device.memory_efficiency)
     if use.alone and op.name not in PRODUCTS and device.unfused_per_second:
         seconds += elements / device.unfused_per_second
     return seconds
-
-
-_WIDTH = 4
-"""Bytes of an element in vector registers."""
 
 
 # Memory
@@ -115,11 +118,11 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     minor = _minor_dims(op, use)
     for i, allowed in enumerate(minor):
         if allowed is not None and counts[i] and (not use.rows or use.rows[i] != 1):
-            turned += _turning(
-                device, layouts[i].local_shape(tensors[i].shape, shard.mesh), tensors[i].itemsize, allowed
-            )
+            shape, itemsize = layouts[i].local_shape(tensors[i].shape, shard.mesh), tensors[i].itemsize
+            least, other = stored_bytes(device, shape, itemsize), stored_bytes(device, shape, itemsize, allowed)
+            turned += turning_bytes(device, itemsize, least, other)
     if op.name == "conv_general_dilated" and device.layout_tile[1]:
-        turned += sum(_turning(device, shape, itemsize, (0, len(shape) - 1)) for shape, itemsize in _grouped(shard))
+        turned += grouping_bytes(shard, device)
     turned /= bandwidth
     if shard.rule.bytes is not None and not (device.compiler == "tpu" and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
@@ -136,81 +139,6 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
                 memory += count * stored
             chip += count * stored
     return memory / bandwidth, chip / device.fast_bandwidth if device.fast_bandwidth else 0.0, turned
-
-
-def _turning(device: Device, shape: tuple[int, ...], itemsize: int, minor: tuple[int, ...]) -> float:
-    """Bytes that go through memory to turn an array from the order of dimensions that pads it least to another: both,
-    and as in `_sweep` float32 values where they are wider and do not stay on the chip."""
-    least, other = stored_bytes(device, shape, itemsize), stored_bytes(device, shape, itemsize, minor)
-    if other <= least:
-        return 0.0
-    return least + other + (other / itemsize * _WIDTH if itemsize < _WIDTH and other > device.fast_bytes else 0.0)
-
-
-def _grouped(shard: Shard) -> list[tuple[tuple[int, ...], int]]:
-    """The images that a grouped convolution takes and makes, with groups and features apart: a kernel gradient takes
-    two, the others take and make one."""
-    numbers, (lhs, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
-    groups, _, features, depth = _groups(shard)
-    if groups == 1:
-        return []
-    x, y = shard.op.inputs
-    spatial, batch, channels = (
-        [lhs[d] for d in numbers.lhs_spec[2:]],
-        lhs[numbers.lhs_spec[0]],
-        lhs[numbers.lhs_spec[1]],
-    )
-    if shard.op.params["feature_group_count"] > 1:
-        made = (out[numbers.out_spec[0]], *(out[d] for d in numbers.out_spec[2:]), groups, features)
-        return [((batch, *spatial, groups, channels // groups), x.itemsize), (made, shard.op.outputs[0].itemsize)]
-    other = (depth, *(rhs[d] for d in numbers.rhs_spec[2:]), groups, features)
-    return [((channels, *spatial, groups, batch // groups), x.itemsize), (other, y.itemsize)]
-
-
-def _conv_shapes(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    return shard.operand_shape(0), shard.operand_shape(1), shard.result_shape()
-
-
-def _groups(shard: Shard) -> tuple[int, int, int, int]:
-    """The groups of a convolution on one device; per group its images, features made and features taken (of a kernel
-    gradient in other roles)."""
-    numbers, (lhs, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
-    images, depth = out[numbers.out_spec[0]], rhs[numbers.rhs_spec[1]]
-    groups = max(lhs[numbers.lhs_spec[1]] // max(depth, 1), 1) * max(lhs[numbers.lhs_spec[0]] // max(images, 1), 1)
-    return groups, images, rhs[numbers.rhs_spec[0]] // groups, depth
-
-
-FEWER = (1, 2, 4)
-"""XLA:TPU has smaller tiles for so many rows."""
-
-
-@functools.lru_cache(maxsize=65536)
-def stored_bytes(
-    device: Device,
-    shape: tuple[int, ...],
-    itemsize: int,
-    minor: tuple[int, ...] | None = None,
-    fewer: tuple[int, ...] = FEWER,
-) -> float:
-    """Bytes of an array in memory, padded to tiles in the order of dimensions that pads least.
-
-    **Arguments:** `minor`: the dimensions that may come last (all of them by default); `fewer`: tiles of fewer rows,
-    which XLA:TPU has in memory and not in registers.
-    """
-    n = math.prod(shape)
-    sublanes, lanes = device.layout_tile
-    if not lanes or not shape or not n:
-        return float(n * itemsize)
-    last = range(len(shape)) if minor is None or not minor else minor
-    rows = {d: padded_rows(shape[d], sublanes, fewer) / shape[d] for d in range(len(shape))}
-    padding = min(
-        -(-shape[d] // lanes) * lanes / shape[d] * min((rows[e] for e in last if e != d), default=1.0) for d in last
-    )
-    return n * itemsize * padding
-
-
-def padded_rows(n: int, sublanes: int, fewer: tuple[int, ...]) -> int:
-    return next((k for k in fewer if n <= k), -(-n // sublanes) * sublanes)
 
 
 def _minor_dims(op: Op, use: Use) -> list[tuple[int, ...] | None]:
@@ -235,61 +163,3 @@ def _row_padding(shard: Shard, device: Device) -> float:
     lanes = device.layout_tile[1]
     width = shard.operand_shape(0)[-1] if shard.op.inputs[0].rank > 1 else 1
     return max(lanes / width, 1.0) if width else 1.0
-
-
-# Matrix products
-
-
-def _matrix(shard: Shard, device: Device) -> float:
-    if shard.op.name == "conv_general_dilated" and device.compiler == "tpu":
-        return _convolution(shard, device)
-    batch, *sizes = product_size(shard)
-    tiles = [math.ceil(n / tile) for n, tile in zip(sizes, device.matmul_tile, strict=True)]
-    padding = math.prod(k * tile / n for k, n, tile in zip(tiles, sizes, device.matmul_tile, strict=True))
-    at_once, waves = batch * tiles[0] * tiles[1], device.matmul_units
-    padding *= math.ceil(at_once / waves) * waves / at_once
-    rate = device.flops_per_second(shard.op.inputs[0].dtype) * device.matmul_efficiency
-    return shard.flops * padding / rate
-
-
-def _convolution(shard: Shard, device: Device) -> float:
-    """Seconds of the matrix unit of a TPU for a convolution.
-
-    Grouped: XLA:TPU keeps the images in lanes and multiplies per group, position of the result and of the window. Else
-    the window is taken in parts with as many dimensions of it as fill the depth of a tile, but in a kernel gradient,
-    where it is the image.
-    """
-    groups, *sizes = _groups(shard)
-    least, *tile = device.matmul_tile
-    rate = device.flops_per_second(shard.op.inputs[0].dtype) * device.matmul_efficiency
-    if groups > 1:
-        sizes = sorted(sizes)
-        tiles = (least, *tile)
-    else:
-        numbers, (_, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
-        window, made = [rhs[d] for d in numbers.rhs_spec[2:]], [out[d] for d in numbers.out_spec[2:]]
-        gradient = math.prod(window) > math.prod(made)
-        depth = rhs[numbers.rhs_spec[1]]
-        for n in reversed(window):
-            if gradient or depth * n <= tile[1]:
-                depth *= n
-        sizes = [sizes[0] * math.prod(made), sizes[1], depth]
-        tiles = (least, *tile)
-    padding = math.prod(math.ceil(n / k) * k / n for n, k in zip(sizes, tiles, strict=True) if n)
-    return shard.flops * padding / rate
-
-
-def product_size(shard: Shard) -> tuple[int, int, int, int]:
-    """Products in a batch, and the rows, columns and depth of each, on one device (at least 1)."""
-    lhs, rhs, out = (math.prod(s) for s in (shard.operand_shape(0), shard.operand_shape(1), shard.result_shape()))
-    params = shard.op.params
-    if shard.op.name == "dot_general":
-        (lhs_k, _), (lhs_b, _) = params["dimension_numbers"]
-        shape = shard.operand_shape(0)
-        batch, depth = math.prod(shape[d] for d in lhs_b), math.prod(shape[d] for d in lhs_k)
-        rows, columns = lhs // max(batch * depth, 1), rhs // max(batch * depth, 1)
-    else:
-        batch = params["feature_group_count"] * params["batch_group_count"]
-        features = shard.operand_shape(1)[params["dimension_numbers"].rhs_spec[0]]
-        rows, columns, depth = out // max(features, 1), features // batch, rhs // max(features, 1)
-    return max(batch, 1), max(rows, 1), max(columns, 1), max(depth, 1)

@@ -97,8 +97,9 @@ class Kernel:
     def use(self, op: Op, launches: int) -> Use:
         """How one of its ops runs here."""
         rides = op is not self.root and self.root.name in PRODUCTS
-        # What a broadcast writes takes the place of all that is computed of it before.
-        alone = len(self.ops) == 1 or (op is self.root and op.name == "broadcast_in_dim")
+        # A constant is broadcast first; what a broadcast writes takes the place of all that is computed before it.
+        single = len(self.ops) == 1 and all(t.literal is None for t in op.inputs)
+        alone = single or (op is self.root and op.name == "broadcast_in_dim")
         return Use(self.counts[op], launches, rides, alone, self.rows.get(op, ()))
 
     @functools.cached_property

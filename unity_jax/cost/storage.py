@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from unity_jax.cost.compute import FEWER, padded_rows, stored_bytes
+from unity_jax.cost.arrays import FEWER, padded_rows, stored_bytes
 from unity_jax.cost.kernels import base_tensors
 from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Op, Tensor

@@ -1,0 +1,102 @@
+"""Time of matrix products and convolutions in the matrix unit, by how they fill its tiles."""
+
+from __future__ import annotations
+
+import math
+
+from unity_jax.cost.arrays import stored_bytes, turning_bytes
+from unity_jax.machine.device import Device
+from unity_jax.ops.rule import Shard
+
+
+def matrix_seconds(shard: Shard, device: Device) -> float:
+    if shard.op.name == "conv_general_dilated" and device.compiler == "tpu":
+        return _convolution(shard, device)
+    batch, *sizes = product_size(shard)
+    tiles = [math.ceil(n / tile) for n, tile in zip(sizes, device.matmul_tile, strict=True)]
+    padding = math.prod(k * tile / n for k, n, tile in zip(tiles, sizes, device.matmul_tile, strict=True))
+    at_once, waves = batch * tiles[0] * tiles[1], device.matmul_units
+    padding *= math.ceil(at_once / waves) * waves / at_once
+    rate = device.flops_per_second(shard.op.inputs[0].dtype) * device.matmul_efficiency
+    return shard.flops * padding / rate
+
+
+def _convolution(shard: Shard, device: Device) -> float:
+    """Seconds of the matrix unit of a TPU for a convolution.
+
+    Grouped: XLA:TPU keeps the images in lanes and multiplies per group, position of the result and of the window. Else
+    the window is taken in parts with as many dimensions of it as fill the depth of a tile, but in a kernel gradient,
+    where it is the image.
+    """
+    groups, *sizes = _groups(shard)
+    least, *tile = device.matmul_tile
+    rate = device.flops_per_second(shard.op.inputs[0].dtype) * device.matmul_efficiency
+    if groups > 1:
+        sizes = sorted(sizes)
+        tiles = (least, *tile)
+    else:
+        numbers, (_, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
+        window, made = [rhs[d] for d in numbers.rhs_spec[2:]], [out[d] for d in numbers.out_spec[2:]]
+        gradient = math.prod(window) > math.prod(made)
+        depth = rhs[numbers.rhs_spec[1]]
+        for n in reversed(window):
+            if gradient or depth * n <= tile[1]:
+                depth *= n
+        sizes = [sizes[0] * math.prod(made), sizes[1], depth]
+        tiles = (least, *tile)
+    padding = math.prod(math.ceil(n / k) * k / n for n, k in zip(sizes, tiles, strict=True) if n)
+    return shard.flops * padding / rate
+
+
+def product_size(shard: Shard) -> tuple[int, int, int, int]:
+    """Products in a batch, and the rows, columns and depth of each, on one device (at least 1)."""
+    lhs, rhs, out = (math.prod(s) for s in (shard.operand_shape(0), shard.operand_shape(1), shard.result_shape()))
+    params = shard.op.params
+    if shard.op.name == "dot_general":
+        (lhs_k, _), (lhs_b, _) = params["dimension_numbers"]
+        shape = shard.operand_shape(0)
+        batch, depth = math.prod(shape[d] for d in lhs_b), math.prod(shape[d] for d in lhs_k)
+        rows, columns = lhs // max(batch * depth, 1), rhs // max(batch * depth, 1)
+    else:
+        batch = params["feature_group_count"] * params["batch_group_count"]
+        features = shard.operand_shape(1)[params["dimension_numbers"].rhs_spec[0]]
+        rows, columns, depth = out // max(features, 1), features // batch, rhs // max(features, 1)
+    return max(batch, 1), max(rows, 1), max(columns, 1), max(depth, 1)
+
+
+def _conv_shapes(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return shard.operand_shape(0), shard.operand_shape(1), shard.result_shape()
+
+
+def _groups(shard: Shard) -> tuple[int, int, int, int]:
+    """The groups of a convolution on one device; per group its images, features made and features taken (of a kernel
+    gradient in other roles)."""
+    numbers, (lhs, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
+    images, depth = out[numbers.out_spec[0]], rhs[numbers.rhs_spec[1]]
+    groups = max(lhs[numbers.lhs_spec[1]] // max(depth, 1), 1) * max(lhs[numbers.lhs_spec[0]] // max(images, 1), 1)
+    return groups, images, rhs[numbers.rhs_spec[0]] // groups, depth
+
+
+def grouping_bytes(shard: Shard, device: Device) -> float:
+    """Bytes that go through memory to take groups and features of images apart for a grouped convolution, and to put
+    them together: a kernel gradient takes two arrays of images, the others take and make one."""
+    numbers, (lhs, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
+    groups, *_ = _groups(shard)
+    if groups == 1:
+        return 0.0
+    x, y = shard.op.inputs
+    batch, channels, *rest = (lhs[d] for d in numbers.lhs_spec)
+    if shard.op.params["feature_group_count"] > 1:
+        made, features, *more = (out[d] for d in numbers.out_spec)
+        images = [(batch, rest, channels, x), (made, more, features, shard.op.outputs[0])]
+    else:
+        features, made, *more = (rhs[d] for d in numbers.rhs_spec)
+        images = [(channels, rest, batch, x), (made, more, features, y)]
+    found = 0.0
+    for n, spatial, features, t in images:
+        apart = (n, *spatial, groups, features // groups)
+        together = stored_bytes(device, (n, *spatial, features), t.itemsize)
+        found += turning_bytes(
+            device, t.itemsize, together, stored_bytes(device, apart, t.itemsize, (0, len(apart) - 1))
+        )
+    return found
