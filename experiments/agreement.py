@@ -22,6 +22,7 @@ from compiled import SIZES, TOPOLOGIES, Case, cases, program_of
 from rich.console import Console
 from rich.table import Table
 
+from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
 from unity_jax.report.cycles import CLOCKS, estimated_cycles
 from unity_jax.report.hlo import parse
@@ -63,8 +64,12 @@ def main() -> None:
         if "memory" not in case.facts:
             failed.append(f"{case.model} on {case.topology}, {case.label}: {case.facts['error']}")
             continue
-        with console.status(f"{case.model} on {case.topology}, {case.label}"):
-            row, of_memory, of_compute = measured(case)
+        try:
+            with console.status(f"{case.model} on {case.topology}, {case.label}"):
+                row, of_memory, of_compute = measured(case)
+        except PlanError as error:  # the model or its tracing changed
+            failed.append(f"{case.model} on {case.topology}, {case.label}: {error}")
+            continue
         table.add_row(case.model, case.topology, case.label, *row)
         memory.append(of_memory)
         compute += [of_compute] if of_compute is not None else []

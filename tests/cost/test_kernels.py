@@ -55,6 +55,22 @@ def test_a_cast_of_a_weight_is_part_of_both_matmuls_on_tpu_only():
     assert shown(f, f32(8, 8), half, half, compiler="gpu") == ["convert_element_type", "dot_general", "dot_general"]
 
 
+def test_a_softmax_computes_its_exponential_twice_on_gpu_only():
+    def f(x):
+        y = jnp.exp(x)
+        return y / jnp.sum(y, axis=1, keepdims=True)
+
+    assert [s.count("exp") for s in shown(f, f32(8, 8))] == [1, 1]
+    assert sum(s.count("exp") for s in shown(f, f32(8, 8), compiler="cpu")) == 1
+
+
+def test_what_passes_a_barrier_is_in_memory():
+    def f(x):
+        return jax.lax.optimization_barrier(x * 2) + 1
+
+    assert len(shown(f, f32(8, 8))) == 2
+
+
 def test_costly_ops_are_not_computed_twice():
     def f(x, w):
         y = jnp.exp(x)
