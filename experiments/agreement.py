@@ -90,7 +90,7 @@ def main() -> None:
         try:
             with console.status(f"{case.model} on {case.topology}, {case.label}"):
                 row, of_memory, of_compute = measured(case)
-        except PlanError as error:  # compiled for another version of the program
+        except PlanError as error:  # the model or its tracing changed
             failed.append(f"{case.model} on {case.topology}, {case.label}: {error}")
             continue
         table.add_row(case.model, case.topology, case.label, *row)

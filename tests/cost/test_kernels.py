@@ -55,6 +55,37 @@ def test_a_cast_of_a_weight_is_part_of_both_matmuls_on_tpu_only():
     assert shown(f, f32(8, 8), half, half, compiler="gpu") == ["convert_element_type", "dot_general", "dot_general"]
 
 
+def test_a_softmax_computes_its_exponential_twice_on_gpu_only():
+    def f(x):
+        y = jnp.exp(x)
+        return y / jnp.sum(y, axis=1, keepdims=True)
+
+    assert [s.count("exp") for s in shown(f, f32(8, 8))] == [1, 1]
+    assert sum(s.count("exp") for s in shown(f, f32(8, 8), compiler="cpu")) == 1
+
+
+def test_a_cast_that_a_reduction_reads_is_written_on_tpu_unless_a_matmul_makes_it():
+    def f(x):
+        y = x.astype(jnp.float32)
+        return jnp.tanh(y - jnp.sum(y, axis=1, keepdims=True))
+
+    half = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+
+    def written(fn, *args):
+        made = kernels(trace(fn, args, {}).graph, "tpu")
+        return [t.dtype for k in made for t in k.writes if t.shape == (8, 8)]
+
+    assert written(lambda x: f(jax.lax.sort(x)), half) == [jnp.bfloat16, jnp.float32, jnp.float32]
+    assert written(lambda x, w: f(x @ w), half, half) == [jnp.bfloat16, jnp.float32]
+
+
+def test_what_passes_a_barrier_is_in_memory():
+    def f(x):
+        return jax.lax.optimization_barrier(x * 2) + 1
+
+    assert len(shown(f, f32(8, 8))) == 2
+
+
 def test_costly_ops_are_not_computed_twice():
     def f(x, w):
         y = jnp.exp(x)

@@ -75,6 +75,42 @@ def test_a_loop_holds_its_stack_and_one_iteration():
     assert found.peak_bytes == pytest.approx((1 + 5 + 1 + 2) * N, rel=0.01)  # argument, stack, carry, between sorts
 
 
+def test_stacks_of_one_shape_exist_from_the_first_loop_on_gpu():
+    """The second loop has its stack while the first one runs; on the CPU only from its own start."""
+
+    def f(x):
+        first = jax.lax.scan(lambda c, _: (sort(c), c), x, None, length=50)[1]
+        return jax.lax.scan(lambda c, _: (sort(c), c), sort(jnp.sum(first, 0)), None, length=50)[1].sum()
+
+    cpu = dataclasses.replace(MACHINE.device, compiler="cpu")
+    assert peak(f, f32(64, 64)).peak_bytes > 100 * N
+    assert peak(f, f32(64, 64), device=cpu).peak_bytes < 60 * N
+
+
+def test_short_lives_are_spent_on_the_chip():
+    tpu = dataclasses.replace(MACHINE.device, compiler="tpu", fast_bytes=2 * N, chip_bytes=N)
+    f = lambda x: sort(sort(sort(x)))  # noqa: E731
+    assert peak(f, f32(64, 64)).peak_bytes == 4 * N
+    assert peak(f, f32(64, 64), device=tpu).peak_bytes == 3 * N  # one of the two values between
+
+
+def test_rows_are_gathered_from_a_padded_copy():
+    """A table of four columns lies along the lanes while rows are taken from it: 32 times its size."""
+    tiled = dataclasses.replace(MACHINE.device, compiler="tpu", layout_tile=(8, 128))
+    take = lambda table, i: sort(table.at[i].get(mode="clip")).sum()  # noqa: E731
+    indices = jax.ShapeDtypeStruct((8,), jnp.int32)
+    narrow, wide = (peak(take, f32(4096, n), indices, device=tiled).peak_bytes for n in (4, 128))
+    assert narrow > 4096 * 128 * 4 + 4096 * 4 * 4
+    assert wide < 4096 * 128 * 4 * 1.1
+
+
+def test_the_batch_of_a_product_is_not_padded():
+    """256 products of 9 x 4: the batch could fill the lanes, the compiler puts 4 there."""
+    tiled = dataclasses.replace(MACHINE.device, compiler="tpu", layout_tile=(8, 128))
+    f = lambda x: jnp.sum(jax.lax.batch_matmul(sort(x), sort(x).transpose(0, 2, 1)))  # noqa: E731
+    assert peak(f, f32(256, 9, 4), device=tiled).peak_bytes > 256 * 9 * 128 * 4
+
+
 def test_what_is_alive_is_named_largest_first():
     found = peak(lambda x: (sort(sort(x)), x.sum()), f32(64, 64))
     sizes = [n for _, n in found.alive]

@@ -71,7 +71,7 @@ def test_dlrm_tables_are_sharded_and_its_mlps_data_parallel() -> None:
 
 def test_gpt_at_a_tight_limit_shards_parameters_and_state() -> None:
     free, _ = chosen("gpt", "gpt2", "h100:8", batch_size=32)
-    limit = 0.845 * free.memory.peak_bytes
+    limit = 0.9 * free.memory.peak_bytes
     tight, _ = chosen("gpt", "gpt2", "h100:8", limit, batch_size=32)
     assert tight.fits(limit)
     large = [t for t in tight.graph.inputs if t.nbytes > 2**20 and t.name.startswith("[0]")]

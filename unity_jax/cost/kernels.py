@@ -173,6 +173,7 @@ class _Fuser:
 
     def _absorb(self, outputs: set[Tensor]) -> None:
         readers = self._readers()
+        at_hand = self._at_hand() if self.fusing.epilogue else self.loops
         sources: dict[Tensor, frozenset[Tensor]] = {}  # what recomputing a tensor would read
         for op in self.graph.ops:
             above = frozenset[Tensor]().union(*(sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs))
@@ -184,11 +185,14 @@ class _Fuser:
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            apart = self.fusing.repeats and any(c not in self.loops for c in used)  # readers that no kernel joins
+            apart = self.fusing.repeats and any(c not in self.loops for c in used)  # no kernel joins the readers
             light = apart or op.name not in _COSTLY or (self.fusing.grows and self._scales(op))
-            saves = sum(t.nbytes for t in above) <= sum(t.nbytes for t in op.outputs)
-            cheap = light and (saves or (self.fusing.grows and all(c.name == "dot_general" for c in used)))
-            if len(used) == 1 or cheap or (self.fusing.grows and op.name == "convert_element_type"):
+            grown = sum(t.nbytes for t in above) > sum(t.nbytes for t in op.outputs)
+            cheap = light and (not grown or (self.fusing.grows and all(c.name == "dot_general" for c in used)))
+            cast = self.fusing.grows and op.name == "convert_element_type"
+            if cast and op not in at_hand and any(c.name in REDUCTIONS for c in used):
+                continue  # the reduction writes it for the others
+            if len(used) == 1 or cheap or cast:
                 self.absorbed.add(op)
                 sources.update((o, above) for o in op.outputs)
 
@@ -196,6 +200,19 @@ class _Fuser:
         """Whether it divides rows by a number each, which becomes a product with its inverse."""
         by = self.producer.get(op.inputs[1]) if op.name == "div" else None
         return by is not None and by.name == "broadcast_in_dim"
+
+    def _at_hand(self) -> set[Op]:
+        """The ops whose operands a compiler that fuses epilogues has at hand: those of a chain that begins with a
+        matmul or with arguments, where nothing else reads what lies between."""
+        found: set[Op] = set()
+        for op in self.graph.ops:
+            size = _elements(op.outputs[0]) if op.outputs else 0
+            whole = [(t, self.graph.producer.get(t)) for t in op.inputs if t.literal is None and _elements(t) == size]
+            made = [(t, p) for t, p in whole if p is not None]
+            chained = any(p.name in PRODUCTS or (p in found and len(self.consumers[t]) == 1) for t, p in made)
+            if (op in self.loops or is_alias(op)) and (chained or not made):
+                found.add(op)
+        return found
 
     def _readers(self) -> Callable[[Tensor], list[Op]]:
         """The ops that read a tensor, through aliases."""

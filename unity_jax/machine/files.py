@@ -225,6 +225,7 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "unfused_per_second": _at_least_zero,
     "fast_bytes": _at_least_zero,
     "fast_bandwidth": _at_least_zero,
+    "chip_bytes": _at_least_zero,
     "contention": _contention,
     "asynchronous": _kinds,
 }
