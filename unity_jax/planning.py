@@ -23,7 +23,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, from_record, make_plan
 from unity_jax.program import Program, trace
 from unity_jax.rewrite.emit import CannotEmit
-from unity_jax.rewrite.library import library
+from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.record import replay
 from unity_jax.search import joint
 from unity_jax.search.assemble import RuleCache
@@ -99,7 +99,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         known_plan = cache.load(path, program.hash)
         if known_plan is not None:
             return rebuild(program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked)
-    found = joint.plan(program, machine, limit, wanted, meshes, library())
+    found = joint.plan(program, machine, limit, wanted, meshes, applicable())
     best = found.candidate
     plan = make_plan(found.program, _with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
     if path is not None:
@@ -116,7 +116,7 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
         raise PlanError(f"the plan is for the mesh ({saved.axes}), mesh= is ({axes}): plan again, or drop mesh=")
     if saved.rewrites:
         try:
-            program = program.rewritten(replay(program.graph, saved.rewrites, library()), saved.rewrites)
+            program = program.rewritten(replay(program.graph, saved.rewrites, applicable()), saved.rewrites)
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
     decisions = from_record(program.graph, saved.record)

@@ -26,8 +26,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
-from unity_jax.rewrite.find import is_applicable
-from unity_jax.rewrite.library import library
+from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.record import graphs, with_graph
 from unity_jax.rewrite.sites import Finder, rewrite
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
@@ -94,11 +93,10 @@ class Case:
     def rewritten(self, rng: random.Random, steps: int) -> tuple[Case, list[str]]:
         """The same function with some places of its graph rewritten by rules of the library, and the rules' names."""
         program, done = self.program, []
-        rules = [r for r in library() if is_applicable(r)]
         for _ in range(steps):
             path, graph, _ = rng.choice(list(graphs(program.graph)))
             finder = Finder(graph, lambda op: 1.0)
-            places = list(finder.places(rules))
+            places = list(finder.places(applicable()))
             made = rewrite(finder, rng.choice(places)) if places else None
             if made is not None:
                 program = program.rewritten(with_graph(program.graph, path, made[0]), ())

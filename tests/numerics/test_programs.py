@@ -1,4 +1,4 @@
-"""Random programs, rewritten and planned at random, agree with the unsharded run; every strategy of every rule is run."""
+"""Random programs, rewritten and planned at random, agree with the unsharded run; each strategy of each rule is run."""
 
 import functools
 import random

@@ -10,12 +10,11 @@ from tests.numerics.harness import errors
 from tests.rewrite.steps import STEPS
 from unity_jax import _compat
 from unity_jax.program import trace
-from unity_jax.rewrite.find import is_applicable
-from unity_jax.rewrite.library import library
+from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.record import Rewrite, graphs, replay, with_graph
 from unity_jax.rewrite.sites import Finder, fingerprint, rewrite
 
-RULES = [r for r in library() if is_applicable(r)]
+RULES = applicable()
 
 
 def evaluate(graph, arrays):

@@ -84,24 +84,27 @@ def branches(params, batch):
 
 def test_sibling_convolutions_of_an_inception_block_are_merged():
     params = [Shape((1, 1, 192, n), BF16) for n in (64, 48, 64)]
-    found = plan(branches, params, {"x": Shape((256, 35, 35, 192), BF16)})
-    forward = [op for op in ops(found, "conv_general_dilated") if not op.backward]
-    assert sorted(op.outputs[0].shape[-1] for op in forward) == [176]
+    batch = {"x": Shape((256, 35, 35, 192), BF16)}
+    found = plan(branches, params, batch)
+    assert len(ops(found, "conv_general_dilated")) < 6  # three, and the gradients of their kernels
+    assert found.predicted.step_seconds < 0.9 * unrewritten(branches, params, batch)
 
 
 def adapters(params, batch):
+    """Frozen weights (they are part of the batch), trained low-rank additions."""
     x = batch["x"]
-    for w, down, up in params:
+    for w, (down, up) in zip(batch["frozen"], params, strict=True):
         x = jnp.tanh(x @ w + x @ (down @ up))
     return (x.astype(F32) ** 2).mean()
 
 
-def test_low_rank_adapters_are_never_multiplied_out():
-    params = [(Shape((4096, 4096), BF16), Shape((4096, 16), BF16), Shape((16, 4096), BF16))] * 2
-    batch = {"x": Shape((512, 4096), BF16)}
+def test_low_rank_adapters_are_reassociated():
+    params = [(Shape((4096, 16), BF16), Shape((16, 4096), BF16))] * 2
+    batch = {"x": Shape((512, 4096), BF16), "frozen": [Shape((4096, 4096), BF16)] * 2}
     found = plan(adapters, params, batch)
-    assert found.rewrites
-    assert found.predicted.step_seconds < 0.95 * unrewritten(adapters, params, batch)
+    products = [t.shape for op in ops(found, "dot_general") for t in op.outputs]
+    assert (4096, 4096) not in products  # neither the product of the factors nor its gradient
+    assert found.predicted.step_seconds < 0.9 * unrewritten(adapters, params, batch)
 
 
 def test_a_plan_with_rewrites_is_saved_loaded_and_the_same_again(tmp_path):

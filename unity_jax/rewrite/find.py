@@ -7,17 +7,20 @@ harm, because every op of the language works on each index of a dimension that i
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Op, Tensor
 from unity_jax.rewrite.language import PARALLEL, Dim, Term
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import Dims, Ids, Seen, Selection, Value, View
+from unity_jax.rewrite.view import SEEN, Dims, Ids, Seen, Selection, Value, View
 
 COMMUTATIVE = frozenset({"dot", "add", "mul"})
-_UNSEEN = PARALLEL | {"split", "merge"}
+_UNSEEN = PARALLEL | {"split", "merge", "onehot", "window", "zeros", "ones", "broadcast", "transpose"}
+_FUSED = frozenset("add sub mul neg f g h convert".split())
 
 
 @dataclass
@@ -31,7 +34,7 @@ class Match:
     symbols: dict[str, Op] = field(default_factory=dict)
     terms: dict[Term, tuple[Value, Seen]] = field(default_factory=dict)
     roots: tuple[Value, ...] = ()
-    named: tuple[tuple[Dim, Ids], ...] = ()
+    named: tuple[tuple[tuple[Dim, ...], Ids], ...] = ()  # names that stand for these dimensions together
     along: dict[Dim, int] = field(
         default_factory=dict
     )  # of a name for several dimensions, the one that is concatenated
@@ -53,16 +56,38 @@ class Match:
 
 
 def is_applicable(rule: Rule) -> bool:
-    """Whether the rule is about what a traced program holds: layouts, which the search chooses, are no part of it."""
-    return not rule.when and not any(
-        t.op in _UNSEEN for side in (rule.source, rule.target) for r in side for t in r.walk()
+    """Whether the rule is about what a traced program holds: layouts, which the search chooses, are no part of it.
+
+    Row numbers are taken as they are, and what XLA fuses anyway is left to it.
+    """
+    every = [t for side in (rule.source, rule.target) for r in side for t in r.walk()]
+    numbers = [t for t in every if t.type.ids is not None]
+    return (
+        not rule.when
+        and not rule.unbound
+        and not any(t.op in _UNSEEN for t in every)
+        and not any(t.op for t in numbers)
+        and all(r.op for r in rule.source)
+        and any(t.op and t.op not in _FUSED for t in every)
+        and not all(r.op in COMMUTATIVE and not any(a.op for a in r.args) for r in (*rule.source, *rule.target))
     )
+
+
+def both_ways(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules of a library as they can be applied: from left to right, and back (`name, back`)."""
+    found = []
+    for rule in rules:
+        found.append(rule)
+        known = {t for r in rule.target for t in r.walk() if not t.op}
+        if set(rule.given) <= known:
+            found.append(dataclasses.replace(rule, name=f"{rule.name}, back", source=rule.target, target=rule.source))
+    return tuple(r for r in found if is_applicable(r))
 
 
 def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
     """Every way in which `root` is the first result of the rule's source."""
-    if view.source(root) is not root:
-        return  # found where it is made
+    if view.source(root) is not root or not _may_be(rule.source[0], root, view):
+        return  # relabelled values are found where they are made
     for found in _roots(rule.source, (), root, Match(rule, Dims()), view):
         if _complete(found):
             yield found
@@ -82,6 +107,23 @@ def _roots(terms: Sequence[Term], used: tuple[Tensor, ...], root: Tensor, match:
         for other in near:
             if other not in taken:
                 yield from _roots(rest, taken, other, found.copy(), view)
+
+
+def _may_be(term: Term, t: Tensor, view: View) -> bool:
+    """Whether the ops that make a tensor are those of a term, at a glance."""
+    if not term.op:
+        return True
+    op = view.maker.get(view.source(t))
+    if op is None or op.bodies:
+        return False
+    wanted = "f" if term.op == "g" else term.op
+    if wanted in ("f", "h"):
+        return is_pointwise(op) and _any_may_be(term, op, view)
+    return wanted in SEEN.get(op.name, ()) and _any_may_be(term, op, view)
+
+
+def _any_may_be(term: Term, op: Op, view: View) -> bool:
+    return all(not a.op or any(_may_be(a, t, view) for t in op.inputs) for a in term.args)
 
 
 def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match]:
@@ -149,32 +191,30 @@ def _attributes(term: Term, seen: Seen, match: Match) -> bool:
         named = term.attrs[0]
         assert isinstance(named, Dim)
         bound = zip((named, *named.parts), (whole, *parts), strict=len(parts) == len(named.parts))
-        return len(parts) == len(named.parts) and all(_bind(n, (i,), match) for n, i in bound)
+        return len(parts) == len(named.parts) and all(_bind((n,), (i,), match) for n, i in bound)
     if term.op in ("slice", "pad"):
         (whole, part), which = seen.attrs
         named = term.attrs[0]
         assert isinstance(named, Dim)
         if which != term.attrs[1] or len(named.parts) != 2:
             return False
-        return _bind(named, (whole,), match) and _bind(named.parts[which], (part,), match)
+        return _bind((named,), (whole,), match) and _bind((named.parts[which],), (part,), match)
     if term.op == "unstack":
-        return seen.attrs[1] == term.attrs[1] and _bind(term.attrs[0], seen.attrs[0], match)
+        return seen.attrs[1] == term.attrs[1] and _bind(term.attrs[:1], seen.attrs[0], match)
     return _reduced(term, seen, match)
 
 
 def _reduced(term: Term, seen: Seen, match: Match) -> bool:
-    """Attributes that each name a set of dimensions: one name for all of them, or a name each."""
+    """Attributes that name sets of dimensions: each its own, or all together one."""
     if len(term.attrs) == len(seen.attrs):
-        return all(_bind(name, ids, match) for name, ids in zip(term.attrs, seen.attrs, strict=True))
-    (ids,) = seen.attrs
-    return len(term.attrs) == len(ids) and all(_bind(n, (i,), match) for n, i in zip(term.attrs, ids, strict=True))
+        return all(_bind((name,), ids, match) for name, ids in zip(term.attrs, seen.attrs, strict=True))
+    return len(seen.attrs) == 1 and _bind(term.attrs, seen.attrs[0], match)
 
 
-def _bind(name: Dim | int, ids: Ids, match: Match) -> bool:
-    """Note that a name stands for these dimensions here; whether it can is known when all operands are."""
-    assert isinstance(name, Dim)
-    match.named = (*match.named, (name, ids))
-    return bool(ids)
+def _bind(names: Sequence[Dim | int], ids: Ids, match: Match) -> bool:
+    """Note what names stand for here; whether they can is known when all operands are."""
+    match.named = (*match.named, (tuple(n for n in names if isinstance(n, Dim)), ids))
+    return bool(ids) or not names
 
 
 def _selection(term: Term, seen: Seen, match: Match) -> bool:
@@ -182,7 +222,7 @@ def _selection(term: Term, seen: Seen, match: Match) -> bool:
     if numbers.op or numbers.type.ids is None:
         return False
     *added, rows = seen.attrs
-    if not _bind(numbers.type.ids, rows, match):
+    if not _bind((numbers.type.ids,), rows, match):
         return False
     if added and not _reduced(term, seen._replace(attrs=tuple(added)), match):
         return False
@@ -223,11 +263,14 @@ def _complete(match: Match) -> bool:
     has = {v.name: match.dims.all(_value(match, v).ids) for v in variables}
     if any(len(set(ids)) < len(ids) for ids in has.values()):
         return False  # a diagonal
-    bound = {i for name in match.names for i in match.ids(name)}
     declared = {name: frozenset(v.name for v in variables if name in v.type.dims) for name in _names(variables)}
     occurs: dict[int, frozenset[str]] = {
         i: frozenset(n for n, ids in has.items() if i in ids) for i in itertools.chain(*has.values())
     }
+    for names, ids in match.named:
+        if len(names) != 1 and not _together(names, set(match.dims.all(ids)), declared, occurs, match):
+            return False
+    bound = {i for name in match.names for i in match.ids(name)}
     for name, where in declared.items():
         if name in match.names:
             if any(occurs.get(i, where) != where for i in match.ids(name)):
@@ -237,11 +280,30 @@ def _complete(match: Match) -> bool:
     return _concatenated(match)
 
 
+def _together(
+    names: Sequence[Dim],
+    ids: set[int],
+    declared: Mapping[Dim, frozenset[str]],
+    occurs: Mapping[int, frozenset[str]],
+    match: Match,
+) -> bool:
+    """Distribute dimensions over the names that stand for them together, by the variables that have them."""
+    known = {i for name in names if name in match.names for i in match.ids(name)}
+    if not known <= ids:
+        return False
+    for name in names:
+        if name not in match.names:
+            match.names[name] = tuple(sorted(i for i in ids - known if occurs.get(i) == declared.get(name)))
+            known |= match.ids(name)
+    return known == ids
+
+
 def _named(match: Match) -> bool:
-    """Whether each name stands for the same dimensions wherever an op names it; those that no operand joins are united
-    in order."""
+    """Whether each name stands for the same dimensions wherever an op names it alone; those that no operand joins are
+    united in order."""
+    alone = [(names[0], ids) for names, ids in match.named if len(names) == 1]
     for one_at_a_time in (True, False):
-        for name, ids in match.named:
+        for name, ids in alone:
             known = match.names.setdefault(name, ids)
             if len(known) != len(ids):
                 return False
@@ -278,7 +340,9 @@ def _value(match: Match, variable: Term) -> Value:
 
 
 def _shared(match: Match, variables: Sequence[Term]) -> bool:
-    """Unite, in order, dimensions of variables that the rule says to share though no op of the source joins them."""
+    """Unite, in order, dimensions that variables of several results share by the rule, though no op joins them."""
+    if len(match.rule.source) == 1:
+        return True
     for a, b in itertools.combinations(variables, 2):
         ids = {v.name: match.dims.all(_value(match, v).ids) for v in variables}
         bound = {i for name in match.names for i in match.ids(name)}

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -43,6 +43,29 @@ class Dim:
             yield self.name
         for d in self.parts:
             yield from d.names()
+
+    def renamed(self, names: Mapping[str, Dim]) -> Dim:
+        """With other dimensions for some of its names."""
+        return Dim(self.name, tuple(p.renamed(names) for p in self.parts)) if self.parts else names.get(self.name, self)
+
+
+def unified(a: Dim, b: Dim) -> dict[str, Dim] | None:
+    """The dimensions to put for names to make two dimensions the same, none if nothing does (J. A. Robinson, 1965)."""
+    if a.parts and b.parts:
+        if (a.name, len(a.parts)) != (b.name, len(b.parts)):
+            return None
+        made: dict[str, Dim] = {}
+        for x, y in zip(a.parts, b.parts, strict=True):
+            inner = unified(x.renamed(made), y.renamed(made))
+            if inner is None:
+                return None
+            made = {n: d.renamed(inner) for n, d in made.items()} | inner
+        return made
+    if a.parts:
+        a, b = b, a
+    if a == b:
+        return {}
+    return None if a.name in b.names() else {a.name: b}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +137,17 @@ def apply(op: str, *args: Term, attrs: Sequence[Dim | int] = ()) -> Term:
         raise RuleError(f"{shown}: operands lie on different device axes")
     try:
         found = _checked(infer(tuple(a.type for a in args), tuple(attrs)), shown)
-    except (IndexError, TypeError, AttributeError) as error:
+    except RuleError:
+        raise
+    except (IndexError, TypeError, AttributeError, ValueError) as error:
         raise RuleError(f"{shown}: wrong attributes") from error
     return Term(op, args, tuple(attrs), found)
 
 
 def _checked(type: Type, where: str) -> Type:
     for group in (type.dims, type.devices):
+        if not all(isinstance(d, Dim) for d in group):
+            raise RuleError(f"{where}: a dimension has a name")
         if twice := next((d for i, d in enumerate(group) if d in group[:i]), None):
             raise RuleError(f"{where}: dimension {twice} appears twice")
     return type
@@ -144,7 +171,9 @@ def _place(x: Type, dim: Dim | int) -> int:
 
 def _replaced(x: Type, dim: Dim, by: Sequence[Dim]) -> Type:
     at = _place(x, dim)
-    return dataclasses.replace(x, dims=(*x.dims[:at], *by, *x.dims[at + 1 :]))
+    dims = (*x.dims[:at], *by, *x.dims[at + 1 :])
+    _need(len(set(dims)) == len(dims), f"{x} has {', '.join(map(str, by))} already")
+    return dataclasses.replace(x, dims=dims)
 
 
 def _values(*types: Type) -> None:
@@ -153,12 +182,9 @@ def _values(*types: Type) -> None:
 
 
 def _pointwise(types: Types, attrs: Attrs) -> Type:
-    """Operands have the dimensions of the largest, or some of them."""
+    """The dimensions of all operands; each is repeated along those that it lacks."""
     _values(*types)
-    widest = max(types, key=lambda t: len(t.dims))
-    for x in types:
-        _need(set(x.dims) <= set(widest.dims), f"{x} has dimensions that {widest} lacks")
-    return widest
+    return Type(tuple(dict.fromkeys(d for x in types for d in x.dims)), types[0].devices)
 
 
 def _dot(types: Types, attrs: Attrs) -> Type:
@@ -181,6 +207,17 @@ def _conv(types: Types, attrs: Attrs) -> Type:
     return Type((*(d for d in x.dims if d != c), *free), x.devices)
 
 
+def _window(types: Types, attrs: Attrs) -> Type:
+    """`window(x; h, r)`: what a window of `r` sees at each place of `h`, zeros around."""
+    _values(*types)
+    (x,), (h, r) = types, attrs
+    return _replaced(x, h, [h, r])  # type: ignore[arg-type,list-item]
+
+
+def _zeros(types: Types, attrs: Attrs) -> Type:
+    return Type(attrs)  # type: ignore[arg-type]
+
+
 def _reduction(types: Types, attrs: Attrs) -> Type:
     (x,) = types
     _values(x)
@@ -191,7 +228,7 @@ def _reduction(types: Types, attrs: Attrs) -> Type:
 
 
 def _broadcast(types: Types, attrs: Attrs) -> Type:
-    return Type((*types[0].dims, *attrs), types[0].devices)  # type: ignore[arg-type]
+    return dataclasses.replace(types[0], dims=(*types[0].dims, *attrs))  # type: ignore[arg-type]
 
 
 def _transpose(types: Types, attrs: Attrs) -> Type:
@@ -209,6 +246,7 @@ def _sum_of(attrs: Attrs) -> tuple[Dim, tuple[Dim, ...]]:
 def _concat(types: Types, attrs: Attrs) -> Type:
     whole, parts = _sum_of(attrs)
     _need(len(parts) == len(types), f"{len(types)} operands for {whole}")
+    _need(not any(whole in x.dims for x in types), f"an operand already has {whole}")
     found = {_replaced(x, part, [whole]) for x, part in zip(types, parts, strict=True)}
     _need(len({(frozenset(t.dims), t.ids) for t in found}) == 1, "operands differ in other dimensions")
     return _replaced(types[0], parts[0], [whole])
@@ -228,12 +266,13 @@ def _pad(types: Types, attrs: Attrs) -> Type:
 
 def _stack(types: Types, attrs: Attrs) -> Type:
     """Operands of one type along a new first dimension, whose size is their number."""
+    _need(not attrs[0].parts, f"{attrs[0]} is not a name")  # type: ignore[union-attr]
     _need(len({(frozenset(t.dims), t.ids) for t in types}) == 1, "operands differ in their types")
     return dataclasses.replace(types[0], dims=(attrs[0], *types[0].dims))  # type: ignore[arg-type]
 
 
 def _unstack(types: Types, attrs: Attrs) -> Type:
-    _need(isinstance(attrs[1], int), "the second attribute is a number")
+    _need(isinstance(attrs[1], int) and not attrs[0].parts, "takes a name and a number")  # type: ignore[union-attr]
     return _replaced(types[0], attrs[0], [])  # type: ignore[arg-type]
 
 
@@ -258,8 +297,15 @@ def _merge(types: Types, attrs: Attrs) -> Type:
 def _take(types: Types, attrs: Attrs) -> Type:
     """`take(x, i)`: rows of `x` by number; dimensions that both have are a batch."""
     x, i = types
-    _need(i.ids is not None, f"{i} holds no row numbers")
+    _need(i.ids is not None and i.ids not in i.dims, f"{i} holds no numbers of rows elsewhere")
     return _replaced(x, i.ids, [d for d in i.dims if d not in x.dims])  # type: ignore[arg-type]
+
+
+def _onehot(types: Types, attrs: Attrs) -> Type:
+    """One at each row number, zero elsewhere."""
+    (i,) = types
+    _need(i.ids is not None and i.ids not in i.dims, f"{i} holds no numbers of rows elsewhere")
+    return Type((*i.dims, i.ids), i.devices)  # type: ignore[arg-type]
 
 
 def _put(types: Types, attrs: Attrs) -> Type:
@@ -267,7 +313,7 @@ def _put(types: Types, attrs: Attrs) -> Type:
     batch."""
     u, i = types
     _values(u)
-    _need(i.ids is not None, f"{i} holds no row numbers")
+    _need(i.ids is not None and i.ids not in i.dims, f"{i} holds no numbers of rows elsewhere")
     _need(bool(attrs) and set(attrs) <= set(i.dims) <= set(u.dims), f"rows of {u} by the numbers {i}")
     return Type((*(d for d in u.dims if d not in attrs), i.ids), u.devices)  # type: ignore[arg-type]
 
@@ -280,7 +326,9 @@ def _scatter(types: Types, attrs: Attrs) -> Type:
 
 
 def _partition(types: Types, attrs: Attrs) -> Type:
-    """`p*n` cut into blocks, one per device of `p`."""
+    """`p*n` cut into blocks, one per device of `p`; a plain `p` gives each device one element."""
+    if attrs[0] in types[0].dims and not attrs[0].parts:  # type: ignore[union-attr]
+        return _on(_replaced(types[0], attrs[0], []), attrs[0])  # type: ignore[arg-type]
     whole, p, n = _multiple(attrs)
     return _on(_replaced(types[0], whole, [n]), p)
 
@@ -314,6 +362,8 @@ def _off(x: Type, p: Dim | int) -> Type:
 OPS: dict[str, tuple[Callable[[Types, Attrs], Type], int | None]] = {
     "dot": (_dot, 2),
     "conv": (_conv, 2),
+    "window": (_window, 1),
+    "zeros": (_zeros, 0),
     "add": (_pointwise, 2),
     "sub": (_pointwise, 2),
     "mul": (_pointwise, 2),
@@ -334,6 +384,7 @@ OPS: dict[str, tuple[Callable[[Types, Attrs], Type], int | None]] = {
     "split": (_split, 1),
     "merge": (_merge, 1),
     "take": (_take, 2),
+    "onehot": (_onehot, 1),
     "put": (_put, 2),
     "scatter": (_scatter, 3),
     "partition": (_partition, 1),

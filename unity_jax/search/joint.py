@@ -21,7 +21,6 @@ from unity_jax.machine.network import slowest
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.rewrite.find import is_applicable
 from unity_jax.rewrite.record import Path, Rewrite, graph_at, graphs, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite, roofline
@@ -78,7 +77,7 @@ def plan(
 
 class _Search:
     def __init__(self, planner: Planner, rules: Sequence[Rule]) -> None:
-        self.planner, self.rules = planner, [r for r in rules if is_applicable(r)]
+        self.planner, self.rules = planner, rules
         self.seconds = roofline(planner.machine.device, lambda op: planner.rules(op).flops)
         self.most = WORSE - 1
         self.known: dict[object, int] = {}
