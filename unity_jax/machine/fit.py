@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 
 from unity_jax.cost.communication import collective_seconds
 from unity_jax.cost.compute import Work
-from unity_jax.cost.levels import line
+from unity_jax.cost.levels import lines
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.measure import COLLECTIVES, COPIES, Sample
@@ -77,8 +77,8 @@ def fit_level(samples: Sequence[Sample], level: Level, overhead: float) -> Level
 def level_row(level: Level, sample: Sample) -> tuple[float, float]:
     """A collective among all members of a level: seconds for each second of latency, and for each second per byte."""
     group = np.arange(level.size)[None]
-    hops, _ = line((replace(level, latency=1.0, bandwidth=1.0),), sample.kind, group)
-    _, per_byte = line((replace(level, latency=0.0, bandwidth=1.0),), sample.kind, group)
+    hops, _ = lines((replace(level, latency=1.0, bandwidth=1.0),), sample.kind, group)[0]
+    _, per_byte = lines((replace(level, latency=0.0, bandwidth=1.0),), sample.kind, group)[0]
     return hops, per_byte * sample.nbytes
 
 
