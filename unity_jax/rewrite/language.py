@@ -258,7 +258,7 @@ def _merge(types: Types, attrs: Attrs) -> Type:
 def _take(types: Types, attrs: Attrs) -> Type:
     """`take(x, i)`: rows of `x` by number; dimensions that both have are a batch."""
     x, i = types
-    _need(i.ids is not None, f"{i} holds no row numbers")
+    _need(i.ids is not None and i.ids not in i.dims, f"{i} holds no numbers of rows elsewhere")
     return _replaced(x, i.ids, [d for d in i.dims if d not in x.dims])  # type: ignore[arg-type]
 
 
@@ -267,7 +267,7 @@ def _put(types: Types, attrs: Attrs) -> Type:
     batch."""
     u, i = types
     _values(u)
-    _need(i.ids is not None, f"{i} holds no row numbers")
+    _need(i.ids is not None and i.ids not in i.dims, f"{i} holds no numbers of rows elsewhere")
     _need(bool(attrs) and set(attrs) <= set(i.dims) <= set(u.dims), f"rows of {u} by the numbers {i}")
     return Type((*(d for d in u.dims if d not in attrs), i.ids), u.devices)  # type: ignore[arg-type]
 
