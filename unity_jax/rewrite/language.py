@@ -181,6 +181,17 @@ def _conv(types: Types, attrs: Attrs) -> Type:
     return Type((*(d for d in x.dims if d != c), *free), x.devices)
 
 
+def _window(types: Types, attrs: Attrs) -> Type:
+    """`window(x; h, r)`: what a window of `r` sees at each place of `h`, zeros around."""
+    _values(*types)
+    (x,), (h, r) = types, attrs
+    return _replaced(x, h, [h, r])  # type: ignore[arg-type,list-item]
+
+
+def _zeros(types: Types, attrs: Attrs) -> Type:
+    return Type(attrs)  # type: ignore[arg-type]
+
+
 def _reduction(types: Types, attrs: Attrs) -> Type:
     (x,) = types
     _values(x)
@@ -209,6 +220,7 @@ def _sum_of(attrs: Attrs) -> tuple[Dim, tuple[Dim, ...]]:
 def _concat(types: Types, attrs: Attrs) -> Type:
     whole, parts = _sum_of(attrs)
     _need(len(parts) == len(types), f"{len(types)} operands for {whole}")
+    _need(not any(whole in x.dims for x in types), f"an operand already has {whole}")
     found = {_replaced(x, part, [whole]) for x, part in zip(types, parts, strict=True)}
     _need(len({(frozenset(t.dims), t.ids) for t in found}) == 1, "operands differ in other dimensions")
     return _replaced(types[0], parts[0], [whole])
@@ -260,6 +272,13 @@ def _take(types: Types, attrs: Attrs) -> Type:
     x, i = types
     _need(i.ids is not None and i.ids not in i.dims, f"{i} holds no numbers of rows elsewhere")
     return _replaced(x, i.ids, [d for d in i.dims if d not in x.dims])  # type: ignore[arg-type]
+
+
+def _onehot(types: Types, attrs: Attrs) -> Type:
+    """One at each row number, zero elsewhere."""
+    (i,) = types
+    _need(i.ids is not None and i.ids not in i.dims, f"{i} holds no numbers of rows elsewhere")
+    return Type((*i.dims, i.ids), i.devices)  # type: ignore[arg-type]
 
 
 def _put(types: Types, attrs: Attrs) -> Type:
@@ -314,6 +333,8 @@ def _off(x: Type, p: Dim | int) -> Type:
 OPS: dict[str, tuple[Callable[[Types, Attrs], Type], int | None]] = {
     "dot": (_dot, 2),
     "conv": (_conv, 2),
+    "window": (_window, 1),
+    "zeros": (_zeros, 0),
     "add": (_pointwise, 2),
     "sub": (_pointwise, 2),
     "mul": (_pointwise, 2),
@@ -334,6 +355,7 @@ OPS: dict[str, tuple[Callable[[Types, Attrs], Type], int | None]] = {
     "split": (_split, 1),
     "merge": (_merge, 1),
     "take": (_take, 2),
+    "onehot": (_onehot, 1),
     "put": (_put, 2),
     "scatter": (_scatter, 3),
     "partition": (_partition, 1),
