@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from unity_jax.rewrite.language import Dim, RuleError, Term, Type, apply, variable
+from unity_jax.rewrite.language import Dim, RuleError, Term, Type, apply, unified, variable
 from unity_jax.rewrite.rule import Rule, make_rule
 
 RING = """
@@ -61,6 +61,7 @@ take-put: x[v] i[]<v: take(x, i) = sum(mul(x, onehot(i)); v)
 take-take: x[v,w] i[]<v j[]<w: take(take(x, i), j) = take(take(x, j), i)
 take-onehot: i[n]<v j[]<n: take(onehot(i), j) = onehot(take(i, j))
 window-zero: : window(zeros(; h); h, r) = zeros(; h, r)
+window-one: x[h]: window(x; h, r) = broadcast(x; r) where r == 1
 window-mul-constant: x[h] y[]: window(mul(x, y); h, r) = mul(window(x; h, r), y) where y lacks h
 window-take: x[h,v] i[]<v: take(window(x; h, r), i) = window(take(x, i); h, r) where i lacks h
 """
@@ -135,7 +136,7 @@ class Axiom:
         yield framed
         for pair in _pairs(self.rule):
             if pair not in self.distinct:
-                names = _unified(*pair) or {}
+                names = unified(*pair) or {}
                 same = _instance(self.rule, every, names, Dim("frame")) or _instance(self.rule, {}, names)
                 assert same is not None
                 yield same
@@ -157,7 +158,7 @@ def _axiom(line: str) -> Axiom:
         for v, d in itertools.product(rule.given, _dims(rule))
         if d not in v.type.dims and ((v.name, str(d)) in lacks or _instance(rule, {v.name: (d,)}, {}) is None)
     ]
-    distinct = [pair for pair in _pairs(rule) if _instance(rule, {}, _unified(*pair) or {}) is None]
+    distinct = [pair for pair in _pairs(rule) if _instance(rule, {}, unified(*pair) or {}) is None]
     return Axiom(rule, tuple(free), tuple(distinct))
 
 
@@ -182,31 +183,7 @@ def _dims(rule: Rule) -> tuple[Dim, ...]:
 
 def _pairs(rule: Rule) -> Iterator[tuple[Dim, Dim]]:
     """Dimensions that might coincide when an axiom is used."""
-    return (p for p in itertools.combinations(_dims(rule), 2) if _unified(*p) is not None)
-
-
-def _unified(a: Dim, b: Dim) -> dict[str, Dim] | None:
-    """What makes two dimensions the same, if anything does."""
-    if a.parts and b.parts:
-        if (a.name, len(a.parts)) != (b.name, len(b.parts)):
-            return None
-        made: dict[str, Dim] = {}
-        for x, y in zip(a.parts, b.parts, strict=True):
-            inner = _unified(renamed(x, made), renamed(y, made))
-            if inner is None:
-                return None
-            made = {n: renamed(d, inner) for n, d in made.items()} | inner
-        return made
-    if a.parts:
-        a, b = b, a
-    if a == b:
-        return {}
-    return None if a.name in b.names() else {a.name: b}
-
-
-def renamed(d: Dim, names: Mapping[str, Dim]) -> Dim:
-    """A dimension with other dimensions for some of its names."""
-    return Dim(d.name, tuple(renamed(p, names) for p in d.parts)) if d.parts else names.get(d.name, d)
+    return (p for p in itertools.combinations(_dims(rule), 2) if unified(*p) is not None)
 
 
 def _instance(
@@ -219,12 +196,12 @@ def _instance(
     def visit(t: Term) -> Term:
         if t not in made:
             if t.op:
-                attrs = [renamed(a, names) if isinstance(a, Dim) else a for a in t.attrs]
+                attrs = [a.renamed(names) if isinstance(a, Dim) else a for a in t.attrs]
                 extra = [frame] if frame and t.op == "zeros" else []
                 made[t] = apply(t.op, *map(visit, t.args), attrs=[*attrs, *extra])
             else:
-                dims = (*(renamed(d, names) for d in t.type.dims), *more.get(t.name, ()))
-                ids = renamed(t.type.ids, names) if t.type.ids else None
+                dims = (*(d.renamed(names) for d in t.type.dims), *more.get(t.name, ()))
+                ids = t.type.ids.renamed(names) if t.type.ids else None
                 made[t] = variable(t.name, Type(dims, ids=ids))
         return made[t]
 

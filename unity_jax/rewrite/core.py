@@ -84,7 +84,7 @@ _DEFINITIONS: dict[str, Callable[..., Term]] = {
     "put": _put,
     "scatter": _scatter,
     "pad": _pad,
-    "partition": lambda t, x: apply("split", x, attrs=t.attrs),
+    "partition": lambda t, x: apply("split", x, attrs=t.attrs) if t.attrs[0].parts else x,
     "combine": lambda t, x: apply("merge", x, attrs=t.attrs),
     "replicate": lambda t, x: _wide(x, {t.attrs[0]: None}),
     "reduce": lambda t, x: apply("sum", x, attrs=t.attrs),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -43,6 +43,29 @@ class Dim:
             yield self.name
         for d in self.parts:
             yield from d.names()
+
+    def renamed(self, names: Mapping[str, Dim]) -> Dim:
+        """With other dimensions for some of its names."""
+        return Dim(self.name, tuple(p.renamed(names) for p in self.parts)) if self.parts else names.get(self.name, self)
+
+
+def unified(a: Dim, b: Dim) -> dict[str, Dim] | None:
+    """The dimensions to put for names to make two dimensions the same, none if nothing does (J. A. Robinson, 1965)."""
+    if a.parts and b.parts:
+        if (a.name, len(a.parts)) != (b.name, len(b.parts)):
+            return None
+        made: dict[str, Dim] = {}
+        for x, y in zip(a.parts, b.parts, strict=True):
+            inner = unified(x.renamed(made), y.renamed(made))
+            if inner is None:
+                return None
+            made = {n: d.renamed(inner) for n, d in made.items()} | inner
+        return made
+    if a.parts:
+        a, b = b, a
+    if a == b:
+        return {}
+    return None if a.name in b.names() else {a.name: b}
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +322,9 @@ def _scatter(types: Types, attrs: Attrs) -> Type:
 
 
 def _partition(types: Types, attrs: Attrs) -> Type:
-    """`p*n` cut into blocks, one per device of `p`."""
+    """`p*n` cut into blocks, one per device of `p`; a plain `p` gives each device one element."""
+    if attrs[0] in types[0].dims and not attrs[0].parts:  # type: ignore[union-attr]
+        return _on(_replaced(types[0], attrs[0], []), attrs[0])  # type: ignore[arg-type]
     whole, p, n = _multiple(attrs)
     return _on(_replaced(types[0], whole, [n]), p)
 

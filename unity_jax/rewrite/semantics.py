@@ -41,10 +41,11 @@ class Arithmetic:
 
 def _mix(x: Array, salt: int) -> Array:
     """The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), modulo the prime."""
-    z = x.astype(np.uint64) + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) % np.uint64(PRIME)).astype(np.int64)
+    with np.errstate(over="ignore"):  # modulo 2^64 is meant
+        z = x.astype(np.uint64) + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((z ^ (z >> np.uint64(31))) % np.uint64(PRIME)).astype(np.int64)
 
 
 def _unknown(salt: int) -> Callable[[Array], Array]:
@@ -319,6 +320,8 @@ def _cut(block: Callable[[Dim], Label]) -> Callable[..., Array]:
 
     def run(op: _Op, x: _Operand) -> Array:
         whole = op.attrs[0]
+        if not whole.parts:  # one element each
+            return x.along([whole if m == block(whole) else m for m in op.labels])
         p, n = whole.parts
         rest = [m for m in op.labels if m not in (block(p), n)]
         cut = x.along((whole, *rest)).reshape(
