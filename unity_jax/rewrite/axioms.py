@@ -143,7 +143,14 @@ class Axiom:
 
 
 def axioms() -> tuple[Axiom, ...]:
-    texts = [*RING.splitlines(), *SUMS.splitlines(), *PARTS.splitlines(), *ROWS.splitlines(), *_selections(), *_windows()]
+    texts = [
+        *RING.splitlines(),
+        *SUMS.splitlines(),
+        *PARTS.splitlines(),
+        *ROWS.splitlines(),
+        *_selections(),
+        *_windows(),
+    ]
     return tuple(_axiom(line) for line in texts if line)
 
 

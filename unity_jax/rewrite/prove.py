@@ -9,12 +9,12 @@ binary (`n+o+q` is `n+(o+q)`), and `stack` is a concatenation of parts of size o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unity_jax.rewrite.axioms import Axiom, axioms
-from unity_jax.rewrite.language import Dim, Term
+from unity_jax.rewrite.language import Dim, RuleError, Term
 
 if TYPE_CHECKING:
     from egglog.bindings import EGraph
@@ -86,7 +86,7 @@ class Sizes:
         if d.name == "*":
             return ("Times", *map(self.dim, d.parts))
         rest = [("Name", f'"{name}"')] if name not in self.number else []
-        return _plus(f"{name}", [_ONE] * self.number.get(name, self.least.get(name, 0)) + rest)
+        return _plus(name, [_ONE] * self.number.get(name, self.least.get(name, 0)) + rest)
 
     def parts(self, d: Dim) -> int:
         """How many parts it is made of."""
@@ -107,10 +107,10 @@ class Proof:
     nodes: int
 
 
-def prove(pairs: Iterable[tuple[Term, Term]], sizes: Sizes = Sizes()) -> Proof:  # noqa: B008
+def prove(pairs: Iterable[tuple[Term, Term]], sizes: Sizes = Sizes()) -> Proof:
     """Whether the terms of each pair are equal, terms of core ops.
 
-    **Raises:** `ImportError` without egglog.
+    **Raises:** `ImportError` without egglog; `RuleError` where sizes make two dimensions of a tensor one.
     """
     graph = _prepared()
     encode = _Encoder(sizes)
@@ -133,7 +133,7 @@ def _saturated(graph: EGraph, goals: Sequence[tuple[str, str]]) -> Proof:
         if done == ROUNDS or nodes > NODES:
             break
         (out,) = _run(graph, "(run-schedule (saturate (run dependence)) (run axioms) (saturate (run dependence)))")
-        fired = {name for name, n in out.report.num_matches_per_rule.items() if n and name in _NAMES()}
+        fired = {name for name, n in out.report.num_matches_per_rule.items() if n and name in _names()}
         used |= fired
         if not out.report.updated:
             break
@@ -151,7 +151,7 @@ def _equal(graph: EGraph, a: str, b: str) -> bool:
 
 
 @functools.cache
-def _NAMES() -> frozenset[str]:
+def _names() -> frozenset[str]:
     return frozenset(a.name for a in axioms())
 
 
@@ -185,10 +185,12 @@ class _Encoder:
     def __call__(self, t: Term) -> str:
         if t not in self.known:
             code = _node(t, [self(a) for a in t.args], self.sizes) if t.op else ("Variable", f'"{t.name}"')
+            dims = [d for d in map(self.sizes.dim, t.type.dims) if d != _ONE]
+            if len(set(dims)) < len(dims):
+                raise RuleError(f"dimensions of {t.type} coincide under the conditions")
             name = f"$t{len(self.known)}"  # numbered once its operands are
             self.lines.append(f"(let {name} {_text(code)})")
             if not t.op:
-                dims = [d for d in map(self.sizes.dim, t.type.dims) if d != _ONE]
                 self.lines.append(f"(set (free {name}) {_text(('set-of', *dims) if dims else ('set-empty',))})")
             self.known[t] = name
         return self.known[t]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,6 +27,9 @@ TRIALS = 4
 
 ELEMENTS = 2**20
 """No tensor of a test is larger."""
+
+MOST = 16
+"""No dimension is taken apart into more elements."""
 
 INSTALL = "pip install 'unity_jax[rules]'"
 
@@ -74,17 +77,19 @@ def verify(rule: Rule, seed: int = 0) -> Verdict:
         try:
             limits = _Constraints.of(narrower)
             if all(agrees(rule, limits.sizes(rng), rng) for _ in range(TRIALS)):
-                return _narrower(narrower, condition, limits)
+                found = _counterexample(rule, constraints, rng)
+                return _narrower(narrower, condition, limits, found)
         except RuleError:
             continue
     found = _counterexample(rule, constraints, rng)
     return Verdict(rule.name, "false", _shown(found), found)
 
 
-def _narrower(rule: Rule, condition: str, constraints: _Constraints) -> Verdict:
-    proved = _proof(rule, constraints).verdict == "conditional"
-    says = "proved then" if proved else f"equal then in {TRIALS} exact tests, but not proved"
-    return Verdict(rule.name, "conditional", f"false unless {condition}: {says}", condition=" and ".join(rule.when))
+def _narrower(rule: Rule, condition: str, constraints: _Constraints, found: Mapping[str, Any]) -> Verdict:
+    """The verdict on a rule that needs one more condition than it states."""
+    proved = _proof(rule, constraints).stated
+    reason = f"false unless {condition} ({'proved' if proved else 'tested'} then): {_shown(found)}"
+    return Verdict(rule.name, "conditional", reason, found, " and ".join(rule.when))
 
 
 def _proof(rule: Rule, constraints: _Constraints) -> Verdict:
@@ -163,6 +168,8 @@ class _Constraints:
             if t.op == "unstack":
                 name = str(t.attrs[0])
                 least[name] = max(least.get(name, 0), t.attrs[1] + 1)  # type: ignore[operator]
+                if least[name] > MOST:
+                    raise RuleError(f"{t}: more than {MOST} elements")
         same: dict[str, str] = {}
         other: list[tuple[Dim, Dim | int]] = []
         for left, right in (_condition(c) for c in rule.when):
@@ -243,6 +250,8 @@ def _condition(text: str) -> tuple[Dim, Dim | int]:
     left, equals, right = (part.strip() for part in text.partition("=="))
     if not equals:
         raise RuleError(f"{text!r} is not a condition, as n == o or n == 1")
+    if right.isdigit() and not 0 < int(right) <= MOST:
+        raise RuleError(f"{text!r}: numbers from 1 to {MOST}")
     return parse_dim(left), int(right) if right.isdigit() else parse_dim(right)
 
 
