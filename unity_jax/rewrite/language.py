@@ -137,7 +137,9 @@ def apply(op: str, *args: Term, attrs: Sequence[Dim | int] = ()) -> Term:
         raise RuleError(f"{shown}: operands lie on different device axes")
     try:
         found = _checked(infer(tuple(a.type for a in args), tuple(attrs)), shown)
-    except (IndexError, TypeError, AttributeError) as error:
+    except RuleError:
+        raise
+    except (IndexError, TypeError, AttributeError, ValueError) as error:
         raise RuleError(f"{shown}: wrong attributes") from error
     return Term(op, args, tuple(attrs), found)
 
