@@ -67,6 +67,12 @@ CLASSICS = {
     "weight cut in three": "x[m,k] y[m,l] z[m,j] w[k+l+j,n]: dot(concat(x, y, z; k+l+j), w; k+l+j) =>"
     " add(add(dot(x, slice(w; k+l+j, 0); k), dot(y, slice(w; k+l+j, 1); l)), dot(z, slice(w; k+l+j, 2); j))",
     "concat of slices": "x[n+o]: concat(slice(x; n+o, 0), slice(x; n+o, 1); n+o) => x",
+    "halves of a concat": "x[n,m] y[n,m]: slice(concat(x, y; n+n); n+n, 0) | slice(concat(x, y; n+n); n+n, 1) => x | y",
+    "siblings of one width": "x[m,k] v[k,n] w[k,n]: dot(x, v; k) | dot(x, w; k) =>"
+    " slice(dot(x, concat(v, w; n+n); k); n+n, 0) | slice(dot(x, concat(v, w; n+n); k); n+n, 1)",
+    "three of one width": "x[m,k] u[k,n] v[k,n] w[k,n]: dot(x, u; k) | dot(x, v; k) | dot(x, w; k) =>"
+    " slice(dot(x, concat(u, v, w; n+n+n); k); n+n+n, 0) | slice(dot(x, concat(u, v, w; n+n+n); k); n+n+n, 1)"
+    " | slice(dot(x, concat(u, v, w; n+n+n); k); n+n+n, 2)",
     "sum of a concat": "x[m,n] y[m,o]: sum(concat(x, y; n+o); n+o) => add(sum(x; n), sum(y; o))",
     "pads add up": "x[n] y[o]: add(pad(x; n+o, 0), pad(y; n+o, 1)) => concat(x, y; n+o)",
     "gradient of a slice": "x[k,n+o] u[m,n]: dot(x, pad(u; n+o, 0); n+o) => dot(slice(x; n+o, 0), u; n)",

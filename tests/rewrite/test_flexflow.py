@@ -40,8 +40,8 @@ def combine(x: int, dim: int, degree: int = 2) -> dict[str, Any]:
     return op("COMBINE", x, PARALLEL_DIM=dim, PARALLEL_DEGREE=degree)
 
 
-def replicate(x: int) -> dict[str, Any]:
-    return op("REPLICATE", x, PARALLEL_DIM=0, PARALLEL_DEGREE=2)
+def replicate(x: int, dim: int = 0) -> dict[str, Any]:
+    return op("REPLICATE", x, PARALLEL_DIM=dim, PARALLEL_DEGREE=2)
 
 
 def reduce(x: int) -> dict[str, Any]:
@@ -109,6 +109,9 @@ RIGHT = [
         "concat beside a cut", [partition(X, 1), partition(Y, 1), concat(2, 0, 1)], [concat(2, X, Y), partition(0, 1)]
     ),
     rule("copies of a product", [replicate(X), replicate(Y), linear(0, 1)], [linear(X, Y), replicate(0)]),
+    rule("rows again", [replicate(X, 1), combine(0, 1), linear(1, Y)], [linear(X, Y), replicate(0, 1), combine(1, 1)]),
+    rule("columns from copies", [replicate(X), replicate(Y, 1), linear(0, 1)], [linear(X, Y), replicate(0, 2)]),
+    rule("a reduction among others", [add(X, Y), linear(0, Z), relu(1)], [concat(0, X, Y), reduce(0), linear(1, Z, 2)]),
     rule("split, then concat", [split(X, 1), concat(1, 0, (0, 1)), relu(1)], [relu(X)]),
 ]
 
@@ -158,10 +161,17 @@ def test_wrong_rules_are_not(data: dict[str, Any]):
 def test_types_are_inferred_from_both_sides():
     """A combined input is a block of each device, and what is cut is a multiple."""
     combined = imported(rule("combined", [combine(X, 2), relu(0)], [relu(X), combine(0, 2)]))
-    assert [str(v.type) for v in combined.given] == ["[m,n]@p"]
+    assert [str(v.type) for v in combined.given] == ["[l,m,n]@p"]
     cut = imported(RIGHT[0])
-    assert [str(v.type) for v in cut.given] == ["[p*m,n]", "[k,n]"]
+    assert [str(v.type) for v in cut.given] == ["[l,p*m,n]", "[l,k,n]"]
     assert str(cut.source[0]) == "dot(partition(x1; p*m), replicate(x2; p); n)"
+
+
+def test_what_holds_for_the_degree_it_states_is_conditional():
+    """Two copies add up to twice the input, and so does adding it twice."""
+    source, target = [replicate(X), reduce(0), add(Y, 1)], [concat(0, X, Y), reduce(0), add(X, 1)]
+    verdict = verify(imported(rule("twice", source, target)))
+    assert (verdict.verdict, verdict.condition) == ("conditional", "p == 2 and q == 2") and verdict.holds
 
 
 def test_degrees_are_not_mixed():

@@ -117,10 +117,15 @@ def test_conditions_that_cannot_hold_are_refused():
 
 def test_equal_sizes_may_not_make_two_dimensions_one():
     """Under n == o a tensor with both would have a dimension twice, so that names no longer say which is which."""
-    verdict = verify(parsed("names", "x[n] y[o]: dot(sum(x; n), y) => dot(sum(x; n), y) when n == o"))
-    assert verdict.holds
-    verdict = verify(parsed("names", "x[n] y[o]: sum(dot(x, y); n) => mul(sum(x; n), y) when n == o"))
+    counted = "s[] y[o]: mul(y, sum(broadcast(s; n); n)) => mul(y, sum(broadcast(s; o); o)) when n == o"
+    assert verify(parsed("names apart", counted)).holds
+    together = "s[] y[o]: sum(broadcast(mul(y, s); n); n) => mul(y, sum(broadcast(s; o); o)) when n == o"
+    verdict = verify(parsed("names together", together))
     assert verdict.verdict == "unproved" and "coincide" in verdict.reason
+
+
+def test_a_condition_that_is_not_needed_is_no_condition():
+    assert verify(parsed("associativity", f"{CLASSICS['associativity']} when m == 3")).verdict == "proved"
 
 
 def test_what_is_true_but_beyond_the_axioms_is_unproved():

@@ -1,12 +1,12 @@
 """Rules in the JSON form that FlexFlow published (`{"rule": [{"name", "srcOp", "dstOp", "mappedOutput"}, ...]}`).
 
-Its tensors have a replica dimension, rows and columns, and sizes and degrees go unsaid, so both are inferred: operands
-of an op must fit, and both sides must give the same types. The form says nothing of what a tensor with replicas holds.
-Here, a device axis of its own: OP_REPLICATE puts equal copies on it, OP_REDUCE sums over it, OP_CONCAT along the
-replica dimension puts one operand on each of its devices, and a replicated input is any value on each. OP_PARTITION
-cuts rows or columns into blocks on a device axis, OP_COMBINE puts the blocks back. A compute op needs its operands on
-the same devices. What holds only when each shard is taken for a whole tensor has no types, or is false, in this
-reading.
+Its tensors have a replica dimension, rows and columns, each cut into blocks on some device axes. Sizes go unsaid, and
+so does what lies where, so both are inferred: operands of an op must fit, and both sides must give the same types. The
+form does not say what a tensor with replicas holds. Here, OP_REPLICATE puts equal copies on a device axis, as the
+blocks of a dimension; OP_REDUCE adds up the blocks of a dimension; OP_PARTITION cuts a dimension into blocks on a
+device axis, and OP_COMBINE puts them back. An input that lies on a device axis holds any values. A compute op needs
+its operands on the same devices, and treats the replica dimension as a batch. What holds only when each shard is taken
+for a whole tensor has no types, or is false, in this reading.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PASSES = 100
 
 
 def imported(data: Mapping[str, Any]) -> Rule:
-    """A rule in the language.
+    """A rule in the language, on condition of the degrees it states.
 
     **Raises:** `RuleError` that names the rule, where it is malformed, has an unknown op, or no types fit.
     """
@@ -100,7 +100,7 @@ class _Known:
     def rename(self, rule: Rule) -> None:
         """Short names for the sizes and axes of a rule."""
         every = dict.fromkeys(n for r in (*rule.source, *rule.target) for t in r.walk() for n in _names(t))
-        for axes, letters in ((True, "pqrs"), (False, "mnklabcdeghijuvwxyz")):
+        for axes, letters in ((True, "pqrs"), (False, "lmnkabcdeghijuvwxyz")):
             found = [n for n in every if (n in self.degree) == axes]
             short = {n: Dim(letters[i : i + 1] or f"{letters[0]}_{i}") for i, n in enumerate(found)}
             self.names = short | {n: d.renamed(short) for n, d in self.names.items()}
@@ -138,23 +138,23 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A term with its rows and columns, the axes that its replicas, rows and columns lie on (the last one innermost),
-    and the places of external inputs that decide about these."""
+    """A term with, for each of its three dimensions, the size on a device, the axes that its blocks lie on (innermost
+    last), and the place of an external input that decides about these."""
 
     term: Term
-    row: Dim
-    column: Dim
-    axes: tuple[Axes, Axes, Axes]
-    origin: tuple[Place, Place, Place]
+    sizes: tuple[Dim, ...]
+    axes: tuple[Axes, ...]
+    origin: tuple[Place, ...]
 
-    def size(self, at: int) -> Dim:
-        return self.row if at == ROW else self.column
-
-    def with_size(self, at: int, size: Dim) -> tuple[Dim, Dim]:
-        return (size, self.column) if at == ROW else (self.row, size)
-
-    def with_axes(self, at: int, axes: Axes) -> tuple[Axes, Axes, Axes]:
-        return tuple(axes if i == at else a for i, a in enumerate(self.axes))  # type: ignore[return-value]
+    def become(self, term: Term, at: int, size: Dim | None = None, axes: Axes | None = None) -> _Tensor:
+        """The tensor after an op along one dimension."""
+        sizes = tuple(size if size and i == at else s for i, s in enumerate(self.sizes))
+        return _Tensor(
+            term,
+            sizes,
+            tuple(axes if axes is not None and i == at else a for i, a in enumerate(self.axes)),
+            self.origin,
+        )
 
 
 def _built(name: str, sides: Mapping[str, Sequence[_Op]], results: Sequence[tuple[int, ...]], known: _Known) -> Rule:
@@ -164,7 +164,9 @@ def _built(name: str, sides: Mapping[str, Sequence[_Op]], results: Sequence[tupl
     for a, b in zip(source, target, strict=True):
         _fit(known, a, b)
     every = dict.fromkeys(t for r in (*source, *target) for t in r.term.walk() if not t.op)
-    return Rule(name, tuple(every), tuple(s.term for s in source), tuple(t.term for t in target))
+    given, before, after = tuple(every), tuple(s.term for s in source), tuple(t.term for t in target)
+    axes = dict.fromkeys(n for r in (*before, *after) for t in r.walk() for n in _names(t) if n in known.degree)
+    return Rule(name, given, before, after, tuple(f"{p} == {known.degree[p]}" for p in axes))
 
 
 def _names(t: Term) -> Iterator[str]:
@@ -193,13 +195,12 @@ class _Side:
 
     def external(self, op: int, at: int) -> _Tensor:
         known, name = self.known, f"x{-op}" + (f"_{at}" if at else "")
-        row, column = (Dim(f"{d}{name[1:]}").renamed(known.names) for d in "mn")
+        sizes = tuple(Dim(f"{d}{name[1:]}").renamed(known.names) for d in "lmn")
         origin = tuple(((op, at), place) for place in (REPLICA, ROW, COLUMN))
         axes = tuple(known.axes(place) for place in origin)
         if len({a for each in axes for a in each}) < sum(map(len, axes)):
             raise RuleError(f"no types fit: {name} would lie twice on the same devices")
-        term = variable(name, Type((row, column), tuple(a for each in axes for a in each)))
-        return _Tensor(term, row, column, axes, origin)  # type: ignore[arg-type]
+        return _Tensor(variable(name, Type(sizes, tuple(a for each in axes for a in each))), sizes, axes, origin)
 
     def apply(self, at: int) -> list[_Tensor]:
         op = self.ops[at]
@@ -217,12 +218,17 @@ class _Side:
 
 def _fit(known: _Known, x: _Tensor, y: _Tensor, but: int | None = None) -> None:
     """Both have the same sizes and axes, but for one size."""
-    for at in (ROW, COLUMN):
+    for at in (REPLICA, ROW, COLUMN):
         if at != but:
-            known.same(x.size(at), y.size(at))
+            known.same(x.sizes[at], y.sizes[at])
+    for at in (ROW, COLUMN):
         _fit_axes(known, x, y, x.axes[at], y.axes[at], at)
-    only_x = tuple(a for a in x.axes[REPLICA] if a not in y.axes[REPLICA])
-    only_y = tuple(a for a in y.axes[REPLICA] if a not in x.axes[REPLICA])
+    _fit_replicas(known, x, y, x.axes[REPLICA], y.axes[REPLICA])
+
+
+def _fit_replicas(known: _Known, x: _Tensor, y: _Tensor, xs: Axes, ys: Axes) -> None:
+    """The axes of replicas are the same in any order."""
+    only_x, only_y = (tuple(a for a in r if a not in s) for r, s in ((xs, ys), (ys, xs)))
     _fit_axes(known, x, y, only_x, only_y, REPLICA)
 
 
@@ -249,104 +255,92 @@ def _present(known: _Known, axes: Axes, x: _Tensor) -> Axes:
 # Ops
 
 
-def _place(op: _Op, key: str, of: Sequence[int] = (ROW, COLUMN)) -> int:
-    if op.get(key) not in of:
-        raise RuleError(f"{op.type} along dimension {op.get(key)} has no meaning here")
+def _place(op: _Op, key: str) -> int:
+    if op.get(key) not in (REPLICA, ROW, COLUMN):
+        raise RuleError(f"{op.type} along dimension {op.get(key)}, of three")
     return op.get(key)
 
 
 def _linear(known: _Known, op: _Op, name: str, x: _Tensor, w: _Tensor) -> list[_Tensor]:
-    known.same(x.column, w.column)
+    known.same(x.sizes[COLUMN], w.sizes[COLUMN])
+    known.same(x.sizes[REPLICA], w.sizes[REPLICA])
     _fit_axes(known, x, w, x.axes[COLUMN], w.axes[COLUMN], COLUMN)
     rest_w, rest_x = _present(known, x.axes[ROW], w), _present(known, w.axes[ROW], x)
-    only_x, only_w = (tuple(a for a in r if a not in s) for r, s in ((rest_x, rest_w), (rest_w, rest_x)))
-    _fit_axes(known, x, w, only_x, only_w, REPLICA)
-    term = apply("dot", x.term, w.term, attrs=[x.column])
+    _fit_replicas(known, x, w, rest_x, rest_w)
+    term = apply("dot", x.term, w.term, attrs=[x.sizes[COLUMN]])
     activation = op.para.get("PM_ACTI", 0)
     if activation not in ACTIVATIONS:
         raise RuleError(f"unknown PM_ACTI {activation}")
-    if ACTIVATIONS[activation]:
-        term = apply(ACTIVATIONS[activation], term)  # type: ignore[arg-type]
+    if function := ACTIVATIONS[activation]:
+        term = apply(function, term)
+    sizes = (x.sizes[REPLICA], x.sizes[ROW], w.sizes[ROW])
     axes = ((*rest_x, *x.axes[COLUMN]), x.axes[ROW], w.axes[ROW])
-    return [_Tensor(term, x.row, w.row, axes, (x.origin[REPLICA], x.origin[ROW], w.origin[ROW]))]
+    return [_Tensor(term, sizes, axes, (x.origin[REPLICA], x.origin[ROW], w.origin[ROW]))]
 
 
-def _unary(function: str) -> Callable[..., list[_Tensor]]:
-    def run(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-        return [_Tensor(apply(function, x.term), x.row, x.column, x.axes, x.origin)]
-
-    return run
-
-
-def _binary(function: str) -> Callable[..., list[_Tensor]]:
-    def run(known: _Known, op: _Op, name: str, x: _Tensor, y: _Tensor) -> list[_Tensor]:
-        _fit(known, x, y)
-        return [_Tensor(apply(function, x.term, y.term), x.row, x.column, x.axes, x.origin)]
+def _pointwise(function: str) -> Callable[..., list[_Tensor]]:
+    def run(known: _Known, op: _Op, name: str, *inputs: _Tensor) -> list[_Tensor]:
+        for x in inputs[1:]:
+            _fit(known, inputs[0], x)
+        return [inputs[0].become(apply(function, *(x.term for x in inputs)), REPLICA)]
 
     return run
 
 
 def _concat(known: _Known, op: _Op, name: str, *inputs: _Tensor) -> list[_Tensor]:
-    at, first = _place(op, "PM_AXIS", (REPLICA, ROW, COLUMN)), inputs[0]
+    at, first = _place(op, "PM_AXIS"), inputs[0]
     for x in inputs[1:]:
         _fit(known, first, x, at)
-    if at == REPLICA:
-        if first.axes[REPLICA]:
-            raise RuleError("OP_CONCAT of replicas that are replicated already")
-        p = known.axis(name, len(inputs))
-        term = apply("partition", apply("stack", *(x.term for x in inputs), attrs=[p]), attrs=[p])
-        return [_Tensor(term, first.row, first.column, first.with_axes(at, (p,)), first.origin)]
-    whole = Dim("+", tuple(x.size(at) for x in inputs))
-    term = apply("concat", *(x.term for x in inputs), attrs=[whole])
-    return [_Tensor(term, *first.with_size(at, whole), first.axes, first.origin)]
+    whole = Dim("+", tuple(x.sizes[at] for x in inputs))
+    return [first.become(apply("concat", *(x.term for x in inputs), attrs=[whole]), at, whole)]
 
 
 def _split(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
     at, count = _place(op, "PM_AXIS"), op.para.get("PM_NUM_OUTPUTS", 2)
     if not 1 < count < 9:
         raise RuleError(f"OP_SPLIT into {count}")
-    whole = x.size(at)
+    whole = x.sizes[at]
     if whole.name != "+":
         known.same(whole, Dim("+", tuple(Dim(f"{name}_{i}") for i in range(count))))
     if len(whole.parts) != count:
-        raise RuleError(f"OP_SPLIT of {whole} into {count}")
+        raise RuleError(f"no types fit: OP_SPLIT of {whole} into {count}")
     parts = enumerate(whole.parts)
-    return [
-        _Tensor(apply("slice", x.term, attrs=[whole, i]), *x.with_size(at, part), x.axes, x.origin) for i, part in parts
-    ]
+    return [x.become(apply("slice", x.term, attrs=[whole, i]), at, part) for i, part in parts]
 
 
 def _partition(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-    at = _place(op, "PM_PARALLEL_DIM")
-    p = _new_axis(known, op, name, x)
-    whole = x.size(at)
+    at, p = _place(op, "PM_PARALLEL_DIM"), _new_axis(known, op, name, x)
+    whole = x.sizes[at]
     if whole.name == "+":
         raise RuleError(f"no types fit: {whole} is cut into blocks, but is not known to be a multiple")
     known.same(whole, Dim("*", (p, whole.parts[1] if whole.name == "*" else Dim(f"{name}_{whole.name}"))))
-    term = apply("partition", x.term, attrs=[whole])
-    return [_Tensor(term, *x.with_size(at, whole.parts[1]), x.with_axes(at, (*x.axes[at], p)), x.origin)]
+    return [x.become(apply("partition", x.term, attrs=[whole]), at, whole.parts[1], (*x.axes[at], p))]
 
 
 def _combine(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
     at = _place(op, "PM_PARALLEL_DIM")
-    p = _last(known, op, name, x, at)
-    whole = Dim("*", (p, x.size(at)))
-    term = apply("combine", x.term, attrs=[whole])
-    return [_Tensor(term, *x.with_size(at, whole), x.with_axes(at, x.axes[at][:-1]), x.origin)]
+    whole = Dim("*", (_last(known, op, name, x, at), x.sizes[at]))
+    return [x.become(apply("combine", x.term, attrs=[whole]), at, whole, x.axes[at][:-1])]
 
 
 def _replicate(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-    at = _place(op, "PM_PARALLEL_DIM", (REPLICA,))
-    p = _new_axis(known, op, name, x)
-    term = apply("replicate", x.term, attrs=[p])
-    return [_Tensor(term, x.row, x.column, x.with_axes(at, (*x.axes[at], p)), x.origin)]
+    at, p = _place(op, "PM_PARALLEL_DIM"), _new_axis(known, op, name, x)
+    return [x.become(apply("replicate", x.term, attrs=[p]), at, axes=(*x.axes[at], p))]
 
 
 def _reduce(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-    at = _place(op, "PM_PARALLEL_DIM", (REPLICA,))
+    """The sum of the blocks; those that an OP_CONCAT made are put on devices first."""
+    at, degree = _place(op, "PM_PARALLEL_DIM"), op.get("PM_PARALLEL_DEGREE")
+    whole = x.sizes[at]
+    if not x.axes[at] and whole.name == "+" and len(whole.parts) == degree:
+        for part in whole.parts[1:]:
+            known.same(whole.parts[0], part)
+        p = _new_axis(known, op, name, x)
+        blocks = (apply("slice", x.term, attrs=[whole, i]) for i in range(degree))
+        term = apply("partition", apply("stack", *blocks, attrs=[p]), attrs=[p])
+        return [x.become(apply("reduce", term, attrs=[p]), at, whole.parts[0])]
     p = _last(known, op, name, x, at)
-    term = apply("reduce", x.term, attrs=[p])
-    return [_Tensor(term, x.row, x.column, x.with_axes(at, x.axes[at][:-1]), x.origin)]
+    return [x.become(apply("reduce", x.term, attrs=[p]), at, axes=x.axes[at][:-1])]
 
 
 def _new_axis(known: _Known, op: _Op, name: str, x: _Tensor) -> Dim:
@@ -366,10 +360,10 @@ def _last(known: _Known, op: _Op, name: str, x: _Tensor, at: int) -> Dim:
 
 _OPS: dict[str, tuple[int | None, Callable[..., list[_Tensor]]]] = {
     "OP_LINEAR": (2, _linear),
-    "OP_RELU": (1, _unary("f")),
-    "OP_SIGMOID": (1, _unary("g")),
-    "OP_EW_ADD": (2, _binary("add")),
-    "OP_EW_MUL": (2, _binary("mul")),
+    "OP_RELU": (1, _pointwise("f")),
+    "OP_SIGMOID": (1, _pointwise("g")),
+    "OP_EW_ADD": (2, _pointwise("add")),
+    "OP_EW_MUL": (2, _pointwise("mul")),
     "OP_CONCAT": (None, _concat),
     "OP_SPLIT": (1, _split),
     "OP_PARTITION": (1, _partition),

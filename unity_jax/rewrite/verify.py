@@ -56,7 +56,7 @@ class Verdict:
 
 
 def verify(rule: Rule, seed: int = 0) -> Verdict:
-    """Whether both sides of a rule are equal, for all sizes that satisfy its conditions."""
+    """Whether both sides of a rule are equal, for all sizes or else for those that satisfy its conditions."""
     rng = np.random.default_rng(seed)
     if rule.unbound:
         return Verdict(rule.name, "unproved", f"unbound: the source does not mention {', '.join(rule.unbound)}")
@@ -65,6 +65,8 @@ def verify(rule: Rule, seed: int = 0) -> Verdict:
         trials = [constraints.sizes(rng) for _ in range(TRIALS)]
     except RuleError as error:
         return Verdict(rule.name, "unproved", str(error))
+    if rule.when and (general := verify(replace(rule, when=()), seed)).verdict == "proved":
+        return general
     if all(agrees(rule, sizes, rng) for sizes in trials):
         return _proof(rule, constraints)
     for condition in constraints.candidates():
