@@ -116,7 +116,10 @@ RIGHT = [
 ]
 
 WRONG = {
-    "unbound": [rule("another input", [linear(X, Y)], [linear(X, Y), add(0, Z)])],
+    "unbound": [
+        rule("another input", [linear(X, Y)], [linear(X, Y), add(0, Z)]),
+        rule("another weight beside", [linear(X, Y)], [concat(0, Y, Z), linear(X, 0)]),
+    ],
     "no types fit": [
         rule("weight not copied", [partition(X, 1), linear(0, Y)], [linear(X, Y), partition(0, 1)]),
         rule("partial sums left", [linear(X, Y)], [partition(X, 2), partition(Y, 2), linear(0, 1)]),
@@ -149,13 +152,12 @@ def test_right_rules_are_proved(data: dict[str, Any]):
 @pytest.mark.parametrize("data", [r for kind in WRONG.values() for r in kind], ids=lambda r: r["name"])
 def test_wrong_rules_are_not(data: dict[str, Any]):
     kind = next(k for k, rules in WRONG.items() if data in rules)
-    if kind == "no types fit":
+    if kind:
         with pytest.raises(RuleError, match=f"{data['name']}: .*{kind}"):
             imported(data)
         return
     verdict = verify(imported(data))
-    assert not verdict.holds and verdict.reason.startswith(kind)
-    assert verdict.counterexample or kind == "unbound"
+    assert not verdict.holds and verdict.counterexample
 
 
 def test_types_are_inferred_from_both_sides():

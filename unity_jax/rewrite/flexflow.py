@@ -11,7 +11,7 @@ for a whole tensor has no types, or is false, in this reading.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,6 +159,10 @@ class _Tensor:
 
 def _built(name: str, sides: Mapping[str, Sequence[_Op]], results: Sequence[tuple[int, ...]], known: _Known) -> Rule:
     builders = {side: _Side(side, ops, known) for side, ops in sides.items()}
+    has = builders["srcOp"].externals({(op, at) for op, at, _, _ in results})
+    needs = builders["dstOp"].externals({(op, at) for _, _, op, at in results})
+    if unbound := sorted(needs - has, reverse=True):
+        raise RuleError(f"unbound: srcOp does not mention input {', '.join(str(op) for op, _ in unbound)}")
     source = [builders["srcOp"].tensor(op, at) for op, at, _, _ in results]
     target = [builders["dstOp"].tensor(op, at) for _, _, op, at in results]
     for a, b in zip(source, target, strict=True):
@@ -192,6 +196,16 @@ class _Side:
         if not 0 <= at < len(self.made[op]):
             raise RuleError(f"{self.side}: op {op} has no tensor {at}, or needs itself")
         return self.made[op][at]
+
+    def externals(self, results: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
+        """The external inputs that results are made of."""
+        seen, open_ends = set(results), list(results)
+        while open_ends:
+            op, _ = open_ends.pop()
+            inputs = self.ops[op].inputs if 0 <= op < len(self.ops) else ()
+            open_ends += [i for i in inputs if i not in seen]
+            seen.update(inputs)
+        return {(op, at) for op, at in seen if op < 0}
 
     def external(self, op: int, at: int) -> _Tensor:
         known, name = self.known, f"x{-op}" + (f"_{at}" if at else "")
