@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from unity_jax.rewrite.flexflow import imported
+from unity_jax.rewrite.flexflow import imported, judged
 from unity_jax.rewrite.language import RuleError
 from unity_jax.rewrite.semantics import tested as holds
-from unity_jax.rewrite.verify import verify
 
 pytest.importorskip("egglog")
 
@@ -144,9 +143,9 @@ WRONG = {
 
 @pytest.mark.parametrize("data", RIGHT, ids=lambda r: r["name"])
 def test_right_rules_are_proved(data: dict[str, Any]):
-    found = imported(data)
-    assert verify(found).verdict == "proved", verify(found)
-    assert holds(found)
+    verdict = judged(data)
+    assert verdict.verdict == "proved", verdict
+    assert holds(imported(data).rule)
 
 
 @pytest.mark.parametrize("data", [r for kind in WRONG.values() for r in kind], ids=lambda r: r["name"])
@@ -156,15 +155,15 @@ def test_wrong_rules_are_not(data: dict[str, Any]):
         with pytest.raises(RuleError, match=f"{data['name']}: .*{kind}"):
             imported(data)
         return
-    verdict = verify(imported(data))
+    verdict = judged(data)
     assert not verdict.holds and verdict.counterexample
 
 
 def test_types_are_inferred_from_both_sides():
     """A combined input is a block of each device, and what is cut is a multiple."""
-    combined = imported(rule("combined", [combine(X, 2), relu(0)], [relu(X), combine(0, 2)]))
+    combined = imported(rule("combined", [combine(X, 2), relu(0)], [relu(X), combine(0, 2)])).rule
     assert [str(v.type) for v in combined.given] == ["[l,m,n]@p"]
-    cut = imported(RIGHT[0])
+    cut = imported(RIGHT[0]).rule
     assert [str(v.type) for v in cut.given] == ["[l,p*m,n]", "[l,k,n]"]
     assert str(cut.source[0]) == "dot(partition(x1; p*m), replicate(x2; p); n)"
 
@@ -172,8 +171,18 @@ def test_types_are_inferred_from_both_sides():
 def test_what_holds_for_the_degree_it_states_is_conditional():
     """Two copies add up to twice the input, and so does adding it twice."""
     source, target = [replicate(X), reduce(0), add(Y, 1)], [concat(0, X, Y), reduce(0), add(X, 1)]
-    verdict = verify(imported(rule("twice", source, target)))
+    verdict = judged(rule("twice", source, target))
     assert (verdict.verdict, verdict.condition) == ("conditional", "p == 2 and q == 2") and verdict.holds
+
+
+def test_sizes_that_only_the_target_makes_equal_are_a_condition():
+    """Two functions of their own inputs may have any shapes; put side by side they need the same columns."""
+    data = rule("batched", [relu(X), relu(Y)], [concat(1, X, Y), relu(0), split(1, 1)], *BOTH)
+    verdict = judged(data)
+    assert verdict.verdict == "conditional" and not verdict.holds
+    assert verdict.condition == "replicas of x1 == replicas of x2 and columns of x1 == columns of x2"
+    shared = rule("of a sum", [add(X, Y), relu(X), relu(Y)], data["dstOp"], (1, 0, 2, 0), (2, 0, 2, 1))
+    assert judged(shared).verdict == "proved"  # their sum is in the pattern, so the shapes are equal where it applies
 
 
 def test_degrees_are_not_mixed():
