@@ -109,6 +109,11 @@ CLASSICS = {
     "two scatters": "t[v,d] u[n,d] w[o,d] i[n]<v j[o]<v: scatter(scatter(t, u, i; n), w, j; o) =>"
     " scatter(t, concat(u, w; n+o), concat(i, j; n+o); n+o)",
     "rows and their adjoint": "x[v,k] u[n,k] i[n]<v: dot(take(x, i), u; n, k) => dot(x, put(u, i; n); v, k)",
+    "sum of put rows": "u[n,d] i[n]<v: sum(put(u, i; n); v) => sum(u; n)",
+    "product with put rows": "t[v,d] u[n,d] i[n]<v: mul(t, put(u, i; n)) => put(mul(take(t, i), u), i; n)",
+    "one-hot squared": "x[v] i[n]<v: dot(mul(onehot(i), onehot(i)), x; v) => take(x, i)",
+    "decay of rows": "t[v,d] u[n,d] i[n]<v s[]: sub(t, mul(add(put(u, i; n), mul(t, put(u, i; n))), s)) =>"
+    " scatter(t, neg(mul(add(u, mul(take(t, i), u)), s)), i; n)",
     "rows as a contraction": "t[v,d] i[n]<v: take(t, i) => dot(t, onehot(i); v)",
     # folds, functions, precision
     "fold by blocks": "x[m,p*n]: fold(x; p*n) => fold(split(x; p*n); p, n)",

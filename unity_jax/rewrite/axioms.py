@@ -57,6 +57,9 @@ window-blocks: x[p*n]: window(x; p*n, r) = window(merge(split(x; p*n); p*n); p*n
 
 ROWS = """
 take-put: x[v] i[]<v: take(x, i) = sum(mul(x, onehot(i)); v)
+onehot-sum: x[] i[]<v: sum(mul(x, onehot(i)); v) = x
+onehot-row: x[v] i[]<v: mul(x, onehot(i)) = mul(take(x, i), onehot(i))
+onehot-itself: x[] i[]<v: mul(x, take(onehot(i), i)) = x
 take-take: x[v,w] i[]<v j[]<w: take(take(x, i), j) = take(take(x, j), i)
 take-onehot: i[n]<v j[]<n: take(onehot(i), j) = onehot(take(i, j))
 window-zero: : window(zeros(; h); h, r) = zeros(; h, r)
@@ -158,7 +161,7 @@ def _axioms(line: str) -> Iterator[Axiom]:
     yield axiom
     for a, b in _pairs(axiom.rule):
         names = unified(a, b) or {}
-        same = _instance(replace(axiom.rule, name=f"{name}, {a} = {b}"), {}, names)
+        same = _instance(replace(axiom.rule, name=f"{name} ({a} = {b})"), {}, names)
         has = {v.name: v.type.dims for v in same.given} if same else {}
         if same and any(d.renamed(names) in has[v] for v, d in axiom.free):
             yield _axiom(same, {(v, d.renamed(names)) for v, d in needs})
