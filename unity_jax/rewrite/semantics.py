@@ -41,10 +41,10 @@ class Arithmetic:
 
 def _mix(x: Array, salt: int) -> Array:
     """The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), modulo the prime."""
-    z = x.astype(np.uint64) + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
+    z = np.asarray(x).astype(np.uint64).reshape(-1) + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) % np.uint64(PRIME)).astype(np.int64)
+    return ((z ^ (z >> np.uint64(31))) % np.uint64(PRIME)).astype(np.int64).reshape(np.shape(x))
 
 
 def _unknown(salt: int) -> Callable[[Array], Array]:
