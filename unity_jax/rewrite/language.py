@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -43,6 +43,29 @@ class Dim:
             yield self.name
         for d in self.parts:
             yield from d.names()
+
+    def renamed(self, names: Mapping[str, Dim]) -> Dim:
+        """With other dimensions for some of its names."""
+        return Dim(self.name, tuple(p.renamed(names) for p in self.parts)) if self.parts else names.get(self.name, self)
+
+
+def unified(a: Dim, b: Dim) -> dict[str, Dim] | None:
+    """The dimensions to put for names to make two dimensions the same, none if nothing does (J. A. Robinson, 1965)."""
+    if a.parts and b.parts:
+        if (a.name, len(a.parts)) != (b.name, len(b.parts)):
+            return None
+        made: dict[str, Dim] = {}
+        for x, y in zip(a.parts, b.parts, strict=True):
+            inner = unified(x.renamed(made), y.renamed(made))
+            if inner is None:
+                return None
+            made = {n: d.renamed(inner) for n, d in made.items()} | inner
+        return made
+    if a.parts:
+        a, b = b, a
+    if a == b:
+        return {}
+    return None if a.name in b.names() else {a.name: b}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +203,17 @@ def _conv(types: Types, attrs: Attrs) -> Type:
     return Type((*(d for d in x.dims if d != c), *free), x.devices)
 
 
+def _window(types: Types, attrs: Attrs) -> Type:
+    """`window(x; h, r)`: what a window of `r` sees at each place of `h`, zeros around."""
+    _values(*types)
+    (x,), (h, r) = types, attrs
+    return _replaced(x, h, [h, r])  # type: ignore[arg-type,list-item]
+
+
+def _zeros(types: Types, attrs: Attrs) -> Type:
+    return Type(attrs)  # type: ignore[arg-type]
+
+
 def _reduction(types: Types, attrs: Attrs) -> Type:
     (x,) = types
     _values(x)
@@ -208,6 +242,7 @@ def _sum_of(attrs: Attrs) -> tuple[Dim, tuple[Dim, ...]]:
 def _concat(types: Types, attrs: Attrs) -> Type:
     whole, parts = _sum_of(attrs)
     _need(len(parts) == len(types), f"{len(types)} operands for {whole}")
+    _need(not any(whole in x.dims for x in types), f"an operand already has {whole}")
     found = {_replaced(x, part, [whole]) for x, part in zip(types, parts, strict=True)}
     _need(len({(frozenset(t.dims), t.ids) for t in found}) == 1, "operands differ in other dimensions")
     return _replaced(types[0], parts[0], [whole])
@@ -261,6 +296,13 @@ def _take(types: Types, attrs: Attrs) -> Type:
     return _replaced(x, i.ids, [d for d in i.dims if d not in x.dims])  # type: ignore[arg-type]
 
 
+def _onehot(types: Types, attrs: Attrs) -> Type:
+    """One at each row number, zero elsewhere."""
+    (i,) = types
+    _need(i.ids is not None and i.ids not in i.dims, f"{i} holds no numbers of rows elsewhere")
+    return Type((*i.dims, i.ids), i.devices)  # type: ignore[arg-type]
+
+
 def _put(types: Types, attrs: Attrs) -> Type:
     """`put(u, i; p)`: the rows `p` of `u` added up at their numbers, zeros elsewhere; other dimensions of `i` are a
     batch."""
@@ -279,7 +321,9 @@ def _scatter(types: Types, attrs: Attrs) -> Type:
 
 
 def _partition(types: Types, attrs: Attrs) -> Type:
-    """`p*n` cut into blocks, one per device of `p`."""
+    """`p*n` cut into blocks, one per device of `p`; a plain `p` gives each device one element."""
+    if attrs[0] in types[0].dims and not attrs[0].parts:  # type: ignore[union-attr]
+        return _on(_replaced(types[0], attrs[0], []), attrs[0])  # type: ignore[arg-type]
     whole, p, n = _multiple(attrs)
     return _on(_replaced(types[0], whole, [n]), p)
 
@@ -313,6 +357,8 @@ def _off(x: Type, p: Dim | int) -> Type:
 OPS: dict[str, tuple[Callable[[Types, Attrs], Type], int | None]] = {
     "dot": (_dot, 2),
     "conv": (_conv, 2),
+    "window": (_window, 1),
+    "zeros": (_zeros, 0),
     "add": (_pointwise, 2),
     "sub": (_pointwise, 2),
     "mul": (_pointwise, 2),
@@ -333,6 +379,7 @@ OPS: dict[str, tuple[Callable[[Types, Attrs], Type], int | None]] = {
     "split": (_split, 1),
     "merge": (_merge, 1),
     "take": (_take, 2),
+    "onehot": (_onehot, 1),
     "put": (_put, 2),
     "scatter": (_scatter, 3),
     "partition": (_partition, 1),

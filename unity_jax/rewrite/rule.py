@@ -5,7 +5,7 @@
      "target": ["slice(dot(x, concat(v, w; n+o); k); n+o, 0)", "slice(dot(x, concat(v, w; n+o); k); n+o, 1)"],
      "when": [], "proof": "..."}
 
-Results correspond by position; equal subterms are computed once.
+A file of rules is `{"rules": [...]}`. Results correspond by position; equal subterms are computed once.
 """
 
 from __future__ import annotations
@@ -65,12 +65,15 @@ class Rule:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Rule:
         """**Raises:** `RuleError` that names the rule and what does not parse or fit."""
-        name = str(data.get("name", "rule without a name"))
+        name = str(data.get("name", "rule without a name")) if isinstance(data, Mapping) else "rule without a name"
         try:
+            for key in ("given", "source", "target", "when"):
+                if not isinstance(data.get(key, []), list) or not all(isinstance(t, str) for t in data.get(key, [])):
+                    raise TypeError(key)
             return make_rule(
                 name, data["given"], data["source"], data["target"], data.get("when", ()), data.get("proof", "")
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise RuleError(f"{name}: needs given, source and target, lists of text") from error
 
 

@@ -41,10 +41,11 @@ class Arithmetic:
 
 def _mix(x: Array, salt: int) -> Array:
     """The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014), modulo the prime."""
-    z = np.asarray(x).astype(np.uint64).reshape(-1) + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) % np.uint64(PRIME)).astype(np.int64).reshape(np.shape(x))
+    with np.errstate(over="ignore"):  # modulo 2^64 is meant
+        z = x.astype(np.uint64) + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return ((z ^ (z >> np.uint64(31))) % np.uint64(PRIME)).astype(np.int64)
 
 
 def _unknown(salt: int) -> Callable[[Array], Array]:
@@ -255,17 +256,20 @@ def _reducing(function: Callable[[Arithmetic], Callable[..., Array]]) -> Callabl
     return run
 
 
-def _conv(op: _Op, x: _Operand, w: _Operand) -> Array:
+def _windows(op: _Op, x: _Operand, h: Dim, r: Dim) -> _Operand:
     """Windows that start (r - 1) // 2 places before theirs, as XLA pads for stride one."""
-    c, h, r = op.attrs
-    axis, window, length = x.labels.index(h), op.size(r), op.size(h)
+    axis, at, window, length = x.labels.index(h), x.type.dims.index(h) + 1, op.size(r), op.size(h)
     around = [(0, 0)] * len(x.labels)
     around[axis] = ((window - 1) // 2, window // 2)
     places = np.arange(length)[:, None] + np.arange(window)
     windows = np.take(np.pad(x.value, around), places.ravel(), axis)
     windows = windows.reshape((*x.value.shape[:axis], length, window, *x.value.shape[axis + 1 :]))
-    dims = (*x.type.dims[: x.type.dims.index(h) + 1], r, *x.type.dims[x.type.dims.index(h) + 1 :])
-    return op.contract(_Operand(Type(dims, x.type.devices), windows), w, (c, r))
+    return _Operand(Type((*x.type.dims[:at], r, *x.type.dims[at:]), x.type.devices), windows)
+
+
+def _conv(op: _Op, x: _Operand, w: _Operand) -> Array:
+    c, h, r = op.attrs
+    return op.contract(_windows(op, x, h, r), w, (c, r))
 
 
 def _concat(op: _Op, *operands: _Operand) -> Array:
@@ -316,6 +320,8 @@ def _cut(block: Callable[[Dim], Label]) -> Callable[..., Array]:
 
     def run(op: _Op, x: _Operand) -> Array:
         whole = op.attrs[0]
+        if not whole.parts:  # one element each
+            return x.along([whole if m == block(whole) else m for m in op.labels])
         p, n = whole.parts
         rest = [m for m in op.labels if m not in (block(p), n)]
         cut = x.along((whole, *rest)).reshape(
@@ -349,6 +355,8 @@ def _device(d: Dim) -> Label:
 _MEANING: dict[str, Callable[..., Array]] = {
     "dot": lambda op, x, y: op.contract(x, y, op.attrs),
     "conv": _conv,
+    "window": lambda op, x: _windows(op, x, *op.attrs).along(op.labels),
+    "zeros": lambda op: np.zeros(op.shape, np.int64),
     "add": _pointwise(lambda n: lambda x, y: n.settle(x + y)),
     "sub": _pointwise(lambda n: lambda x, y: n.settle(x - y)),
     "mul": _pointwise(lambda n: lambda x, y: n.settle(x * y)),
@@ -369,6 +377,7 @@ _MEANING: dict[str, Callable[..., Array]] = {
     "split": _cut(_identity),
     "merge": _joined(_identity),
     "take": lambda op, x, i: op.contract(x, op.one_hot(i), [i.type.ids]),
+    "onehot": lambda op, i: op.one_hot(i).along(op.labels),
     "put": _put,
     "scatter": _scatter,
     "partition": _cut(_device),
