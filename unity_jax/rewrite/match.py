@@ -3,11 +3,13 @@
 A name of a dimension stands for any number of dimensions, none included: those that the same variables have and the
 same ops sum over. So dimensions are matched by where they occur, not one by one; only those that are cut, joined or
 counted in are matched one to one. Dimensions and device axes that every variable has and no op mentions are no part
-of a rule: each op treats them as a batch. The parts of a sum may trade places, everywhere at once.
+of a rule: each op treats them as a batch. The parts of a sum may trade places, everywhere at once. What is cut and
+joined may hold row numbers as well as values.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -99,7 +101,7 @@ def _value(side: Term, at: int, graph: Graph, found: Found) -> Iterator[Found]:
         for n in graph.nodes[at]:
             if n.op == side.op:
                 yield from _node(side, n, graph, found)
-    elif found.values.get(side.name, at) == at and (graph.types[at].ids is None) == (side.type.ids is None):
+    elif found.values.get(side.name, at) == at and (side.type.ids is None or graph.types[at].ids is not None):
         yield _with(found, values={**found.values, side.name: at})
 
 
@@ -187,8 +189,7 @@ def _solved(found: Found, variables: Sequence[Term], graph: Graph) -> Iterator[F
     for now in _counted(found, variables, graph):
         for whole in _joined(now, theirs, here):
             if _on_devices(whole, variables, graph):
-                dims = _by_place(whole, theirs, here, len(variables))
-                if dims is not None:
+                for dims in _by_place(whole, theirs, here, len(variables)):
                     yield Found(whole.values, whole.single, whole.turned, whole.lists, dims)
 
 
@@ -202,7 +203,9 @@ def _counted(found: Found, variables: Sequence[Term], graph: Graph) -> Iterator[
     yield from now
 
 
-def _joined(found: Found, theirs: Sequence[Sequence[Dim | int]], here: Sequence[Sequence[Dim | int]]) -> Iterator[Found]:
+def _joined(
+    found: Found, theirs: Sequence[Sequence[Dim | int]], here: Sequence[Sequence[Dim | int]]
+) -> Iterator[Found]:
     """Sums and multiples that no op of this side cuts or joins, but the other side may."""
     for dims, at in zip(theirs, here, strict=True):
         for d in dims:
@@ -228,21 +231,30 @@ def _on_devices(found: Found, variables: Sequence[Term], graph: Graph) -> bool:
 
 def _by_place(
     found: Found, theirs: Sequence[Sequence[Dim | int]], here: Sequence[Sequence[Dim | int]], variables: int
-) -> dict[str, tuple[Dim, ...]] | None:
+) -> Iterator[dict[str, tuple[Dim, ...]]]:
+    """Names and dimensions in the same lists go together. Names that no list of this side tells apart share the
+    dimensions between them in every way."""
     wanted, given = _places(theirs), _places(here)
-    dims: dict[str, tuple[Dim, ...]] = {}
+    names: dict[tuple[int, ...], list[str]] = {}
     for d, places in wanted.items():
         if d.parts or d.name in found.single:
-            (one,) = found.dim(d)
-            if given.pop(one, None) != places:
-                return None
-    for d, places in wanted.items():
-        if not d.parts and d.name not in found.single:
-            dims[d.name] = tuple(sorted((b for b, p in given.items() if p == places), key=str))
-            for b in dims[d.name]:
-                del given[b]
-    batch = tuple(range(variables))
-    return dims if all(p == batch for p in given.values()) else None
+            if given.pop(found.dim(d)[0], None) != places:
+                return
+        else:
+            names.setdefault(places, []).append(d.name)
+    dims: dict[tuple[int, ...], list[Dim]] = {}
+    for d, places in given.items():
+        dims.setdefault(places, []).append(d)
+    if any(p not in names and p != tuple(range(variables)) for p in dims):
+        return
+    choices = [_shared(among, sorted(dims.get(p, ()), key=str)) for p, among in names.items()]
+    for chosen in itertools.product(*choices):
+        yield {n: d for part in chosen for n, d in part.items()}
+
+
+def _shared(names: Sequence[str], dims: Sequence[Dim]) -> Iterator[dict[str, tuple[Dim, ...]]]:
+    for owners in itertools.product(names, repeat=len(dims)):
+        yield {n: tuple(d for d, owner in zip(dims, owners, strict=True) if owner == n) for n in names}
 
 
 def _places(lists: Sequence[Sequence[Dim | int]]) -> dict[Dim, tuple[int, ...]]:

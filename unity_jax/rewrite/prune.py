@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.rewrite.language import Attrs, RuleError, Term, Type, apply, variable
-from unity_jax.rewrite.match import Found, build, matches
+from unity_jax.rewrite.match import build, matches
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.values import Node, node, ordered
 
@@ -43,6 +43,13 @@ class Programs:
             self._inputs[t.name] = self._new(ordered(t.type))
         return self.class_of(self._inputs[t.name])
 
+    def seen(self, t: Term) -> int | None:
+        """The class of a program, if it is in here."""
+        if not t.op:
+            return self.add(t)
+        args = [self.seen(a) for a in t.args]
+        return None if None in args else self._of.get(node(t.op, t.attrs, args))  # type: ignore[arg-type]
+
     def find(self, made: Node) -> int | None:
         """The class of a node, new where there is none; None where the op does not fit."""
         made = node(made.op, made.attrs, [self.class_of(a) for a in made.args])
@@ -72,7 +79,9 @@ class Programs:
                     waiting.append((of[now], c))
             self._of = of
             for c, nodes in enumerate(self.nodes):
-                self.nodes[c] = list(dict.fromkeys(node(n.op, n.attrs, [self.class_of(x) for x in n.args]) for n in nodes))
+                self.nodes[c] = list(
+                    dict.fromkeys(node(n.op, n.attrs, [self.class_of(x) for x in n.args]) for n in nodes)
+                )
 
     def __len__(self) -> int:
         return len(self._of)
@@ -119,18 +128,18 @@ def inputs(terms: Sequence[Term]) -> frozenset[str]:
     return frozenset(t.name for r in terms for t in r.walk() if not t.op)
 
 
-def follows(rule: Rule, known: Known) -> bool:
-    """Whether the known rules make the target of a rule of its source, or both of one another.
+def follows(rule: Rule, known: Known, one_way: bool = False) -> bool:
+    """Whether the known rules make equal programs of both sides of a rule or, one way, the target of the source alone.
 
-    For rules of one result they may start from both sides: where they meet, each side is equal to a third program that
-    the rules make of it. For rules of several results, they start from the source alone: the source of sibling merges
-    is always found in the target, and it is the other way that matters.
+    One way is what matters for rules of several results: the target of a merge of siblings always simplifies to its
+    source.
     """
     graph = Programs()
     before = [graph.add(t) for t in rule.source]
-    after = [graph.add(t) for t in rule.target] if len(before) == 1 else []
+    for t in () if one_way else rule.target:
+        graph.add(t)
     for _ in range(ROUNDS):
-        if _met(graph, before, after, rule):
+        if _met(graph, before, rule.target):
             return True
         size = len(graph)
         found = [
@@ -147,12 +156,15 @@ def follows(rule: Rule, known: Known) -> bool:
             if value is not None:
                 graph.merge(c, value)
             if len(graph) > NODES:
-                return _met(graph, before, after, rule)
+                return _met(graph, before, rule.target)
         if len(graph) == size:
             break
-    return _met(graph, before, after, rule)
+    return _met(graph, before, rule.target)
 
 
-def _met(graph: Programs, before: Sequence[int], after: Sequence[int], rule: Rule) -> bool:
-    after = after or [graph.add(t) for t in rule.target]
-    return all(graph.class_of(a) == graph.class_of(b) for a, b in zip(before, after, strict=True))
+def _met(graph: Programs, before: Sequence[int], target: Sequence[Term]) -> bool:
+    for c, t in zip(before, target, strict=True):
+        made = graph.seen(t)
+        if made is None or graph.class_of(made) != graph.class_of(c):
+            return False
+    return True

@@ -25,7 +25,7 @@ SYMMETRIC = frozenset("add mul dot".split())
 LISTS = frozenset("dot sum fold broadcast put scatter transpose".split())
 """Ops whose attributes are a set of dimensions."""
 
-STACKED, ROWS, DEVICES = 2, 5, 5
+STACKED, ROWS, NUMBERS, DEVICES = 2, 6, 7, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,18 @@ class Values:
         return self.variables[value] if value < len(self.variables) else self.term_of(self.nodes[value][0])
 
     def term_of(self, n: Node) -> Term:
-        attrs = n.attrs
-        return apply(n.op, *(self.term(a) for a in n.args), attrs=attrs)
+        return apply(n.op, *(self.term(a) for a in n.args), attrs=n.attrs)
+
+    def value_of(self, n: Node) -> int | None:
+        """The value of a node that need not be in here, if it is one of these."""
+        if n in self.of:
+            return self.of[n]
+        ways = dict(_instructions(self.alphabet, n.op, tuple(self.types[a] for a in n.args)))
+        if n.attrs not in ways:
+            return None
+        array = apply_op(ways[n.attrs], [self.arrays[a] for a in n.args], self.sizes)
+        template = ways[n.attrs].type
+        return self._found.get(_digest(ordered(template), _in_order(template, array)))
 
     def grow(self, size: int, ops: Sequence[str]) -> list[tuple[Node, int]]:
         """All graphs with `size` ops whose outermost is one of `ops` and whose operands are smallest graphs. Those of
@@ -106,12 +116,10 @@ class Values:
         if not array.any():
             return None, False  # zero whatever the inputs: the language has no constant to replace it by
         kind = ordered(template.type)
-        key = hashlib.blake2b(str(kind).encode() + array.tobytes(), digest_size=16).digest()
-        if key in self._found:
-            return self._found[key], False
-        number = self._add(kind, array, frozenset().union(*(self.inside[a] for a in made.args)))
-        self._found[key] = number
-        return number, True
+        known = self._found.get(_digest(kind, array))
+        if known is not None:
+            return known, False
+        return self._add(kind, array, frozenset().union(*(self.inside[a] for a in made.args))), True
 
     def _add(self, kind: Type, array: Array, inside: frozenset[int] | None = None) -> int:
         number = len(self.types)
@@ -121,9 +129,7 @@ class Values:
         self.graphs.append(Counter())
         self.inside.append(frozenset() if inside is None else inside | {number})
         self._by[kind, len(self.inside[number])].append(number)
-        if inside is None:
-            digest = hashlib.blake2b(str(kind).encode() + array.tobytes(), digest_size=16).digest()
-            self._found[digest] = number
+        self._found[_digest(kind, array)] = number
         for v in self.inside[number]:
             self._using[v].append(number)
         return number
@@ -133,9 +139,9 @@ class Values:
         orders = 2 if made.op in SYMMETRIC and len(set(made.args)) > 1 else 1
         counts = Counter({1: orders})
         for a in made.args:
-            counts = Counter({})if not counts else _product(counts, self.graphs[a])
+            counts = Counter({}) if not counts else _product(counts, self.graphs[a])
         for n, times in counts.items():
-            if n <= self.alphabet.size + bool(self.alphabet.outer):
+            if n <= self.alphabet.largest:
                 self.graphs[value][n] += times
 
     def _operands(self, op: str, size: int) -> Iterator[tuple[int, ...]]:
@@ -170,6 +176,10 @@ class Values:
             yield from ((a, b) for b in near)
 
 
+def _digest(kind: Type, array: Array) -> bytes:
+    return hashlib.blake2b(str(kind).encode() + array.tobytes(), digest_size=16).digest()
+
+
 def _product(x: Counter[int], y: Counter[int]) -> Counter[int]:
     made: Counter[int] = Counter()
     for (a, m), (b, n) in itertools.product(x.items(), y.items()):
@@ -187,9 +197,14 @@ def _instructions(alphabet: Alphabet, op: str, types: tuple[Type, ...]) -> tuple
             term = apply(op, *operands, attrs=attrs)
         except RuleError:
             continue
-        if len(term.type.dims) <= alphabet.rank:
+        if len(term.type.dims) <= alphabet.rank and not _has_part(term.type):
             made[attrs] = term
     return tuple(made.items())
+
+
+def _has_part(t: Type) -> bool:
+    """Whether a dimension is part of another: such values come of unlike things multiplied."""
+    return any(part in t.dims for d in t.dims for part in d.parts)
 
 
 @functools.cache
@@ -209,13 +224,14 @@ def _in_order(t: Type, array: Array) -> Array:
 
 
 def _sizes(variables: Sequence[Term], alphabet: Alphabet) -> dict[str, int]:
-    """Twos and threes: small, and different where it can be."""
+    """Twos and threes, but more devices than a short sum has terms, and more row numbers than rows, so that some rows
+    have several."""
     extra = re.findall("[a-z]", " ".join((alphabet.sums, alphabet.multiples, alphabet.new, alphabet.devices)))
     dims = [d for v in variables for d in (*v.type.dims, *v.type.devices)]
     names = sorted({n for d in dims for n in d.names()} | set(extra))
     sizes = {n: 2 + i % 2 for i, n in enumerate(names)}
-    sizes |= {d: DEVICES for d in alphabet.devices.split()} | {"e": STACKED, "q": 7}
-    for v in variables:
-        if v.type.ids and not v.type.ids.parts:
-            sizes[v.type.ids.name] = ROWS
+    sizes |= dict.fromkeys(alphabet.devices.split(), DEVICES) | {"e": STACKED, "q": 7}
+    numbered = [v.type for v in variables if v.type.ids]
+    sizes |= {d.name: NUMBERS for t in numbered for d in t.dims if not d.parts}
+    sizes |= {t.ids.name: ROWS for t in numbered if t.ids and not t.ids.parts}
     return sizes
