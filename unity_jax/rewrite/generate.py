@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track as progress
+from rich.table import Table
 
 from unity_jax.rewrite.alphabet import Alphabet
 from unity_jax.rewrite.alphabets import ALPHABETS
 from unity_jax.rewrite.language import Term
+from unity_jax.rewrite.library import FILE, to_text
 from unity_jax.rewrite.prune import Known, follows
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.search import Counts, rank, search
@@ -94,3 +100,29 @@ def _words(side: Sequence[Term]) -> list[str]:
     for t in side:
         visit(t)
     return list(words)
+
+
+def run(out: Path | None = None, check: bool = False) -> int:
+    """Generate the library, print the counts at each step, and write it; with `check`, 1 if it is not the one that
+    ships, byte for byte."""
+    console = Console()
+    made = generate(track=lambda alphabets: progress(alphabets, "searching", console=console, transient=True))
+    console.print(_table(made))
+    console.print(f"{made.found} rules proved, {len(made.rules)} left that do not follow from others")
+    text = to_text(made.rules)
+    if out:
+        out.write_text(text)
+    if check and text != FILE.read_text():
+        console.print(f"not the same as {FILE}")
+        return 1
+    return 0
+
+
+def _table(made: Generated) -> Table:
+    steps = [f.name for f in fields(Counts)]
+    table = Table("alphabet", box=None)
+    for step in steps:
+        table.add_column(step, justify="right")
+    for name, counts in [*made.counts.items(), ("all", sum(made.counts.values(), Counts()))]:
+        table.add_row(name, *(f"{getattr(counts, step):,}" for step in steps))
+    return table

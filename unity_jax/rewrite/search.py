@@ -168,10 +168,10 @@ def _direct(graph: Values) -> list[Rule]:
     for size in range(1, graph.alphabet.largest + 1):
         for n, value in graph.grow(size, graph.alphabet.outer.split()):
             small = graph.term(value)
-            for args in itertools.product(*(graph.nodes[a] for a in n.args)):
-                large = apply(n.op, *map(graph.term_of, args), attrs=n.attrs)
+            for args in itertools.product(*([*map(graph.term_of, graph.nodes[a])] or [graph.term(a)] for a in n.args)):
+                large = apply(n.op, *args, attrs=n.attrs)
                 inside = {t for t in large.walk() if t.op}
-                if len(inside) <= graph.alphabet.largest and small not in inside and not _repeats(large):
+                if small.op and small not in inside and len(inside) <= graph.alphabet.largest and not _repeats(small):
                     rule = generalized("", [small], [large])
                     found[rule] = rank(rule)
     return sorted(found, key=found.__getitem__)
