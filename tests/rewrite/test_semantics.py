@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from unity_jax.rewrite import semantics
 from unity_jax.rewrite.language import OPS
 from unity_jax.rewrite.rule import make_rule, parse_dim, parse_term, parse_variable
-from unity_jax.rewrite import semantics
 from unity_jax.rewrite.semantics import FIELD, NUMBERS, PRIME, STEP, agrees, draw, evaluate, random_sizes, size
 
 SIZES = {"m": 2, "k": 3, "n": 4, "o": 5, "p": 2, "v": 6, "e": 2, "h": 7, "r": 3}
@@ -77,9 +77,8 @@ def test_ops_are_numpy_s(text, inputs, expected):
 def test_unknown_functions_are_functions_of_their_arguments_alone():
     variables, values = _values("x[m,k] y[m,k]")
     known = {v.name: v for v in variables}
-    f, g, h, back, fold, turned = evaluate(
-        [parse_term(t, known) for t in ("f(x)", "g(x)", "h(x, y)", "h(y, x)", "fold(x; k)", "convert(x)")], SIZES, values
-    )
+    texts = ("f(x)", "g(x)", "h(x, y)", "h(y, x)", "fold(x; k)", "convert(x)")
+    f, g, h, back, fold, turned = evaluate([parse_term(t, known) for t in texts], SIZES, values)
     assert len({f.tobytes(), g.tobytes(), turned.tobytes()}) == 3
     assert (h != back).all()
     shuffled = {"x": values["x"][:, ::-1], "y": values["y"]}
@@ -114,7 +113,7 @@ def test_rules_that_hold_and_rules_that_do_not():
     assert not semantics.tested(make_rule("", given, ["f(dot(x, w; p*k))"], [f"reduce(f({cut}); p)"]))
 
 
-def test_gradients_are_compared:
+def test_gradients_are_compared():
     """Two functions of one value and two derivatives, as `stop_gradient` would make."""
     still = dataclasses.replace(NUMBERS, unary={**NUMBERS.unary, "f": lambda x: x, "g": lambda x: x.real + 0j})
     rule = make_rule("", ["x[m]"], ["f(x)"], ["g(x)"])

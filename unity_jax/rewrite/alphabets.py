@@ -23,7 +23,7 @@ SPMD = "reduce combine"
 ALPHABETS = (
     # Arithmetic: a dimension for each set of inputs that may share it
     Alphabet("arithmetic", "x[m,a,b] y[n,a,c] z[o,b,c]", "add sub mul neg", rank=6, wide=True),
-    Alphabet("dots", "x[m,k,b,j,c,t] w[n,k,b,l,a,t] u[o,l,a,j,c,t]", "dot", size=2, rank=10),
+    Alphabet("dots", "x[m,k,b,j,c,t] w[n,k,b,l,a,t] u[o,l,a,j,c,t]", "dot", size=2, rank=10, over="a b c t"),
     *_each("dots", "x[m,a,b,k] y[q,a,c,k] w[n,b,c,k]", "dot", "add neg mul", over="k", rank=7, wide=True),
     *_each("reductions", "x[m,k] y[n,k] z[o] s[r,q]", "sum broadcast", "add mul neg", over="k q", new="q", wide=True),
     Alphabet("reductions of dots", "x[m,k,j] w[n,k,j] s[r,q]", "dot sum broadcast", new="q", rank=5, over="k j m q"),
