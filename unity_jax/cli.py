@@ -1,5 +1,5 @@
-"""The command line: `unity plan`, `unity explain`, `unity verify`, `unity calibrate`, `unity rules check` (also
-`python -m unity_jax ...`).
+"""The command line: `unity plan`, `unity explain`, `unity verify`, `unity calibrate`, `unity rules check`, `unity
+rules generate` (also `python -m unity_jax ...`).
 
     unity plan train.py:make_step --machine v5e:4x4 --out plan.json
     unity verify models:step bert tiny --topology v5e:2x4
@@ -34,6 +34,7 @@ from unity_jax.machine.calibrate import calibrate
 from unity_jax.machine.machine import Machine
 from unity_jax.plan import Plan
 from unity_jax.report.aot import topology
+from unity_jax.rewrite import generate
 from unity_jax.rewrite.check import check
 
 
@@ -92,13 +93,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _rules(rules: argparse.ArgumentParser) -> None:
+    commands = rules.add_subparsers(required=True, metavar="COMMAND")
     text = "prove each rule of a file, or say why not"
-    checking = rules.add_subparsers(required=True, metavar="COMMAND").add_parser(
-        "check", help=text, description=text[0].upper() + text[1:] + "."
-    )
+    checking = commands.add_parser("check", help=text, description=text[0].upper() + text[1:] + ".")
     checking.add_argument("file", type=Path, metavar="FILE", help="rules as JSON, in the project's form or FlexFlow's")
     checking.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     checking.set_defaults(run=lambda options: check(options.file, options.json), parser=checking)
+    text = "find and prove the rules of the library (some minutes)"
+    making = commands.add_parser("generate", help=text, description=text[0].upper() + text[1:] + ".")
+    making.add_argument("--out", type=Path, metavar="FILE", help="write the rules as JSON")
+    making.add_argument("--check", action="store_true", help="fail if they are not those that ship")
+    making.set_defaults(run=lambda options: generate.run(options.out, options.check), parser=making)
 
 
 def _plan(options: argparse.Namespace) -> int:

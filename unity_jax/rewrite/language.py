@@ -171,7 +171,9 @@ def _place(x: Type, dim: Dim | int) -> int:
 
 def _replaced(x: Type, dim: Dim, by: Sequence[Dim]) -> Type:
     at = _place(x, dim)
-    return dataclasses.replace(x, dims=(*x.dims[:at], *by, *x.dims[at + 1 :]))
+    dims = (*x.dims[:at], *by, *x.dims[at + 1 :])
+    _need(len(set(dims)) == len(dims), f"{x} has {', '.join(map(str, by))} already")
+    return dataclasses.replace(x, dims=dims)
 
 
 def _values(*types: Type) -> None:
@@ -180,12 +182,9 @@ def _values(*types: Type) -> None:
 
 
 def _pointwise(types: Types, attrs: Attrs) -> Type:
-    """Operands have the dimensions of the largest, or some of them."""
+    """The dimensions of all operands; each is repeated along those that it lacks."""
     _values(*types)
-    widest = max(types, key=lambda t: len(t.dims))
-    for x in types:
-        _need(set(x.dims) <= set(widest.dims), f"{x} has dimensions that {widest} lacks")
-    return widest
+    return Type(tuple(dict.fromkeys(d for x in types for d in x.dims)), types[0].devices)
 
 
 def _dot(types: Types, attrs: Attrs) -> Type:
