@@ -57,6 +57,9 @@ CLASSICS = {
     " slice(conv(x, concat(v, w; n+o); c, h, r); n+o, 0) | slice(conv(x, concat(v, w; n+o); c, h, r); n+o, 1)",
     "stacked branches": "x[m,k] y[m,k] v[k,n] w[k,n]: dot(x, v; k) | dot(y, w; k) =>"
     " unstack(dot(stack(x, y; d), stack(v, w; d); k); d, 0) | unstack(dot(stack(x, y; d), stack(v, w; d); k); d, 1)",
+    "stacks of parts": "x[n] y[o] z[n]: stack(x, z; d) | stack(y, y; d) =>"
+    " slice(stack(concat(x, y; n+o), concat(z, y; n+o); d); n+o, 0)"
+    " | slice(stack(concat(x, y; n+o), concat(z, y; n+o); d); n+o, 1)",
     "stacked tables": "t[v,d] u[v,d] i[n]<v j[n]<v: take(t, i) | take(u, j) =>"
     " unstack(take(stack(t, u; s), stack(i, j; s)); s, 0) | unstack(take(stack(t, u; s), stack(i, j; s)); s, 1)",
     # concatenations

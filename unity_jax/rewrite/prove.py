@@ -201,7 +201,8 @@ class _Pattern:
 
     def dim(self, d: Dim) -> Code:
         if d.parts:
-            return (*(("Plus", "tag") if d.name == "+" else ("Times",)), *map(self.dim, d.parts))
+            kind = ("Plus", "tag-" + "-".join(d.names())) if d.name == "+" else ("Times",)
+            return (*kind, *map(self.dim, d.parts))
         return _ONE if d.name in self.ones else f"dim-{d.name}"
 
     def parts(self, d: Dim) -> int:
