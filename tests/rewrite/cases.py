@@ -88,6 +88,8 @@ CLASSICS = {
     "associativity in a batch": "x[b,m,k] y[b,k,l] z[b,l,n]: dot(dot(x, y; k), z; l) => dot(x, dot(y, z; l); k)",
     "four factors": "x[m,k] y[k,l] z[l,n] w[n,o]: dot(dot(dot(x, y; k), z; l), w; n) =>"
     " dot(x, dot(y, dot(z, w; n); l); k)",
+    "two sums over one name": "a[k,q] b[k,q] u[k,m] x[k,m]: dot(a, dot(b, dot(u, x; k)); k) =>"
+    " dot(u, dot(x, dot(b, a; k)); k)",
     "transposition": "x[m,k] y[k,n]: transpose(dot(x, y; k); n, m) => dot(transpose(y; n, k), transpose(x; k, m); k)",
     "scales pass matmuls": "x[m,k] w[k,n] s[]: mul(dot(x, w; k), s) => dot(mul(x, s), w; k)",
     "row scales pass matmuls": "x[m,k] w[k,n] s[m]: mul(dot(x, w; k), s) => dot(mul(x, s), w; k)",
