@@ -98,7 +98,7 @@ def _plus(tag: str, parts: Sequence[Code]) -> Code:
 
 @dataclass(frozen=True)
 class Proof:
-    """`axioms`: those that were used on the way, in alphabetical order; more than one chain of equations may need."""
+    """`axioms`: those that matched on the way, in alphabetical order: the proof needs no others."""
 
     found: bool
     axioms: tuple[str, ...]
