@@ -1,7 +1,9 @@
-"""The command line: `unity plan`, `unity explain`, `unity verify`, `unity calibrate` (also `python -m unity_jax ...`).
+"""The command line: `unity plan`, `unity explain`, `unity verify`, `unity calibrate`, `unity rules check`, `unity
+rules generate` (also `python -m unity_jax ...`).
 
     unity plan train.py:make_step --machine v5e:4x4 --out plan.json
     unity verify models:step bert tiny --topology v5e:2x4
+    unity rules check rules.json
 
 A function to plan is named by a factory: `module:name` or `path/to/file.py:name`, called with the words that follow it,
 as strings. It returns the train step, plain or decorated with `auto_shard`, and a tuple of its arguments, arrays or
@@ -32,6 +34,8 @@ from unity_jax.machine.calibrate import calibrate
 from unity_jax.machine.machine import Machine
 from unity_jax.plan import Plan
 from unity_jax.report.aot import topology
+from unity_jax.rewrite import generate
+from unity_jax.rewrite.check import check
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,7 +88,22 @@ def _parser() -> argparse.ArgumentParser:
     explaining.add_argument("--at", default="*", metavar="PATTERN", help="part of a path, a scope or file:line")
     verifying.add_argument("--topology", required=True, help="v5e:2x4, v5p:2x2x2, h100:8, ...")
     measuring.add_argument("--out", type=Path, required=True, metavar="FILE", help="write the machine as JSON")
+    _rules(commands.add_parser("rules", help="work with rewrite rules", description="Work with rewrite rules."))
     return parser
+
+
+def _rules(rules: argparse.ArgumentParser) -> None:
+    commands = rules.add_subparsers(required=True, metavar="COMMAND")
+    text = "prove each rule of a file, or say why not"
+    checking = commands.add_parser("check", help=text, description=text[0].upper() + text[1:] + ".")
+    checking.add_argument("file", type=Path, metavar="FILE", help="rules as JSON, in the project's form or FlexFlow's")
+    checking.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    checking.set_defaults(run=lambda options: check(options.file, options.json), parser=checking)
+    text = "find and prove the rules of the library (some minutes)"
+    making = commands.add_parser("generate", help=text, description=text[0].upper() + text[1:] + ".")
+    making.add_argument("--out", type=Path, metavar="FILE", help="write the rules as JSON")
+    making.add_argument("--check", action="store_true", help="fail if they are not those that ship")
+    making.set_defaults(run=lambda options: generate.run(options.out, options.check), parser=making)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -1,0 +1,128 @@
+"""The generator of the library: what `unity rules generate` does.
+
+Every alphabet is searched in turn; each rule that does not follow from earlier ones is tested at other sizes and
+proved. In the end rules that follow from later ones of no larger size are left out too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track as progress
+from rich.table import Table
+
+from unity_jax.rewrite.alphabet import Alphabet
+from unity_jax.rewrite.alphabets import ALPHABETS
+from unity_jax.rewrite.language import Term
+from unity_jax.rewrite.library import FILE, to_text
+from unity_jax.rewrite.prune import Known, follows
+from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.search import Counts, rank, search
+from unity_jax.rewrite.semantics import tested
+from unity_jax.rewrite.verify import verify
+
+Track = Callable[[Sequence[Alphabet]], Iterable[Alphabet]]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The library, and the counts of each alphabet; `found` rules were proved before the last pruning."""
+
+    rules: tuple[Rule, ...]
+    counts: dict[str, Counts]
+    found: int
+    unproved: tuple[Rule, ...]
+
+
+def generate(alphabets: Sequence[Alphabet] = ALPHABETS, track: Track = iter) -> Generated:
+    """The rules of these alphabets, in an order and with names that are the same each time."""
+    known = Known()
+    counts: dict[str, Counts] = {}
+    direct: set[Rule] = set()
+    unproved: list[Rule] = []
+
+    def prove(rule: Rule) -> Rule | None:
+        verdict = verify(rule)
+        if verdict.verdict == "proved":
+            return replace(rule, proof=verdict.reason)
+        unproved.append(rule)
+        return None
+
+    for alphabet in track(alphabets):
+        made = counts.setdefault(alphabet.name, Counts())
+        for rule in search(alphabet, known, made, tested, prove):
+            if len(rule.source) > 1 or alphabet.direct:
+                direct.add(rule)
+    left = _minimal(known.rules, direct)
+    return Generated(_named(left), counts, len(known.rules), tuple(unproved))
+
+
+def _minimal(rules: Sequence[Rule], direct: set[Rule]) -> list[Rule]:
+    """Without those that follow from others that are no larger: the largest and least general go first."""
+    left = list(rules)
+    for rule in sorted(rules, key=rank, reverse=True):
+        others = Known()
+        for other in left:
+            if other is not rule and rank(other)[0] <= rank(rule)[0]:
+                others.add(other)
+        if follows(rule, others, one_way=rule in direct):
+            left.remove(rule)
+    return left
+
+
+def _named(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Named by the ops of the larger side, outermost first."""
+    seen: Counter[str] = Counter()
+    named = []
+    for rule in rules:
+        sides = [_words(side) for side in (rule.source, rule.target)]
+        name = "-".join(max(sides, key=len))
+        if len(rule.source) > 1:
+            name = f"siblings-{name}"
+        seen[name] += 1
+        named.append(replace(rule, name=f"{name}-{seen[name]}"))
+    return tuple(named)
+
+
+def _words(side: Sequence[Term]) -> list[str]:
+    words: dict[str, None] = {}
+
+    def visit(t: Term) -> None:
+        if t.op:
+            words[t.op] = None
+        for a in t.args:
+            visit(a)
+
+    for t in side:
+        visit(t)
+    return list(words)
+
+
+def run(out: Path | None = None, check: bool = False) -> int:
+    """Generate the library, print the counts at each step, and write it; with `check`, 1 if it is not the one that
+    ships, byte for byte."""
+    console = Console()
+    made = generate(track=lambda alphabets: progress(alphabets, "searching", console=console, transient=True))
+    console.print(_table(made))
+    console.print(f"{made.found} rules proved, {len(made.rules)} left that do not follow from others")
+    text = to_text(made.rules)
+    if out:
+        out.write_text(text)
+    if check and text != FILE.read_text():
+        console.print(f"not the same as {FILE}")
+        return 1
+    return 0
+
+
+def _table(made: Generated) -> Table:
+    steps = [f.name for f in fields(Counts)]
+    table = Table("alphabet", box=None)
+    for step in steps:
+        table.add_column(step, justify="right")
+    for name, counts in [*made.counts.items(), ("all", sum(made.counts.values(), Counts()))]:
+        table.add_row(name, *(f"{getattr(counts, step):,}" for step in steps))
+    return table

@@ -1,0 +1,217 @@
+"""Rules of one alphabet: pairs of graphs of one value, without those that follow from others."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from unity_jax.rewrite.alphabet import Alphabet
+from unity_jax.rewrite.generalize import generalized
+from unity_jax.rewrite.language import Dim, Term, apply
+from unity_jax.rewrite.prune import Known, follows, inputs
+from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.values import Node, Values, node
+
+
+@dataclass
+class Counts:
+    """What is left after each step.
+
+    `graphs`: of the alphabet, as trees. `pairs`: a graph and the smallest of its value. `subgraphs`: pairs whose graphs
+    differ outermost, with operands that are smallest themselves. `renamed`: those that differ in more than the names of
+    inputs. `bound`: those with a side that mentions every input of the other. `independent`: those that do not follow
+    from the rules before. `linear`: those with a side that mentions each input once. `true`: those that hold at other
+    sizes. `proved`.
+    """
+
+    graphs: int = 0
+    values: int = 0
+    pairs: int = 0
+    subgraphs: int = 0
+    renamed: int = 0
+    bound: int = 0
+    independent: int = 0
+    linear: int = 0
+    true: int = 0
+    proved: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)))
+
+
+Proof = Callable[[Rule], Rule | None]
+"""The rule with its proof, if there is one."""
+
+
+def search(
+    alphabet: Alphabet, known: Known, counts: Counts, true: Callable[[Rule], bool], prove: Proof
+) -> Iterator[Rule]:
+    """The rules of an alphabet that do not follow from `known` ones, which they join."""
+    graph = Values(alphabet)
+    settled: set[Node] = set()
+
+    def accepted(rule: Rule) -> Rule | None:
+        counts.independent += 1
+        if all(map(_repeats, (*rule.source, *rule.target))):
+            return None
+        counts.linear += 1
+        if not true(rule):
+            return None
+        counts.true += 1
+        proved = prove(rule)
+        if proved is not None:
+            counts.proved += 1
+            known.add(proved)
+        return proved
+
+    for size in range(1, (alphabet.size if alphabet.direct else alphabet.largest) + 1):
+        first = len(graph.types)
+        equal = graph.grow(size, (alphabet.ops if size <= alphabet.size else alphabet.outer).split())
+        settled.update(n for v in range(first, len(graph.types)) for n in graph.nodes[v])
+        ranked = _ranked(graph, equal, counts)
+        asked = {n for _, n, _ in ranked}
+        for _, n, rule in ranked:
+            if not _leads(n, known, graph, settled):
+                found = accepted(rule)
+                if found is None:
+                    continue
+                yield found
+            _settle(n, graph, settled)
+        for n, _ in equal:
+            if n not in asked:
+                _settle(n, graph, settled)
+    for rule in (*_direct(graph), *_siblings(graph)):
+        counts.subgraphs += 1
+        counts.renamed += 1
+        counts.bound += 1
+        if not follows(rule, known, one_way=True) and (found := accepted(rule)):
+            yield found
+    counts.graphs += sum(sum(c.values()) for c in graph.graphs)
+    counts.values += len(graph.types)
+    counts.pairs += sum(sum(c.values()) - 1 for c in graph.graphs)
+
+
+def _settle(n: Node, graph: Values, settled: set[Node]) -> None:
+    """From here on the node is known to make its value."""
+    graph.nodes[graph.of[n]].append(n)
+    settled.add(n)
+
+
+def _ranked(graph: Values, equal: Sequence[tuple[Node, int]], counts: Counts) -> list[tuple[object, Node, Rule]]:
+    """The rules that make a node the smallest graph of its value: the smaller and the more general first."""
+    pending = {}
+    for n, value in equal:
+        source, target = graph.term_of(n), graph.term(value)
+        pending.setdefault(_numbered(source, target), (n, source, target))
+    ranked = []
+    for n, source, target in pending.values():
+        if inputs([target]) <= inputs([source]):
+            rule = generalized("", [source], [target])
+        elif inputs([source]) <= inputs([target]):
+            rule = generalized("", [target], [source])
+        else:
+            continue
+        ranked.append((rank(rule), n, rule))
+    counts.subgraphs += len(equal)
+    counts.renamed += len(pending)
+    counts.bound += len(ranked)
+    return sorted(ranked, key=lambda r: r[0])
+
+
+def rank(rule: Rule) -> tuple[int, bool, int, int, int, str]:
+    """Small rules first; among those of a size the ones that work both ways, and the more general."""
+    sizes = [sum(map(_ops, side)) for side in (rule.source, rule.target)]
+    dims = {d for v in rule.given for d in (*v.type.dims, *v.type.devices)}
+    lossy = inputs(rule.source) != inputs(rule.target)
+    return max(sizes), lossy, sum(sizes), -len(rule.given), -len(dims), str(rule)
+
+
+def _ops(t: Term) -> int:
+    return bool(t.op) + sum(map(_ops, t.args))
+
+
+def _repeats(t: Term) -> bool:
+    """Whether an input occurs in it twice."""
+    found = list(_leaves(t))
+    return len(found) > len(set(found))
+
+
+def _leaves(t: Term) -> Iterator[Term]:
+    if not t.op:
+        yield t
+    for a in t.args:
+        yield from _leaves(a)
+
+
+def _leads(at: Node, known: Known, graph: Values, settled: set[Node]) -> bool:
+    """Whether known rules make of a node one that is settled."""
+    seen, queue = {at}, [at]
+    for n in queue:
+        for (made,) in known.applied([n], graph):
+            value = graph.of.get(made) if isinstance(made, Node) else made
+            if value == graph.of[at]:
+                if isinstance(made, int) or made in settled:
+                    return True
+                if made not in seen:
+                    seen.add(made)
+                    queue.append(made)
+    return False
+
+
+def _direct(graph: Values) -> list[Rule]:
+    """Values as the outermost ops of a direct alphabet make them of graphs that are not the smallest, too."""
+    if not graph.alphabet.direct:
+        return []
+    found = {}
+    for size in range(1, graph.alphabet.largest + 1):
+        for n, value in graph.grow(size, graph.alphabet.outer.split()):
+            small = graph.term(value)
+            for args in itertools.product(*([*map(graph.term_of, graph.nodes[a])] or [graph.term(a)] for a in n.args)):
+                large = apply(n.op, *args, attrs=n.attrs)
+                inside = {t for t in large.walk() if t.op}
+                if small.op and small not in inside and len(inside) <= graph.alphabet.largest and not _repeats(small):
+                    rule = generalized("", [small], [large])
+                    found[rule] = rank(rule)
+    return sorted(found, key=found.__getitem__)
+
+
+def _siblings(graph: Values) -> Iterator[Rule]:
+    """Two values of one op each that are the parts of one value of that op: graphs with two results.
+
+    The frontier is restricted to the results of a cut: their sources are single ops, since merges of larger siblings
+    are merges of op after op.
+    """
+    ops = graph.alphabet.ops.split()
+    for value in range(len(graph.types)):
+        for cut, dim in _cuts(graph, value, ops):
+            parts = [graph.value_of(node(cut, (dim, i), (value,))) for i in (0, 1)]
+            if None in parts or parts[0] == parts[1] or any(graph.size(p) != 1 for p in parts):  # type: ignore[arg-type]
+                continue
+            source = [graph.term(p) for p in parts]  # type: ignore[arg-type]
+            merged = next((n for n in graph.nodes[value] if n.op == source[0].op == source[1].op), None)
+            if merged is not None and inputs([t := graph.term_of(merged)]) <= inputs(source):
+                yield generalized("", source, [apply(cut, t, attrs=(dim, i)) for i in (0, 1)])
+
+
+def _cuts(graph: Values, value: int, ops: Sequence[str]) -> Iterator[tuple[str, Dim]]:
+    for d in graph.types[value].dims:
+        if d.name == "+" and "slice" in ops:
+            yield "slice", d
+        elif d.name == "e" and "unstack" in ops:
+            yield "unstack", d
+
+
+def _numbered(source: Term, target: Term) -> str:
+    """The pair as text in which inputs of one type are numbered as they occur."""
+    types = {t.name: str(t.type) for s in (source, target) for t in s.walk() if not t.op}
+    order: dict[str, str] = {}
+
+    def name(m: re.Match[str]) -> str:
+        word = m.group(0)
+        if word in types and word not in order:
+            order[word] = f"{types[word]}{sum(types[w] == types[word] for w in order)}"
+        return order.get(word, word)
+
+    return re.sub(r"[a-z]+(?=[,);]| =|$)", name, f"{source} = {target}")
