@@ -71,6 +71,7 @@ _V5E = {
     "unfused_per_second": 1.24e11,
     "fast_bytes": 4e7,
     "fast_bandwidth": 1e12,
+    "fast_results_per_second": 1.5e11,
     "kernel_overhead": 1.2e-6,
 }
 _V5P = {
@@ -90,6 +91,7 @@ _V6E = {
     "kernel_overhead": 1.2e-6,
     "fast_bytes": 4e7,
     "fast_bandwidth": 2.2e12,
+    "fast_results_per_second": 1.16e12,
     "matmul_tile": (8, 256, 256),
 }
 
