@@ -63,8 +63,10 @@ def op_work(shard: Shard, device: Device, use: Use) -> Work:
     results = 0.0
     if device.results_per_second:
         chip = 0.0  # the matrix unit takes what is on the chip at its own rate
-        written = sum(n * math.prod(shard.result_shape(i)) for i, n in enumerate(counts[len(op.inputs) :]))
-        results = written / device.results_per_second
+        for i, n in enumerate(counts[len(op.inputs) :]):
+            fits = shard.result_bytes(i) <= device.fast_bytes
+            rate = fits * device.fast_results_per_second or device.results_per_second
+            results += n * math.prod(shard.result_shape(i)) / rate
     if op.name in PRODUCTS:
         return Work(matrix_seconds(shard, device), results, 0.0, memory, chip, swept, turned, launches)
     vector = shard.flops / device.flops_per_second("vector")

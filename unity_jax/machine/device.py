@@ -32,8 +32,9 @@ class Device:
     most (0: no limit); `unfused_per_second`: how many elements a kernel of one elementwise op handles, besides its
     traffic (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are padded in
     memory (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which holds
-    `chip_bytes` and moves `fast_bandwidth` bytes per second. `contention`: what runs at the same time slows each other
-    so; `asynchronous`: the kinds of collectives that the compiler starts and awaits apart, the others stop compute.
+    `chip_bytes`, moves `fast_bandwidth` bytes per second and takes `fast_results_per_second` elements from matmuls (0:
+    as many as the other memory). `contention`: what runs at the same time slows each other so; `asynchronous`: the
+    kinds of collectives that the compiler starts and awaits apart, the others stop compute.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Device:
     fast_bytes: float = 0.0
     fast_bandwidth: float = 0.0
     chip_bytes: float = 0.0
+    fast_results_per_second: float = 0.0
     contention: Contention = PERFECT
     asynchronous: tuple[str, ...] = ASYNCHRONOUS
 

@@ -76,6 +76,7 @@ _V5E = {
     "fast_bytes": 4e7,
     "fast_bandwidth": 1e12,
     "chip_bytes": 112 * 2.0**20,
+    "fast_results_per_second": 1.5e11,
     "kernel_overhead": 1.2e-6,
 }
 _V5P = {
@@ -97,6 +98,7 @@ _V6E = {
     "fast_bytes": 4e7,
     "fast_bandwidth": 2.2e12,
     "chip_bytes": 112 * 2.0**20,
+    "fast_results_per_second": 1.16e12,
     "matmul_tile": (8, 256, 256),
 }
 
