@@ -46,12 +46,18 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates of a model on a topology, and what the compiler said of those that it did not compile."""
+    """The candidates of a model on a topology, and by label what the compiler said of those that it did not compile."""
 
     model: str
     topology: str
     candidates: list[Candidate]
-    failed: list[str]
+    failed: dict[str, str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all candidates were tried; the random ones are the last that are made."""
+        tried = [*(c.label for c in self.candidates), *self.failed]
+        return sum(label.startswith("random") for label in tried) >= RANDOM
 
     @property
     def correlation(self) -> float:
@@ -65,15 +71,16 @@ class Ranking:
 
     @property
     def passes(self) -> bool:
-        return self.correlation >= CORRELATION and self.chosen_over_best <= NEAR_BEST
+        return self.complete and self.correlation >= CORRELATION and self.chosen_over_best <= NEAR_BEST
 
 
 def ranking(model: str, topology: str) -> Ranking:
     program, machine = RANKING.program(model), Machine.preset(topology)
-    candidates, failed = [], []
+    candidates: list[Candidate] = []
+    failed: dict[str, str] = {}
     for case in track(RANKING.cases([model], [topology]), f"{model} on {topology}", transient=True):
         if "error" in case.facts:
-            failed.append(f"{model} on {topology}, {case.label}: {case.facts['error']}")
+            failed[case.label] = case.facts["error"]
         else:
             predicted = case.plan(program, machine).predicted.step_seconds
             candidates.append(Candidate(case.label, predicted, judge(case.hlo, topology)))
@@ -111,13 +118,14 @@ def main() -> None:
         row = [r.model, r.topology, str(len(r.candidates))]
         if r.candidates:
             row += [f"{r.correlation:.3f}", f"{r.chosen_over_best:.3f}", r.candidates[0].label]
-        table.add_row(*row, *[""] * (6 - len(row)), "yes" if r.candidates and r.passes else "no")
+        table.add_row(*row, *[""] * (6 - len(row)), ("yes" if r.passes else "no") if r.complete else "incomplete")
         if options.candidates:
             console.print(all_candidates(r))
     console.print(table)
-    for line in (line for r in found for line in r.failed):
-        console.print(line, markup=False, highlight=False)
-    sys.exit(not all(r.candidates and r.passes for r in found))
+    for r in found:
+        for label, error in r.failed.items():
+            console.print(f"{r.model} on {r.topology}, {label}: {error}", markup=False, highlight=False)
+    sys.exit(not all(r.passes for r in found))
 
 
 if __name__ == "__main__":
