@@ -97,10 +97,10 @@ def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
             assert least_seconds(built) <= floor <= timeline.step_seconds * (1 + 1e-9)
 
 
-def test_an_expert_wins_whose_times_add_up_to_far_more() -> None:
+def test_an_expert_wins_whose_times_add_up_to_more() -> None:
     """FSDP on a slow network communicates more than the plan with the least sum of times, and hides it where the
     compiler hides every collective."""
-    machine = slow("v5e:2x4", 1e2)
+    machine = slow("v5e:2x4", 30)
     hiding = dataclasses.replace(machine.device, asynchronous=ASYNCHRONOUS)
     plan = Planner(program("bert", layers=1), dataclasses.replace(machine, devices=(hiding,)))
     found = plan.candidates(mesh(8))
