@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.rewrite.language import Attrs, RuleError, Term, Type, apply, variable
@@ -139,27 +139,34 @@ def follows(rule: Rule, known: Known, one_way: bool = False) -> bool:
     for t in () if one_way else rule.target:
         graph.add(t)
     for _ in range(ROUNDS):
+        size = len(graph)
+        for at, results in _places(graph, before):
+            for made in known.applied(at, graph):
+                _merge(graph, zip(results, made, strict=True))
         if _met(graph, before, rule.target):
             return True
-        size = len(graph)
-        found = [
-            (c, m[0]) for c in range(len(graph.types)) for n in list(graph.nodes[c]) for m in known.applied([n], graph)
-        ]
-        if len(before) > 1:
-            roots = [list(graph.nodes[graph.class_of(c)]) for c in before]
-            for order in itertools.permutations(range(len(before))):
-                for at in itertools.product(*(roots[i] for i in order)):
-                    for made in known.applied(at, graph):
-                        found += [(before[i], m) for i, m in zip(order, made, strict=True)]
-        for c, made in found:
-            value = graph.find(made) if isinstance(made, Node) else made
-            if value is not None:
-                graph.merge(c, value)
-            if len(graph) > NODES:
-                return _met(graph, before, rule.target)
-        if len(graph) == size:
+        singles = [(c, n) for c, nodes in enumerate(graph.nodes) for n in nodes]
+        _merge(graph, [(c, made) for c, n in singles for (made,) in known.applied([n], graph)])
+        if len(graph) == size or len(graph) > NODES:
             break
     return _met(graph, before, rule.target)
+
+
+def _places(graph: Programs, results: Sequence[int]) -> Iterator[tuple[Sequence[Node], Sequence[int]]]:
+    """Nodes of all results together, in any order."""
+    if len(results) > 1:
+        for order in itertools.permutations(results):
+            for at in itertools.product(*(list(graph.nodes[graph.class_of(c)]) for c in order)):
+                yield at, order
+
+
+def _merge(graph: Programs, equal: Iterable[tuple[int, Node | int]]) -> None:
+    for c, made in equal:
+        value = graph.find(made) if isinstance(made, Node) else made
+        if value is not None:
+            graph.merge(c, value)
+        if len(graph) > NODES:
+            break
 
 
 def _met(graph: Programs, before: Sequence[int], target: Sequence[Term]) -> bool:

@@ -54,7 +54,7 @@ def search(
 
     def accepted(rule: Rule) -> Rule | None:
         counts.independent += 1
-        if all(map(_repeats, (*rule.source, *rule.target))):
+        if all(any(map(_repeats, side)) for side in (rule.source, rule.target)):
             return None
         counts.linear += 1
         if not true(rule):
@@ -82,10 +82,12 @@ def search(
         for n, _ in equal:
             if n not in asked:
                 _settle(n, graph, settled)
-    for rule in (*_direct(graph), *_siblings(graph)):
-        counts.subgraphs += 1
-        counts.renamed += 1
-        counts.bound += 1
+    several = [*_direct(graph), *_siblings(graph)]
+    renamed = {_numbered([*r.source, *r.target]): r for r in reversed(several)}
+    counts.subgraphs += len(several)
+    counts.renamed += len(renamed)
+    counts.bound += len(renamed)
+    for rule in sorted(renamed.values(), key=rank):
         if not follows(rule, known, one_way=True) and (found := accepted(rule)):
             yield found
     counts.graphs += sum(sum(c.values()) for c in graph.graphs)
@@ -104,7 +106,7 @@ def _ranked(graph: Values, equal: Sequence[tuple[Node, int]], counts: Counts) ->
     pending = {}
     for n, value in equal:
         source, target = graph.term_of(n), graph.term(value)
-        pending.setdefault(_numbered(source, target), (n, source, target))
+        pending.setdefault(_numbered([source, target]), (n, source, target))
     ranked = []
     for n, source, target in pending.values():
         if inputs([target]) <= inputs([source]):
@@ -173,8 +175,8 @@ def _direct(graph: Values) -> list[Rule]:
                 inside = {t for t in large.walk() if t.op}
                 if small.op and small not in inside and len(inside) <= graph.alphabet.largest and not _repeats(small):
                     rule = generalized("", [small], [large])
-                    found[rule] = rank(rule)
-    return sorted(found, key=found.__getitem__)
+                    found[rule] = None
+    return list(found)
 
 
 def _siblings(graph: Values) -> Iterator[Rule]:
@@ -203,9 +205,9 @@ def _cuts(graph: Values, value: int, ops: Sequence[str]) -> Iterator[tuple[str, 
             yield "unstack", d
 
 
-def _numbered(source: Term, target: Term) -> str:
-    """The pair as text in which inputs of one type are numbered as they occur."""
-    types = {t.name: str(t.type) for s in (source, target) for t in s.walk() if not t.op}
+def _numbered(terms: Sequence[Term]) -> str:
+    """Text in which inputs of one type are numbered as they occur."""
+    types = {t.name: str(t.type) for s in terms for t in s.walk() if not t.op}
     order: dict[str, str] = {}
 
     def name(m: re.Match[str]) -> str:
@@ -214,4 +216,4 @@ def _numbered(source: Term, target: Term) -> str:
             order[word] = f"{types[word]}{sum(types[w] == types[word] for w in order)}"
         return order.get(word, word)
 
-    return re.sub(r"[a-z]+(?=[,);]| =|$)", name, f"{source} = {target}")
+    return re.sub(r"[a-z]+(?=[,);]| =|$)", name, " = ".join(map(str, terms)))
