@@ -48,7 +48,8 @@ class Programs:
         if not t.op:
             return self.add(t)
         args = [self.seen(a) for a in t.args]
-        return None if None in args else self._of.get(node(t.op, t.attrs, args))  # type: ignore[arg-type]
+        known = None if None in args else self._of.get(node(t.op, t.attrs, args))  # type: ignore[arg-type]
+        return None if known is None else self.class_of(known)
 
     def find(self, made: Node) -> int | None:
         """The class of a node, new where there is none; None where the op does not fit."""
