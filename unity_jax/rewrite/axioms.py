@@ -12,13 +12,12 @@ and say so (`where y lacks h`). Every instance that is allowed is tested numeric
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from unity_jax.rewrite.language import Dim, RuleError, Term, Type, apply, unified, variable
-from unity_jax.rewrite.rule import Rule, make_rule
+from unity_jax.rewrite.rule import Rule, make_rule, parse_dim
 
 RING = """
 add-commutes: x[] y[]: add(x, y) = add(y, x)
@@ -58,6 +57,9 @@ window-blocks: x[p*n]: window(x; p*n, r) = window(merge(split(x; p*n); p*n); p*n
 
 ROWS = """
 take-put: x[v] i[]<v: take(x, i) = sum(mul(x, onehot(i)); v)
+onehot-sum: x[] i[]<v: sum(mul(x, onehot(i)); v) = x
+onehot-row: x[v] i[]<v: mul(x, onehot(i)) = mul(take(x, i), onehot(i))
+onehot-itself: x[] i[]<v: mul(x, take(onehot(i), i)) = x
 take-take: x[v,w] i[]<v j[]<w: take(take(x, i), j) = take(take(x, j), i)
 take-onehot: i[n]<v j[]<n: take(onehot(i), j) = onehot(take(i, j))
 window-zero: : window(zeros(; h); h, r) = zeros(; h, r)
@@ -143,29 +145,33 @@ class Axiom:
 
 
 def axioms() -> tuple[Axiom, ...]:
-    texts = [
-        *RING.splitlines(),
-        *SUMS.splitlines(),
-        *PARTS.splitlines(),
-        *ROWS.splitlines(),
-        *_selections(),
-        *_windows(),
-    ]
-    return tuple(_axiom(line) for line in texts if line)
+    written = [line for group in (RING, SUMS, PARTS, ROWS) for line in group.splitlines() if line]
+    return tuple(a for line in (*written, *_selections(), *_windows()) for a in _axioms(line))
 
 
-def _axiom(line: str) -> Axiom:
+def _axioms(line: str) -> Iterator[Axiom]:
+    """The axiom of a line, and those of its instances in which dimensions coincide that it could not be used for: the
+    parts of `n+n`, where one operand has what the other must lack."""
     name, given, equation = (part.strip() for part in line.split(":", 2))
     equation, _, where = equation.partition(" where ")
     left, right = equation.split(" = ")
-    lacks = [tuple(where.split(" lacks "))] if "lacks" in where else []
-    rule = make_rule(name, given.split(), [left], [right], [where] if "==" in where else [])
-    free = [
-        (v.name, d)
-        for v, d in itertools.product(rule.given, _dims(rule))
-        if d not in v.type.dims and ((v.name, str(d)) in lacks or _instance(rule, {v.name: (d,)}, {}) is None)
-    ]
-    distinct = [pair for pair in _pairs(rule) if _instance(rule, {}, unified(*pair) or {}) is None]
+    v, lacks, d = where.partition(" lacks ")
+    needs = {(v, parse_dim(d))} if lacks else set()
+    axiom = _axiom(make_rule(name, given.split(), [left], [right], [where] if "==" in where else []), needs)
+    yield axiom
+    for a, b in _pairs(axiom.rule):
+        names = unified(a, b) or {}
+        same = _instance(replace(axiom.rule, name=f"{name} ({a} = {b})"), {}, names)
+        has = {v.name: v.type.dims for v in same.given} if same else {}
+        if same and any(d.renamed(names) in has[v] for v, d in axiom.free):
+            yield _axiom(same, {(v, d.renamed(names)) for v, d in needs})
+
+
+def _axiom(rule: Rule, needs: Collection[tuple[str, Dim]]) -> Axiom:
+    """An axiom that needs this, and what its types imply."""
+    lacking = [(v, d) for v, d in itertools.product(rule.given, _dims(rule)) if d not in v.type.dims]
+    free = ((v.name, d) for v, d in lacking if (v.name, d) in needs or _instance(rule, {v.name: (d,)}, {}) is None)
+    distinct = (pair for pair in _pairs(rule) if _instance(rule, {}, unified(*pair) or {}) is None)
     return Axiom(rule, tuple(free), tuple(distinct))
 
 
@@ -214,6 +220,6 @@ def _instance(
 
     try:
         given, source, target = (tuple(map(visit, side)) for side in (rule.given, rule.source, rule.target))
-        return dataclasses.replace(rule, given=given, source=source, target=target)
+        return replace(rule, given=given, source=source, target=target)
     except RuleError:
         return None

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from unity_jax.errors import UnityError
-from unity_jax.rewrite.flexflow import imported
+from unity_jax.rewrite.flexflow import judged
 from unity_jax.rewrite.language import RuleError
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.verify import Verdict, verify
 
-FORMS: dict[str, Callable[[Any], Rule]] = {"rules": Rule.from_json, "rule": imported}
-"""How to read a rule, by the key that holds the rules: the project's own form, and FlexFlow's."""
+FORMS: dict[str, Callable[[Any], Verdict]] = {"rules": lambda data: verify(Rule.from_json(data)), "rule": judged}
+"""How to judge a rule, by the key that holds the rules: the project's own form, and FlexFlow's."""
 
 
 class RuleFileError(UnityError, ValueError):
@@ -44,10 +44,10 @@ def verdicts(path: Path) -> Iterator[Verdict]:
 
     **Raises:** `RuleFileError` where the file holds no rules in a known form.
     """
-    read, rules = _rules(path)
+    judge, rules = _rules(path)
     for i, data in enumerate(rules):
         try:
-            yield verify(read(data))
+            yield judge(data)
         except RuleError as error:
             name = str(data.get("name", "")) if isinstance(data, dict) else ""
             yield Verdict(name or f"rule {i}", "unproved", str(error).removeprefix(f"{name}: "))
@@ -55,16 +55,16 @@ def verdicts(path: Path) -> Iterator[Verdict]:
             yield Verdict(str(data.get("name", f"rule {i}")), "unproved", "its terms are nested too deeply")
 
 
-def _rules(path: Path) -> tuple[Callable[[Any], Rule], list[Any]]:
+def _rules(path: Path) -> tuple[Callable[[Any], Verdict], list[Any]]:
     try:
         data = json.loads(path.read_text())
     except OSError as error:
         raise RuleFileError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise RuleFileError(f"{path} is not JSON: {error}") from error
-    for key, read in FORMS.items():
+    for key, judge in FORMS.items():
         if isinstance(data, dict) and isinstance(data.get(key), list):
-            return read, data[key]
+            return judge, data[key]
     raise RuleFileError(f'{path} holds no rules: expected {{"rules": [...]}}, or {{"rule": [...]}} as FlexFlow writes')
 
 

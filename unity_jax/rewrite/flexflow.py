@@ -1,53 +1,124 @@
 """Rules in the JSON form that FlexFlow published (`{"rule": [{"name", "srcOp", "dstOp", "mappedOutput"}, ...]}`).
 
-Its tensors have a replica dimension, rows and columns, and sizes and degrees go unsaid, so both are inferred: operands
-of an op must fit, and both sides must give the same types. The form says nothing of what a tensor with replicas holds.
-Here, a device axis of its own: OP_REPLICATE puts equal copies on it, OP_REDUCE sums over it, OP_CONCAT along the
-replica dimension puts one operand on each of its devices, and a replicated input is any value on each. OP_PARTITION
-cuts rows or columns into blocks on a device axis, OP_COMBINE puts the blocks back. A compute op needs its operands on
-the same devices. What holds only when each shard is taken for a whole tensor has no types, or is false, in this
-reading.
+Its tensors have a replica dimension, rows and columns, each cut into blocks on some device axes. Sizes go unsaid, and
+so does what lies where, so both are inferred: operands of an op must fit, and both sides must give the same types. The
+form does not say what a tensor with replicas holds. Here, OP_REPLICATE puts equal copies on a device axis, as the
+blocks of a dimension; OP_REDUCE adds up the blocks of a dimension; OP_PARTITION cuts a dimension into blocks on a
+device axis, and OP_COMBINE puts them back. An input that lies on a device axis holds any values. A compute op needs
+its operands on the same devices, and treats the replica dimension as a batch. What holds only when each shard is taken
+for a whole tensor has no types, or is false, in this reading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from unity_jax.rewrite.language import Dim, RuleError, Term, Type, apply, unified, variable
+from unity_jax.rewrite.flexflow_ops import COLUMN, OPS, REPLICA, ROW, Known, Op, Refined, Tensor, fit, names_of
+from unity_jax.rewrite.language import Dim, RuleError, Type, variable
 from unity_jax.rewrite.rule import Rule
-
-REPLICA, ROW, COLUMN = 0, 1, 2
-
-ACTIVATIONS = {0: None, 1: "g", 2: "f"}
-"""PM_ACTI, in the numbers of TASO: none, sigmoid, relu."""
+from unity_jax.rewrite.verify import Verdict, verify
 
 _PASSES = 100
 """Inferring ends after so many refinements."""
 
+Result = tuple[int, int]
+"""The number of an op, negative for an external input, and of one of its tensors."""
 
-def imported(data: Mapping[str, Any]) -> Rule:
+
+@dataclass(frozen=True)
+class Imported:
+    """A rule in the language, on condition of the degrees it states. `needs`: equal sizes of inputs that the target
+    needs and the source does not imply."""
+
+    rule: Rule
+    needs: tuple[str, ...]
+
+
+def judged(data: Any) -> Verdict:
+    """The verdict on a rule.
+
+    **Raises:** `RuleError` that names the rule, where it is malformed, has an unknown op, or no types fit.
+    """
+    found = imported(data)
+    verdict = verify(found.rule)
+    if not (found.needs and verdict.holds):
+        return verdict
+    needs = " and ".join(found.needs)
+    reason = f"the target needs {needs}, which the source does not imply; then {verdict.reason}"
+    return replace(verdict, verdict="conditional", reason=reason, condition=needs, stated=False)
+
+
+def imported(data: Any) -> Imported:
     """A rule in the language.
 
     **Raises:** `RuleError` that names the rule, where it is malformed, has an unknown op, or no types fit.
     """
     name = str(data.get("name", "rule without a name")) if isinstance(data, Mapping) else "rule without a name"
     try:
-        sides = {side: [_Op.read(op) for op in _field(data, side, list)] for side in ("srcOp", "dstOp")}
+        source, target = (_Side(side, tuple(map(_op, _field(data, side, list)))) for side in ("srcOp", "dstOp"))
         keys = ("srcOpId", "srcTsId", "dstOpId", "dstTsId")
-        results = [tuple(_field(m, k, int) for k in keys) for m in _field(data, "mappedOutput", list)]
-        known = _Known()
-        for _ in range(_PASSES):
-            try:
-                rule = _built(name, sides, results, known)
-                known.rename(rule)
-                return _built(name, sides, results, known)
-            except _Refined:
-                known.settle()
-        raise RuleError("no types fit: operands need more and more device axes")
+        mapped = [tuple(_field(m, k, int) for k in keys) for m in _field(data, "mappedOutput", list)]
+        before, after = [(op, at) for op, at, _, _ in mapped], [(op, at) for _, _, op, at in mapped]
+        matched = [*before, *((op, 0) for op in range(len(source.ops)))]  # a pattern is all of its ops
+        if unbound := sorted(target.externals(after) - source.externals(matched), reverse=True):
+            raise RuleError(f"unbound: srcOp does not mention input {', '.join(str(op) for op, _ in unbound)}")
+
+        def build(known: Known) -> Rule:
+            pairs = list(zip(source.tensors(matched, known), target.tensors(after, known), strict=False))
+            for a, b in pairs:
+                fit(known, a, b)
+            return _rule(name, [a for a, _ in pairs], [b for _, b in pairs], known)
+
+        alone, both = Known(), Known()
+        _inferred(lambda: source.tensors(matched, alone), alone)
+        both.rename(_inferred(lambda: build(both), both))
+        return Imported(build(both), tuple(_needs(source.externals(matched), alone, both)))
     except RuleError as error:
         raise RuleError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
+
+
+Built = TypeVar("Built")
+
+
+def _inferred(build: Callable[[], Built], known: Known) -> Built:
+    """What is built once enough is known for operands to fit."""
+    for _ in range(_PASSES):
+        try:
+            return build()
+        except Refined:
+            known.settle()
+    raise RuleError("no types fit: operands need more and more device axes")
+
+
+def _needs(externals: Collection[Result], alone: Known, both: Known) -> Iterator[str]:
+    """Sizes of inputs that the source leaves apart and that both sides together make one."""
+    first: dict[str, tuple[Dim, str]] = {}  # by a name of a size: what the source calls it, and where it occurs
+    for op, at in sorted(externals, reverse=True):
+        for size, where in zip(_sizes(op, at), ("replicas", "rows", "columns"), strict=True):
+            place = f"{where} of {_name(op, at)}"
+            for mine, ours in _leaves(size.renamed(alone.names), size.renamed(both.names)):
+                for n in ours.names():
+                    other, there = first.setdefault(n, (mine, place))
+                    if other != mine and n not in both.degree:
+                        yield f"{there} == {place}"
+
+
+def _leaves(general: Dim, special: Dim) -> Iterator[tuple[Dim, Dim]]:
+    """The names of a size, with what they are in a special case of it."""
+    if not general.parts:
+        yield general, special
+    for g, s in zip(general.parts, special.parts, strict=True) if general.parts else ():
+        yield from _leaves(g, s)
+
+
+def _rule(name: str, source: Sequence[Tensor], target: Sequence[Tensor], known: Known) -> Rule:
+    before, after = tuple(x.term for x in source), tuple(x.term for x in target)
+    terms = dict.fromkeys(t for r in (*before, *after) for t in r.walk())
+    axes = dict.fromkeys(n for t in terms for n in names_of(t) if n in known.degree)
+    degrees = tuple(f"{p} == {known.degree[p]}" for p in axes)
+    return Rule(name, tuple(t for t in terms if not t.op), before, after, degrees)
 
 
 def _field(data: Any, key: str, kind: type) -> Any:
@@ -56,325 +127,72 @@ def _field(data: Any, key: str, kind: type) -> Any:
     return data[key]
 
 
-@dataclass(frozen=True)
-class _Op:
-    type: str
-    inputs: tuple[tuple[int, int], ...]
-    para: Mapping[str, int]
-
-    @staticmethod
-    def read(data: Any) -> _Op:
-        inputs = tuple((_field(i, "opId", int), _field(i, "tsId", int)) for i in _field(data, "input", list))
-        para = {_field(p, "key", str): _field(p, "value", int) for p in _field(data, "para", list)}
-        return _Op(_field(data, "type", str), inputs, para)
-
-    def get(self, key: str) -> int:
-        if key not in self.para:
-            raise RuleError(f"{self.type} without {key}")
-        return self.para[key]
+def _op(data: Any) -> Op:
+    inputs = tuple((_field(i, "opId", int), _field(i, "tsId", int)) for i in _field(data, "input", list))
+    para = {_field(p, "key", str): _field(p, "value", int) for p in _field(data, "para", list)}
+    return Op(_field(data, "type", str), inputs, para)
 
 
-Axes = tuple[Dim, ...]
-Place = tuple[tuple[int, int], int]
-"""A replica dimension, the rows or the columns of an external input."""
+def _name(op: int, at: int) -> str:
+    return f"x{-op}" + (f"_{at}" if at else "")
 
 
-class _Refined(Exception):
-    """More is known of the types: start again with it."""
-
-
-@dataclass
-class _Known:
-    """What is known of sizes and device axes: what names stand for, the degrees of axes, and those that external
-    inputs lie on."""
-
-    names: dict[str, Dim] = field(default_factory=dict)
-    degree: dict[str, int] = field(default_factory=dict)
-    lying: dict[Place, list[Dim]] = field(default_factory=dict)
-
-    def settle(self) -> None:
-        """Names stand for what is known of them in the end."""
-        for _ in self.names:
-            self.names = {n: d.renamed(self.names) for n, d in self.names.items()}
-
-    def rename(self, rule: Rule) -> None:
-        """Short names for the sizes and axes of a rule."""
-        every = dict.fromkeys(n for r in (*rule.source, *rule.target) for t in r.walk() for n in _names(t))
-        for axes, letters in ((True, "pqrs"), (False, "mnklabcdeghijuvwxyz")):
-            found = [n for n in every if (n in self.degree) == axes]
-            short = {n: Dim(letters[i : i + 1] or f"{letters[0]}_{i}") for i, n in enumerate(found)}
-            self.names = short | {n: d.renamed(short) for n, d in self.names.items()}
-            self.degree |= {d.name: self.degree[n] for n, d in short.items() if axes}
-
-    def axis(self, name: str, degree: int) -> Dim:
-        found = Dim(name).renamed(self.names)
-        return self.same_degree(found, degree)
-
-    def same_degree(self, axis: Dim, degree: int) -> Dim:
-        if self.degree.setdefault(axis.name, degree) != degree:
-            raise RuleError(f"an axis of {self.degree[axis.name]} devices and one of {degree}")
-        return axis
-
-    def same(self, a: Dim, b: Dim) -> None:
-        """Two sizes, or two axes, are one."""
-        names = unified(a, b)
-        if names is None:
-            raise RuleError(f"no types fit: sizes {a} and {b} are never the same")
-        for n, d in names.items():
-            if n in self.degree:
-                self.same_degree(d, self.degree[n])
-        self.names |= names
-        if names:
-            raise _Refined
-
-    def put(self, place: Place, axis: Dim) -> None:
-        """An external input lies on one more axis."""
-        self.lying.setdefault(place, []).append(axis)
-        raise _Refined
-
-    def axes(self, place: Place) -> Axes:
-        return tuple(a.renamed(self.names) for a in self.lying.get(place, ()))
+def _sizes(op: int, at: int) -> tuple[Dim, ...]:
+    """The names of the sizes of an external input, before anything is known of them."""
+    return tuple(Dim(f"{d}{_name(op, at)[1:]}") for d in "lmn")
 
 
 @dataclass(frozen=True)
-class _Tensor:
-    """A term with its rows and columns, the axes that its replicas, rows and columns lie on (the last one innermost),
-    and the places of external inputs that decide about these."""
-
-    term: Term
-    row: Dim
-    column: Dim
-    axes: tuple[Axes, Axes, Axes]
-    origin: tuple[Place, Place, Place]
-
-    def size(self, at: int) -> Dim:
-        return self.row if at == ROW else self.column
-
-    def with_size(self, at: int, size: Dim) -> tuple[Dim, Dim]:
-        return (size, self.column) if at == ROW else (self.row, size)
-
-    def with_axes(self, at: int, axes: Axes) -> tuple[Axes, Axes, Axes]:
-        return tuple(axes if i == at else a for i, a in enumerate(self.axes))  # type: ignore[return-value]
-
-
-def _built(name: str, sides: Mapping[str, Sequence[_Op]], results: Sequence[tuple[int, ...]], known: _Known) -> Rule:
-    builders = {side: _Side(side, ops, known) for side, ops in sides.items()}
-    source = [builders["srcOp"].tensor(op, at) for op, at, _, _ in results]
-    target = [builders["dstOp"].tensor(op, at) for _, _, op, at in results]
-    for a, b in zip(source, target, strict=True):
-        _fit(known, a, b)
-    every = dict.fromkeys(t for r in (*source, *target) for t in r.term.walk() if not t.op)
-    return Rule(name, tuple(every), tuple(s.term for s in source), tuple(t.term for t in target))
-
-
-def _names(t: Term) -> Iterator[str]:
-    for d in (*t.type.devices, *t.type.dims):
-        yield from d.names()
-
-
 class _Side:
-    """The tensors of one side."""
+    """The ops of one side."""
 
-    def __init__(self, side: str, ops: Sequence[_Op], known: _Known) -> None:
-        self.side, self.ops, self.known = side, ops, known
-        self.made: dict[int, list[_Tensor]] = {}
+    name: str
+    ops: tuple[Op, ...]
 
-    def tensor(self, op: int, at: int) -> _Tensor:
-        if op < 0:
-            return self.external(op, at)
-        if op not in self.made:
-            if op >= len(self.ops):
-                raise RuleError(f"{self.side} has no op {op}")
-            self.made[op] = []  # in the making
-            self.made[op] = self.apply(op)
-        if not 0 <= at < len(self.made[op]):
-            raise RuleError(f"{self.side}: op {op} has no tensor {at}, or needs itself")
-        return self.made[op][at]
+    def externals(self, results: Collection[Result]) -> set[Result]:
+        """The external inputs that results are made of."""
+        seen, open_ends = set(results), list(results)
+        while open_ends:
+            op, _ = open_ends.pop()
+            inputs = self.ops[op].inputs if 0 <= op < len(self.ops) else ()
+            open_ends += [i for i in inputs if i not in seen]
+            seen.update(inputs)
+        return {(op, at) for op, at in seen if op < 0}
 
-    def external(self, op: int, at: int) -> _Tensor:
-        known, name = self.known, f"x{-op}" + (f"_{at}" if at else "")
-        row, column = (Dim(f"{d}{name[1:]}").renamed(known.names) for d in "mn")
-        origin = tuple(((op, at), place) for place in (REPLICA, ROW, COLUMN))
-        axes = tuple(known.axes(place) for place in origin)
-        if len({a for each in axes for a in each}) < sum(map(len, axes)):
-            raise RuleError(f"no types fit: {name} would lie twice on the same devices")
-        term = variable(name, Type((row, column), tuple(a for each in axes for a in each)))
-        return _Tensor(term, row, column, axes, origin)  # type: ignore[arg-type]
+    def tensors(self, results: Sequence[Result], known: Known) -> list[Tensor]:
+        """**Raises:** `Refined` where operands do not fit yet."""
+        made: dict[int, list[Tensor]] = {}
 
-    def apply(self, at: int) -> list[_Tensor]:
+        def tensor(op: int, at: int) -> Tensor:
+            if op < 0:
+                return _external(op, at, known)
+            if op not in made:
+                if op >= len(self.ops):
+                    raise RuleError(f"{self.name} has no op {op}")
+                made[op] = []  # in the making
+                made[op] = self._applied(op, [tensor(*i) for i in self.ops[op].inputs], known)
+            if not 0 <= at < len(made[op]):
+                raise RuleError(f"{self.name}: op {op} has no tensor {at}, or needs itself")
+            return made[op][at]
+
+        return [tensor(*r) for r in results]
+
+    def _applied(self, at: int, inputs: Sequence[Tensor], known: Known) -> list[Tensor]:
         op = self.ops[at]
-        if op.type not in _OPS:
+        if op.type not in OPS:
             raise RuleError(f"unknown op {op.type}")
-        count, run = _OPS[op.type]
-        inputs = [self.tensor(*i) for i in op.inputs]
+        count, run = OPS[op.type]
         if not inputs or (count is not None and len(inputs) != count):
             raise RuleError(f"{op.type} with {len(inputs)} inputs")
-        return run(self.known, op, f"{self.side[0]}{at}", *inputs)
+        return run(known, op, f"{self.name[0]}{at}", *inputs)
 
 
-# Fitting operands. What does not fit yet is made to: names become one, or an external input lies on one more axis.
-
-
-def _fit(known: _Known, x: _Tensor, y: _Tensor, but: int | None = None) -> None:
-    """Both have the same sizes and axes, but for one size."""
-    for at in (ROW, COLUMN):
-        if at != but:
-            known.same(x.size(at), y.size(at))
-        _fit_axes(known, x, y, x.axes[at], y.axes[at], at)
-    only_x = tuple(a for a in x.axes[REPLICA] if a not in y.axes[REPLICA])
-    only_y = tuple(a for a in y.axes[REPLICA] if a not in x.axes[REPLICA])
-    _fit_axes(known, x, y, only_x, only_y, REPLICA)
-
-
-def _fit_axes(known: _Known, x: _Tensor, y: _Tensor, xs: Axes, ys: Axes, at: int) -> None:
-    for a, b in zip(xs, ys, strict=False):
-        known.same(a, b)
-    for longer, place in ((xs[len(ys) :], y.origin[at]), (ys[len(xs) :], x.origin[at])):
-        for axis in longer:
-            known.put(place, axis)
-
-
-def _present(known: _Known, axes: Axes, x: _Tensor) -> Axes:
-    """Axes are among those of the replicas of `x`; those that are left."""
-    rest = tuple(a for a in x.axes[REPLICA] if a not in axes)
-    for axis in axes:
-        if axis not in x.axes[REPLICA]:
-            alike = [a for a in rest if known.degree[a.name] == known.degree[axis.name]]
-            if alike:
-                known.same(alike[0], axis)
-            known.put(x.origin[REPLICA], axis)
-    return rest
-
-
-# Ops
-
-
-def _place(op: _Op, key: str, of: Sequence[int] = (ROW, COLUMN)) -> int:
-    if op.get(key) not in of:
-        raise RuleError(f"{op.type} along dimension {op.get(key)} has no meaning here")
-    return op.get(key)
-
-
-def _linear(known: _Known, op: _Op, name: str, x: _Tensor, w: _Tensor) -> list[_Tensor]:
-    known.same(x.column, w.column)
-    _fit_axes(known, x, w, x.axes[COLUMN], w.axes[COLUMN], COLUMN)
-    rest_w, rest_x = _present(known, x.axes[ROW], w), _present(known, w.axes[ROW], x)
-    only_x, only_w = (tuple(a for a in r if a not in s) for r, s in ((rest_x, rest_w), (rest_w, rest_x)))
-    _fit_axes(known, x, w, only_x, only_w, REPLICA)
-    term = apply("dot", x.term, w.term, attrs=[x.column])
-    activation = op.para.get("PM_ACTI", 0)
-    if activation not in ACTIVATIONS:
-        raise RuleError(f"unknown PM_ACTI {activation}")
-    if ACTIVATIONS[activation]:
-        term = apply(ACTIVATIONS[activation], term)  # type: ignore[arg-type]
-    axes = ((*rest_x, *x.axes[COLUMN]), x.axes[ROW], w.axes[ROW])
-    return [_Tensor(term, x.row, w.row, axes, (x.origin[REPLICA], x.origin[ROW], w.origin[ROW]))]
-
-
-def _unary(function: str) -> Callable[..., list[_Tensor]]:
-    def run(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-        return [_Tensor(apply(function, x.term), x.row, x.column, x.axes, x.origin)]
-
-    return run
-
-
-def _binary(function: str) -> Callable[..., list[_Tensor]]:
-    def run(known: _Known, op: _Op, name: str, x: _Tensor, y: _Tensor) -> list[_Tensor]:
-        _fit(known, x, y)
-        return [_Tensor(apply(function, x.term, y.term), x.row, x.column, x.axes, x.origin)]
-
-    return run
-
-
-def _concat(known: _Known, op: _Op, name: str, *inputs: _Tensor) -> list[_Tensor]:
-    at, first = _place(op, "PM_AXIS", (REPLICA, ROW, COLUMN)), inputs[0]
-    for x in inputs[1:]:
-        _fit(known, first, x, at)
-    if at == REPLICA:
-        if first.axes[REPLICA]:
-            raise RuleError("OP_CONCAT of replicas that are replicated already")
-        p = known.axis(name, len(inputs))
-        term = apply("partition", apply("stack", *(x.term for x in inputs), attrs=[p]), attrs=[p])
-        return [_Tensor(term, first.row, first.column, first.with_axes(at, (p,)), first.origin)]
-    whole = Dim("+", tuple(x.size(at) for x in inputs))
-    term = apply("concat", *(x.term for x in inputs), attrs=[whole])
-    return [_Tensor(term, *first.with_size(at, whole), first.axes, first.origin)]
-
-
-def _split(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-    at, count = _place(op, "PM_AXIS"), op.para.get("PM_NUM_OUTPUTS", 2)
-    if not 1 < count < 9:
-        raise RuleError(f"OP_SPLIT into {count}")
-    whole = x.size(at)
-    if whole.name != "+":
-        known.same(whole, Dim("+", tuple(Dim(f"{name}_{i}") for i in range(count))))
-    if len(whole.parts) != count:
-        raise RuleError(f"OP_SPLIT of {whole} into {count}")
-    parts = enumerate(whole.parts)
-    return [
-        _Tensor(apply("slice", x.term, attrs=[whole, i]), *x.with_size(at, part), x.axes, x.origin) for i, part in parts
-    ]
-
-
-def _partition(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-    at = _place(op, "PM_PARALLEL_DIM")
-    p = _new_axis(known, op, name, x)
-    whole = x.size(at)
-    if whole.name == "+":
-        raise RuleError(f"no types fit: {whole} is cut into blocks, but is not known to be a multiple")
-    known.same(whole, Dim("*", (p, whole.parts[1] if whole.name == "*" else Dim(f"{name}_{whole.name}"))))
-    term = apply("partition", x.term, attrs=[whole])
-    return [_Tensor(term, *x.with_size(at, whole.parts[1]), x.with_axes(at, (*x.axes[at], p)), x.origin)]
-
-
-def _combine(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-    at = _place(op, "PM_PARALLEL_DIM")
-    p = _last(known, op, name, x, at)
-    whole = Dim("*", (p, x.size(at)))
-    term = apply("combine", x.term, attrs=[whole])
-    return [_Tensor(term, *x.with_size(at, whole), x.with_axes(at, x.axes[at][:-1]), x.origin)]
-
-
-def _replicate(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-    at = _place(op, "PM_PARALLEL_DIM", (REPLICA,))
-    p = _new_axis(known, op, name, x)
-    term = apply("replicate", x.term, attrs=[p])
-    return [_Tensor(term, x.row, x.column, x.with_axes(at, (*x.axes[at], p)), x.origin)]
-
-
-def _reduce(known: _Known, op: _Op, name: str, x: _Tensor) -> list[_Tensor]:
-    at = _place(op, "PM_PARALLEL_DIM", (REPLICA,))
-    p = _last(known, op, name, x, at)
-    term = apply("reduce", x.term, attrs=[p])
-    return [_Tensor(term, x.row, x.column, x.with_axes(at, x.axes[at][:-1]), x.origin)]
-
-
-def _new_axis(known: _Known, op: _Op, name: str, x: _Tensor) -> Dim:
-    p = known.axis(name, op.get("PM_PARALLEL_DEGREE"))
-    if p in x.term.type.devices:
-        raise RuleError(f"no types fit: {op.type} of {x.term} onto devices that it lies on already")
-    return p
-
-
-def _last(known: _Known, op: _Op, name: str, x: _Tensor, at: int) -> Dim:
-    """The innermost axis, which a combine or reduce takes away."""
-    degree = op.get("PM_PARALLEL_DEGREE")
-    if not x.axes[at]:
-        known.put(x.origin[at], known.axis(name, degree))
-    return known.same_degree(x.axes[at][-1], degree)
-
-
-_OPS: dict[str, tuple[int | None, Callable[..., list[_Tensor]]]] = {
-    "OP_LINEAR": (2, _linear),
-    "OP_RELU": (1, _unary("f")),
-    "OP_SIGMOID": (1, _unary("g")),
-    "OP_EW_ADD": (2, _binary("add")),
-    "OP_EW_MUL": (2, _binary("mul")),
-    "OP_CONCAT": (None, _concat),
-    "OP_SPLIT": (1, _split),
-    "OP_PARTITION": (1, _partition),
-    "OP_COMBINE": (1, _combine),
-    "OP_REPLICATE": (1, _replicate),
-    "OP_REDUCE": (1, _reduce),
-}
-"""What each op is, and how many inputs it has."""
+def _external(op: int, at: int, known: Known) -> Tensor:
+    name = _name(op, at)
+    sizes = tuple(size.renamed(known.names) for size in _sizes(op, at))
+    origin = tuple(((op, at), place) for place in (REPLICA, ROW, COLUMN))
+    axes = tuple(known.axes(place) for place in origin)
+    devices = tuple(a for each in axes for a in each)
+    if len(set(devices)) < len(devices):
+        raise RuleError(f"no types fit: {name} would lie twice on the same devices")
+    return Tensor(variable(name, Type(sizes, devices)), sizes, axes, origin)

@@ -137,13 +137,17 @@ def apply(op: str, *args: Term, attrs: Sequence[Dim | int] = ()) -> Term:
         raise RuleError(f"{shown}: operands lie on different device axes")
     try:
         found = _checked(infer(tuple(a.type for a in args), tuple(attrs)), shown)
-    except (IndexError, TypeError, AttributeError) as error:
+    except RuleError:
+        raise
+    except (IndexError, TypeError, AttributeError, ValueError) as error:
         raise RuleError(f"{shown}: wrong attributes") from error
     return Term(op, args, tuple(attrs), found)
 
 
 def _checked(type: Type, where: str) -> Type:
     for group in (type.dims, type.devices):
+        if not all(isinstance(d, Dim) for d in group):
+            raise RuleError(f"{where}: a dimension has a name")
         if twice := next((d for i, d in enumerate(group) if d in group[:i]), None):
             raise RuleError(f"{where}: dimension {twice} appears twice")
     return type
@@ -224,7 +228,7 @@ def _reduction(types: Types, attrs: Attrs) -> Type:
 
 
 def _broadcast(types: Types, attrs: Attrs) -> Type:
-    return Type((*types[0].dims, *attrs), types[0].devices)  # type: ignore[arg-type]
+    return dataclasses.replace(types[0], dims=(*types[0].dims, *attrs))  # type: ignore[arg-type]
 
 
 def _transpose(types: Types, attrs: Attrs) -> Type:
@@ -262,12 +266,13 @@ def _pad(types: Types, attrs: Attrs) -> Type:
 
 def _stack(types: Types, attrs: Attrs) -> Type:
     """Operands of one type along a new first dimension, whose size is their number."""
+    _need(not attrs[0].parts, f"{attrs[0]} is not a name")  # type: ignore[union-attr]
     _need(len({(frozenset(t.dims), t.ids) for t in types}) == 1, "operands differ in their types")
     return dataclasses.replace(types[0], dims=(attrs[0], *types[0].dims))  # type: ignore[arg-type]
 
 
 def _unstack(types: Types, attrs: Attrs) -> Type:
-    _need(isinstance(attrs[1], int), "the second attribute is a number")
+    _need(isinstance(attrs[1], int) and not attrs[0].parts, "takes a name and a number")  # type: ignore[union-attr]
     return _replaced(types[0], attrs[0], [])  # type: ignore[arg-type]
 
 

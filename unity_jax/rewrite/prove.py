@@ -62,9 +62,6 @@ _DEPENDENCE = {
 }
 """What a value may depend on, from what its operands may (`a`, `b`)."""
 
-_SIMPLER = ("add-zero", "mul-zero", "sum-one", "neg-neg")
-"""Axioms whose left side is not looked at again."""
-
 _IF_PRESENT: dict[str, tuple[Code, ...]] = {"take-put": (("=", "row", ("OneHot", "i", "dim-v")),)}
 """What must be there for an axiom to be worth using."""
 
@@ -204,7 +201,8 @@ class _Pattern:
 
     def dim(self, d: Dim) -> Code:
         if d.parts:
-            return (*(("Plus", "tag") if d.name == "+" else ("Times",)), *map(self.dim, d.parts))
+            kind = ("Plus", "tag-" + "-".join(d.names())) if d.name == "+" else ("Times",)
+            return (*kind, *map(self.dim, d.parts))
         return _ONE if d.name in self.ones else f"dim-{d.name}"
 
     def parts(self, d: Dim) -> int:
@@ -223,9 +221,8 @@ def _rewrite(axiom: Axiom) -> str:
         needs += [("=", f"free-{v}", ("free", v)), ("set-not-contains", f"free-{v}", shapes.dim(d))]
     needs += _IF_PRESENT.get(axiom.name, ())
     (left,), (right,) = axiom.rule.source, axiom.rule.target
-    subsume = (":subsume",) if axiom.name in _SIMPLER else ()
     end = (":when", tuple(dict.fromkeys(needs)), ":ruleset", "axioms", ":name", f'"{axiom.name}"')
-    return _text(("rewrite", pattern(left), pattern(right), *subsume, *end))
+    return _text(("rewrite", pattern(left), pattern(right), *end))
 
 
 def _node(t: Term, args: Sequence[Code], shapes: Sizes | _Pattern) -> Code:
