@@ -16,7 +16,8 @@ from unity_jax.rewrite.match import build, matches
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.values import Node, node, ordered
 
-NODES, ROUNDS = 200, 3  # how far a derivation is followed
+NODES, ROUNDS, PAIRS = 150, 3, 32
+"""How far a derivation is followed: the most nodes, steps, and ways to take nodes of all results together."""
 
 
 class Programs:
@@ -157,8 +158,8 @@ def _places(graph: Programs, results: Sequence[int]) -> Iterator[tuple[Sequence[
     """Nodes of all results together, in any order."""
     if len(results) > 1:
         for order in itertools.permutations(results):
-            for at in itertools.product(*(list(graph.nodes[graph.class_of(c)]) for c in order)):
-                yield at, order
+            every = itertools.product(*(list(graph.nodes[graph.class_of(c)]) for c in order))
+            yield from ((at, order) for at in itertools.islice(every, PAIRS))
 
 
 def _merge(graph: Programs, equal: Iterable[tuple[int, Node | int]]) -> None:
