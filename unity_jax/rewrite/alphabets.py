@@ -23,11 +23,21 @@ SPMD = "reduce combine"
 ALPHABETS = (
     # Arithmetic: a dimension for each set of inputs that may share it
     Alphabet("arithmetic", "x[m,a,b] y[n,a,c] z[o,b,c]", "add sub mul neg", rank=6, wide=True),
+    Alphabet("differences", "x[m,a] y[a]", "add sub neg"),
     Alphabet("dots", "x[m,k,b,j,c,t] w[n,k,b,l,a,t] u[o,l,a,j,c,t]", "dot", size=2, rank=10, over="a b c t"),
     *_each("dots", "x[m,a,b,k] y[q,a,c,k] w[n,b,c,k]", "dot", "add neg mul", over="k", rank=7, wide=True),
-    *_each("reductions", "x[m,k] y[n,k] z[o] s[r,q]", "sum broadcast", "add mul neg", over="k q", new="q", wide=True),
+    *_each(
+        "reductions",
+        "x[m,k] y[n,k] z[o] s[r,q]",
+        "sum broadcast",
+        "add mul neg",
+        over="k q",
+        new="q",
+        wide=True,
+        rank=5,
+    ),
     Alphabet("reductions of dots", "x[m,k,j] w[n,k,j] s[r,q]", "dot sum broadcast", new="q", rank=5, over="k j m q"),
-    *_each("reductions", "x[m,k] z[n] s[r,q]", SHAPING, "f convert h dot", new="q", over="k q"),
+    *_each("reductions", "x[m,k] z[n] s[r,q]", SHAPING, "f convert h dot", new="q", over="k q", rank=5),
     # Parts of a sum
     Alphabet("parts", "u[n+o] x[n] y[o]", f"{CAT} add", sums="n+o"),
     *_each("parts", "u[n+o] x[n] y[o]", CAT, UNARY, sums="n+o"),
@@ -81,7 +91,7 @@ ALPHABETS = (
     # Rows by number
     *_each("rows", "t[v,d] i[n]<v u[n,d]", ROWS, UNARY),
     *_each("rows", "t[v,d] s[v,q] i[n]<v u[n,d] a[n,q] c[r]", ROWS, BINARY, wide=True),
-    *_each("rows", "t[v,d] s[v,d] i[n]<v u[n,d] a[n,d]", f"{ROWS} scatter", "add sub neg"),
+    *_each("scattered rows", "t[v,d] s[v,d] i[n]<v u[n,d] a[n,d]", f"{ROWS} scatter", "add sub neg"),
     *_each("rows", "t[v,d] i[n]<v u[n,d]", ROWS, SHAPING, new="q"),
     Alphabet("rows dot", "t[v,d] s[v,o] i[n]<v u[n,d] w[d,o]", f"{ROWS} dot"),
     Alphabet("rows of rows", "t[v,d] i[n]<v j[q]<n u[q,d]", f"{ROWS} add"),

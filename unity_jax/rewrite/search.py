@@ -122,12 +122,17 @@ def _ranked(graph: Values, equal: Sequence[tuple[Node, int]], counts: Counts) ->
     return sorted(ranked, key=lambda r: r[0])
 
 
-def rank(rule: Rule) -> tuple[int, bool, int, int, int, str]:
-    """Small rules first; among those of a size the ones that work both ways, and the more general."""
+def rank(rule: Rule) -> tuple[int, bool, int, int, int, int, str]:
+    """Small rules first; among those of a size the ones that work both ways, the shallow and the more general."""
     sizes = [sum(map(_ops, side)) for side in (rule.source, rule.target)]
     dims = {d for v in rule.given for d in (*v.type.dims, *v.type.devices)}
     lossy = inputs(rule.source) != inputs(rule.target)
-    return max(sizes), lossy, sum(sizes), -len(rule.given), -len(dims), str(rule)
+    depth = sum(map(_depth, (*rule.source, *rule.target)))
+    return max(sizes), lossy, sum(sizes), depth, -len(rule.given), -len(dims), str(rule)
+
+
+def _depth(t: Term) -> int:
+    return 1 + max(map(_depth, t.args)) if t.args else 0
 
 
 def _ops(t: Term) -> int:
