@@ -11,8 +11,9 @@ from unity_jax.rewrite.library import library
 from unity_jax.rewrite.match import build, matches
 from unity_jax.rewrite.prune import Known, Programs, follows
 from unity_jax.rewrite.rule import make_rule, parse_term, parse_variable
+from unity_jax.rewrite.search import rank
 from unity_jax.rewrite.semantics import apply_op
-from unity_jax.rewrite.values import Values
+from unity_jax.rewrite.values import SYMMETRIC, Values
 
 SMALL = [a for a in ALPHABETS if a.name in ("parts f", "parts free dot", "blocks f", "rows f", "devices f")]
 
@@ -47,11 +48,13 @@ def test_counts_fall_from_step_to_step(small):
         assert counts.linear >= counts.true >= counts.proved > 0
 
 
-def test_no_rule_that_ships_follows_from_another():
-    """A dozen of them, against all others."""
-    for rule in library()[::16]:
-        others = _known(*(r for r in library() if r is not rule))
-        assert len(rule.source) > 1 or "combine-dot" in rule.name or not follows(rule, others)
+def test_no_rule_that_ships_follows_from_others_no_larger():
+    """Every tenth of them: but for rules of several results and of direct alphabets, whose source is the smaller side,
+    and that operands of some ops may be swapped, which is built in."""
+    for rule in library()[len(SYMMETRIC) :: 10]:
+        if len(rule.source) == 1 and len(list(rule.source[0].walk())) >= len(list(rule.target[0].walk())):
+            others = (r for r in library() if r is not rule and rank(r)[0] <= rank(rule)[0])
+            assert not follows(rule, _known(*others)), rule.name
 
 
 def test_graphs_are_counted_as_trees():

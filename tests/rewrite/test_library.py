@@ -65,6 +65,7 @@ CLASSICS = {
         [f"slice({CONV}; n+o, 0)", f"slice({CONV}; n+o, 1)"],
     ),
     "rows contracted": (["u[n,d]", "i[n]<v", "s[v,o]"], ["dot(put(u, i; n), s; v)"], ["dot(u, take(s, i); n)"]),
+    "sparse update": (["t[v,d]", "u[n,d]", "i[n]<v"], ["sub(t, put(u, i; n))"], ["scatter(t, neg(u), i; n)"]),
     "pad contracted": ([X, "t[k+l,n]"], ["dot(pad(x; k+l, 0), t; k+l)"], ["dot(x, slice(t; k+l, 0); k)"]),
 }
 
@@ -75,7 +76,7 @@ DERIVED = {
         ["sum(split(dot(x, w; k); p*m); p)"],
         ["dot(sum(split(x; p*m); p), w; k)"],
     ),
-    "sparse update": (
+    "scaled sparse update": (
         ["t[v,d]", "u[n,d]", "i[n]<v", "c[]"],
         ["sub(t, mul(put(u, i; n), c))"],
         ["scatter(t, neg(mul(u, c)), i; n)"],

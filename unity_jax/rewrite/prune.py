@@ -107,7 +107,7 @@ def _type(op: str, attrs: Attrs, types: tuple[Type, ...]) -> Type | None:
 class Known:
     """Rules, and their applicable directions by the outermost op of the first result that is matched.
 
-    Directions that unfold a single op into several are kept apart: `dot` is `sum` of `mul`, `concat` is `add` of `pad`,
+    Directions that unfold a single op into others are kept apart: `dot` is `sum` of `mul`, `concat` is `add` of `pad`,
     and by such definitions nearly all rules of an op follow from those of others, though no search would go that way.
     """
 
@@ -118,7 +118,8 @@ class Known:
         self.rules.append(rule)
         for a, b in ((rule.source, rule.target), (rule.target, rule.source)):
             if all(t.op for t in a) and inputs(b) <= inputs(a):
-                unfolds = len(a) == 1 and not any(t.op for t in a[0].args) and any(t.op for t in b[0].args)
+                folded = len(a) == 1 and not any(t.op for t in a[0].args) and any(t.op for t in b[0].args)
+                unfolds = folded and any(t.op not in ("", a[0].op) for t in b[0].walk())
                 self.directions.setdefault((a[0].op, len(a)), []).append((a, b, unfolds))
 
     def applied(self, at: Sequence[Node], graph: Graph, unfold: bool = False) -> Iterator[list[Node | int]]:

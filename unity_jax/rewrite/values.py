@@ -231,6 +231,6 @@ def _sizes(variables: Sequence[Term], alphabet: Alphabet) -> dict[str, int]:
     sizes = {n: 2 + i % 2 for i, n in enumerate(names)}
     sizes |= dict.fromkeys(alphabet.devices.split(), DEVICES) | {"e": STACKED, "q": 7}
     numbered = [v.type for v in variables if v.type.ids]
-    sizes |= {d.name: NUMBERS for t in numbered for d in t.dims if not d.parts}
+    sizes |= {d.name: NUMBERS if len(t.dims) == 1 else 3 for t in numbered for d in t.dims if not d.parts}
     sizes |= {t.ids.name: ROWS for t in numbered if t.ids and not t.ids.parts}
     return sizes
