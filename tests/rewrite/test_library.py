@@ -116,9 +116,9 @@ def _known(rules):
 
 @pytest.mark.parametrize("name", CLASSICS)
 def test_classics_are_rules(name):
-    """Some one rule leads from the source to the target."""
+    """Some one rule makes the target of the source, or the source of the target."""
     rule = _rule(name, CLASSICS[name])
-    assert any(follows(rule, _known([r]), one_way=True) for r in library())
+    assert any(follows(rule, _known([r]), one_way=len(rule.source) > 1) for r in library())
 
 
 @pytest.mark.parametrize("name", DERIVED)

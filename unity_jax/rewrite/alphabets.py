@@ -37,7 +37,7 @@ ALPHABETS = (
         rank=5,
     ),
     Alphabet("reductions of dots", "x[m,k,j] w[n,k,j] s[r,q]", "dot sum broadcast", new="q", rank=5, over="k j m q"),
-    *_each("reductions", "x[m,k] z[n] s[r,q]", SHAPING, "f convert h dot", new="q", over="k q", rank=5),
+    *_each("reductions", "x[m,k] z[n] s[r,q]", SHAPING, "f convert h", new="q", over="k q", rank=5),
     # Parts of a sum
     Alphabet("parts", "u[n+o] x[n] y[o]", f"{CAT} add", sums="n+o"),
     *_each("parts", "u[n+o] x[n] y[o]", CAT, UNARY, sums="n+o"),
@@ -96,11 +96,11 @@ ALPHABETS = (
     *_each("rows", "t[v,d] i[n]<v u[n,d]", ROWS, SHAPING, new="q"),
     Alphabet(
         "rows dot",
-        "s[v,o,d,k,g] t[v,m,d,k] i[n,l,g]<v u[n,l,g,m,d,k] w[n,m,d,k]",
+        "s[v,o,m,k,g] t[v,b,m,k] i[n,l,g]<v u[n,l,g,a,m,k] w[n,c,m,k]",
         f"{ROWS} dot",
         over="n l v k",
         size=2,
-        rank=7,
+        rank=8,
     ),
     Alphabet("rows of rows", "t[v,d] i[n]<v j[q]<n u[q,d]", f"{ROWS} add"),
     # Devices

@@ -107,29 +107,32 @@ def _type(op: str, attrs: Attrs, types: tuple[Type, ...]) -> Type | None:
 class Known:
     """Rules, and their applicable directions by the outermost op of the first result that is matched.
 
-    Directions that unfold a single op into others are kept apart: `dot` is `sum` of `mul`, `concat` is `add` of `pad`,
+    Directions that unfold a single op into others are left out: `dot` is `sum` of `mul`, `concat` is `add` of `pad`,
     and by such definitions nearly all rules of an op follow from those of others, though no search would go that way.
     """
 
     rules: list[Rule] = field(default_factory=list)
-    directions: dict[tuple[str, int], list[tuple[Sequence[Term], Sequence[Term], bool]]] = field(default_factory=dict)
+    directions: dict[tuple[str, int], list[tuple[Sequence[Term], Sequence[Term]]]] = field(default_factory=dict)
 
     def add(self, rule: Rule) -> None:
         self.rules.append(rule)
         for a, b in ((rule.source, rule.target), (rule.target, rule.source)):
-            if all(t.op for t in a) and inputs(b) <= inputs(a):
-                folded = len(a) == 1 and not any(t.op for t in a[0].args) and any(t.op for t in b[0].args)
-                unfolds = folded and any(t.op not in ("", a[0].op) for t in b[0].walk())
-                self.directions.setdefault((a[0].op, len(a)), []).append((a, b, unfolds))
+            if all(t.op for t in a) and inputs(b) <= inputs(a) and not _unfolds(a, b):
+                self.directions.setdefault((a[0].op, len(a)), []).append((a, b))
 
-    def applied(self, at: Sequence[Node], graph: Graph, unfold: bool = False) -> Iterator[list[Node | int]]:
+    def applied(self, at: Sequence[Node], graph: Graph) -> Iterator[list[Node | int]]:
         """What the rules make of nodes, all at once."""
-        for side, other, unfolds in self.directions.get((at[0].op, len(at)), ()):
-            if unfold or not unfolds:
-                for found in matches(side, at, graph):
-                    made = [build(t, found, graph) for t in other]
-                    if all(m is not None for m in made):
-                        yield made  # type: ignore[misc]
+        for side, other in self.directions.get((at[0].op, len(at)), ()):
+            for found in matches(side, at, graph):
+                made = [build(t, found, graph) for t in other]
+                if all(m is not None for m in made):
+                    yield made  # type: ignore[misc]
+
+
+def _unfolds(a: Sequence[Term], b: Sequence[Term]) -> bool:
+    if len(a) > 1 or any(t.op for t in a[0].args) or not any(t.op for t in b[0].args):
+        return False
+    return any(t.op not in ("", a[0].op) for t in b[0].walk())
 
 
 def inputs(terms: Sequence[Term]) -> frozenset[str]:
@@ -149,12 +152,12 @@ def follows(rule: Rule, known: Known, one_way: bool = False) -> bool:
     for _ in range(ROUNDS):
         size = len(graph)
         for at, results in _places(graph, before):
-            for made in known.applied(at, graph, one_way):
+            for made in known.applied(at, graph):
                 _merge(graph, zip(results, made, strict=True))
         if _met(graph, before, rule.target):
             return True
         singles = [(c, n) for c, nodes in enumerate(graph.nodes) for n in nodes]
-        _merge(graph, [(c, made) for c, n in singles for (made,) in known.applied([n], graph, one_way)])
+        _merge(graph, [(c, made) for c, n in singles for (made,) in known.applied([n], graph)])
         if len(graph) == size or len(graph) > NODES:
             break
     return _met(graph, before, rule.target)
