@@ -81,7 +81,7 @@ def build(side: Term, found: Found, graph: Graph) -> Node | int | None:
     except ValueError:
         return None
     if side.op in ("sum", "broadcast") and not attrs:
-        return args[0]
+        return None  # there is no such program
     turned = isinstance(side.attrs[0], Dim) and found.turned.get(side.attrs[0]) if side.attrs else False
     return node(side.op, attrs, args[::-1] if turned and side.op in ("concat", "stack") else args)
 

@@ -112,24 +112,24 @@ class Known:
     """
 
     rules: list[Rule] = field(default_factory=list)
-    directions: dict[tuple[str, int], list[tuple[Sequence[Term], Sequence[Term]]]] = field(default_factory=dict)
+    directions: dict[tuple[str, int], list[tuple[Sequence[Term], Sequence[Term], bool]]] = field(default_factory=dict)
 
     def add(self, rule: Rule) -> None:
         self.rules.append(rule)
         for a, b in ((rule.source, rule.target), (rule.target, rule.source)):
-            if all(t.op for t in a) and inputs(b) <= inputs(a) and not _unfolds(a, b):
-                self.directions.setdefault((a[0].op, len(a)), []).append((a, b))
+            if all(t.op for t in a) and inputs(b) <= inputs(a) and not unfolds(a, b):
+                self.directions.setdefault((a[0].op, len(a)), []).append((a, b, unfolds(b, a)))
 
-    def applied(self, at: Sequence[Node], graph: Graph) -> Iterator[list[Node | int]]:
-        """What the rules make of nodes, all at once."""
-        for side, other in self.directions.get((at[0].op, len(at)), ()):
+    def applied(self, at: Sequence[Node], graph: Graph) -> Iterator[tuple[list[Node | int], bool]]:
+        """What the rules make of nodes, all at once, and whether the other way would unfold an op."""
+        for side, other, folds in self.directions.get((at[0].op, len(at)), ()):
             for found in matches(side, at, graph):
                 made = [build(t, found, graph) for t in other]
                 if all(m is not None for m in made):
-                    yield made  # type: ignore[misc]
+                    yield made, folds  # type: ignore[misc]
 
 
-def _unfolds(a: Sequence[Term], b: Sequence[Term]) -> bool:
+def unfolds(a: Sequence[Term], b: Sequence[Term]) -> bool:
     if len(a) > 1 or any(t.op for t in a[0].args) or not any(t.op for t in b[0].args):
         return False
     return any(t.op not in ("", a[0].op) for t in b[0].walk())
@@ -152,12 +152,12 @@ def follows(rule: Rule, known: Known, one_way: bool = False) -> bool:
     for _ in range(ROUNDS):
         size = len(graph)
         for at, results in _places(graph, before):
-            for made in known.applied(at, graph):
+            for made, _ in known.applied(at, graph):
                 _merge(graph, zip(results, made, strict=True))
         if _met(graph, before, rule.target):
             return True
         singles = [(c, n) for c, nodes in enumerate(graph.nodes) for n in nodes]
-        _merge(graph, [(c, made) for c, n in singles for (made,) in known.applied([n], graph)])
+        _merge(graph, [(c, made) for c, n in singles for (made,), _ in known.applied([n], graph)])
         if len(graph) == size or len(graph) > NODES:
             break
     return _met(graph, before, rule.target)

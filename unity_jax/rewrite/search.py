@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from unity_jax.rewrite.alphabet import Alphabet
 from unity_jax.rewrite.generalize import generalized
 from unity_jax.rewrite.language import Dim, Term, apply
-from unity_jax.rewrite.prune import Known, follows, inputs
+from unity_jax.rewrite.prune import Known, follows, inputs, unfolds
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.values import Node, Values, node
 
@@ -73,15 +73,20 @@ def search(
         ranked = _ranked(graph, equal, counts)
         asked = {n for _, n, _ in ranked}
         for _, n, rule in ranked:
-            if not _leads(n, known, graph, settled):
+            folds = _leads(n, known, graph, settled)
+            if folds is None:
                 found = accepted(rule)
                 if found is None:
                     continue
+                folds = unfolds(found.target, found.source)
                 yield found
-            _settle(n, graph, settled)
-        for n, _ in equal:
-            if n not in asked:
-                _settle(n, graph, settled)
+            settled.add(n)
+            if not folds:
+                graph.nodes[graph.of[n]].append(n)
+        for n, value in equal:
+            if n not in asked:  # as those of which it is a renaming
+                settled.add(n)
+                graph.nodes[value].append(n)
     several = [*_direct(graph), *_siblings(graph)]
     renamed = {_numbered([*r.source, *r.target]): r for r in reversed(several)}
     counts.subgraphs += len(several)
@@ -93,12 +98,6 @@ def search(
     counts.graphs += sum(sum(c.values()) for c in graph.graphs)
     counts.values += len(graph.types)
     counts.pairs += sum(sum(c.values()) - 1 for c in graph.graphs)
-
-
-def _settle(n: Node, graph: Values, settled: set[Node]) -> None:
-    """From here on the node is known to make its value."""
-    graph.nodes[graph.of[n]].append(n)
-    settled.add(n)
 
 
 def _ranked(graph: Values, equal: Sequence[tuple[Node, int]], counts: Counts) -> list[tuple[object, Node, Rule]]:
@@ -152,19 +151,24 @@ def _leaves(t: Term) -> Iterator[Term]:
         yield from _leaves(a)
 
 
-def _leads(at: Node, known: Known, graph: Values, settled: set[Node]) -> bool:
-    """Whether known rules make of a node one that is settled."""
-    seen, queue = {at}, [at]
+def _leads(at: Node, known: Known, graph: Values, settled: set[Node]) -> bool | None:
+    """Whether known rules make of a node one that is settled: None if they do not, and if they do, whether only by
+    folding several ops into one. Such a node is settled but no way to make its value: else all rules of an op would
+    follow from its definition, as when a single op is unfolded."""
+    seen, queue = {at: False}, [at]
+    reached = None
     for n in queue:
-        for (made,) in known.applied([n], graph):
+        for (made,), folds in known.applied([n], graph):
             value = graph.of.get(made) if isinstance(made, Node) else made
             if value == graph.of[at]:
                 if isinstance(made, int) or made in settled:
-                    return True
-                if made not in seen:
-                    seen.add(made)
+                    reached = seen[n] or folds
+                    if not reached:
+                        return False
+                elif made not in seen:
+                    seen[made] = seen[n] or folds
                     queue.append(made)
-    return False
+    return reached
 
 
 def _direct(graph: Values) -> list[Rule]:
