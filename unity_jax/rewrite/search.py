@@ -70,23 +70,17 @@ def search(
         first = len(graph.types)
         equal = graph.grow(size, (alphabet.ops if size <= alphabet.size else alphabet.outer).split())
         settled.update(n for v in range(first, len(graph.types)) for n in graph.nodes[v])
-        ranked = _ranked(graph, equal, counts)
-        asked = {n for _, n, _ in ranked}
-        for _, n, rule in ranked:
-            folds = _leads(n, known, graph, settled)
+        for nodes, rule in _ranked(graph, equal, counts):
+            folds = _leads(nodes[0], known, graph, settled)
             if folds is None:
                 found = accepted(rule)
                 if found is None:
                     continue
                 folds = unfolds(found.target, found.source)
                 yield found
-            settled.add(n)
-            if not folds:
+            settled.update(nodes)
+            for n in () if folds else nodes:
                 graph.nodes[graph.of[n]].append(n)
-        for n, value in equal:
-            if n not in asked:  # as those of which it is a renaming
-                settled.add(n)
-                graph.nodes[value].append(n)
     several = [*_direct(graph), *_siblings(graph)]
     renamed = {_numbered([*r.source, *r.target]): r for r in reversed(several)}
     counts.subgraphs += len(several)
@@ -100,31 +94,32 @@ def search(
     counts.pairs += sum(sum(c.values()) - 1 for c in graph.graphs)
 
 
-def _ranked(graph: Values, equal: Sequence[tuple[Node, int]], counts: Counts) -> list[tuple[object, Node, Rule]]:
-    """The rules that make a node the smallest graph of its value: the smaller and the more general first."""
-    pending = {}
+def _ranked(graph: Values, equal: Sequence[tuple[Node, int]], counts: Counts) -> Iterator[tuple[list[Node], Rule]]:
+    """The rules that make a node the smallest graph of its value, each with all nodes that differ in the names of
+    inputs: the smaller and the more general first."""
+    pending: dict[str, list[Node]] = {}
     for n, value in equal:
-        source, target = graph.term_of(n), graph.term(value)
-        pending.setdefault(_numbered([source, target]), (n, source, target))
+        pending.setdefault(_numbered([graph.term_of(n), graph.term(value)]), []).append(n)
     ranked = []
-    for n, source, target in pending.values():
-        if inputs([target]) <= inputs([source]):
-            rule = generalized("", [source], [target])
-        elif inputs([source]) <= inputs([target]):
-            rule = generalized("", [target], [source])
-        else:
-            continue
-        ranked.append((rank(rule), n, rule))
+    for nodes in pending.values():
+        sides = [graph.term_of(nodes[0])], [graph.term(graph.of[nodes[0]])]
+        for source, target in (sides, sides[::-1]):
+            if inputs(target) <= inputs(source):
+                rule = generalized("", source, target)
+                ranked.append((rank(rule), nodes, rule))
+                break
     counts.subgraphs += len(equal)
     counts.renamed += len(pending)
     counts.bound += len(ranked)
-    return sorted(ranked, key=lambda r: r[0])
+    yield from ((nodes, rule) for _, nodes, rule in sorted(ranked, key=lambda r: r[0]))
 
 
 def rank(rule: Rule) -> tuple[int, bool, int, int, int, int, str]:
     """Small rules first; among those of a size the ones that work both ways, the shallow and the more general."""
     sizes = [sum(map(_ops, side)) for side in (rule.source, rule.target)]
-    dims = {d for v in rule.given for d in (*v.type.dims, *v.type.devices)}
+    terms = {t for r in (*rule.source, *rule.target) for t in r.walk()}
+    batch = set.intersection(*(set(v.type.dims) for v in rule.given)) - {a for t in terms for a in t.attrs}
+    dims = {d for v in rule.given for d in (*v.type.dims, *v.type.devices)} - batch
     lossy = inputs(rule.source) != inputs(rule.target)
     depth = sum(map(_depth, (*rule.source, *rule.target)))
     return max(sizes), lossy, sum(sizes), depth, -len(rule.given), -len(dims), str(rule)
