@@ -39,6 +39,9 @@ CLASSICS = {
     "reduce below a slice": "x[n+o]@p: slice(reduce(x; p); n+o, 1) => reduce(slice(x; n+o, 1); p)",
     "reduce of scattered": "t[v,d] u[n,d]@p i[n]<v: scatter(t, reduce(u; p), i; n) =>"
     " add(t, reduce(put(u, replicate(i; p); n); p))",
+    "copies counted": "x[p*m]: reduce(replicate(reduce(partition(x; p*m); p); p); p) =>"
+    " reduce(partition(reduce(replicate(x; p); p); p*m); p)",
+    "counts": "x[] y[k]: sum(mul(y, sum(broadcast(x; k); k)); k) => mul(sum(y; k), sum(broadcast(x; k); k))",
     "add as reduction": "x[m] y[m]: add(x, y) => reduce(partition(stack(x, y; p); p); p)",
     "gathered twice": "x[p*m]: combine(partition(x; p*m); p*m) => x",
     "sharded functions": "x[p*m]: f(x) => combine(f(partition(x; p*m)); p*m)",
@@ -88,6 +91,8 @@ CLASSICS = {
     "associativity in a batch": "x[b,m,k] y[b,k,l] z[b,l,n]: dot(dot(x, y; k), z; l) => dot(x, dot(y, z; l); k)",
     "four factors": "x[m,k] y[k,l] z[l,n] w[n,o]: dot(dot(dot(x, y; k), z; l), w; n) =>"
     " dot(x, dot(y, dot(z, w; n); l); k)",
+    "two sums over one name": "a[k,q] b[k,q] u[k,m] x[k,m]: dot(a, dot(b, dot(u, x; k)); k) =>"
+    " dot(u, dot(x, dot(b, a; k)); k)",
     "transposition": "x[m,k] y[k,n]: transpose(dot(x, y; k); n, m) => dot(transpose(y; n, k), transpose(x; k, m); k)",
     "scales pass matmuls": "x[m,k] w[k,n] s[]: mul(dot(x, w; k), s) => dot(mul(x, s), w; k)",
     "row scales pass matmuls": "x[m,k] w[k,n] s[m]: mul(dot(x, w; k), s) => dot(mul(x, s), w; k)",
@@ -117,6 +122,9 @@ CLASSICS = {
     "one-hot squared": "x[v] i[n]<v: dot(mul(onehot(i), onehot(i)), x; v) => take(x, i)",
     "decay of rows": "t[v,d] u[n,d] i[n]<v s[]: sub(t, mul(add(put(u, i; n), mul(t, put(u, i; n))), s)) =>"
     " scatter(t, neg(mul(add(u, mul(take(t, i), u)), s)), i; n)",
+    "rows of rows": "t[v,d] i[n]<v j[b]<n: take(take(t, i), j) => take(t, take(i, j))",
+    "rows of rows that share": "t[v,n,d] i[n]<v j[b]<n: take(take(t, i), j) => take(take(t, j), take(i, j))",
+    "rows of two dimensions": "t[v,w] i[n]<v j[b]<w: take(take(t, i), j) => take(take(t, j), i)",
     "rows as a contraction": "t[v,d] i[n]<v: take(t, i) => dot(t, onehot(i); v)",
     # folds, functions, precision
     "fold by blocks": "x[m,p*n]: fold(x; p*n) => fold(split(x; p*n); p, n)",

@@ -20,7 +20,8 @@ from unity_jax.rewrite.semantics import FIELD, PRIME
 
 pytest.importorskip("egglog")
 
-GIVEN = "x[n+o,k] y[n+o] z[p*n,k] w[n,k] t[v,k] u[v,n+o] i[n]<v j[k]<v l[n+o]<v a[h,k] b[k,r] c[d,n] e[n,o]".split()
+GIVEN = "x[n+o,k] y[n+o] z[p*n,k] w[n,k] t[v,k] u[v,n+o] a[h,k] b[k,r] c[d,n] e[n,o]".split()
+GIVEN += "i[n]<v j[k]<v l[n+o]<v q[v]<k s[p]<n".split()
 ATTRIBUTES: dict[str, list[list[Any]]] = {
     "add": [[]],
     "mul": [[]],
@@ -41,6 +42,7 @@ ATTRIBUTES: dict[str, list[list[Any]]] = {
     "take": [[]],
     "put": [["n"], ["k"], ["n+o"]],
     "onehot": [[]],
+    "ones": [["n"], ["k", "p"]],
     "window": [["h", "r"], ["n+o", "r"]],
 }
 NAMES = {"n": 2, "o": 3, "k": 2, "p": 2, "v": 3, "h": 3, "r": 2, "d": 2}
@@ -52,7 +54,7 @@ def random_terms(rng: np.random.Generator, count: int) -> list[Term]:
     pool = [parse_variable(v) for v in GIVEN]
     while len(pool) < len(GIVEN) + count:
         op = str(rng.choice(list(ATTRIBUTES)))
-        arity = 2 if op in ("add", "mul", "h", "dot", "concat", "stack", "take", "put") else 1
+        arity = 2 if op in ("add", "mul", "h", "dot", "concat", "stack", "take", "put") else 0 if op == "ones" else 1
         recent = pool[::-1][: len(GIVEN) + 6]
         args = [recent[rng.integers(len(recent))] for _ in range(arity)]
         choices = ATTRIBUTES[op]
@@ -120,8 +122,10 @@ class Space:
         match t:
             case ("Variable", name):
                 return self.variables[name]
-            case ("Zero",):
+            case ("Zeros",):
                 return np.zeros(self.shape, np.int64)
+            case ("Ones",):
+                return np.ones(self.shape, np.int64)
             case ("Add", x, y):
                 return (v(x) + v(y)) % PRIME
             case ("Mul", x, y):
@@ -171,7 +175,7 @@ def parts(d: Any) -> Iterator[Any]:
             yield from parts(part)
 
 
-CONSTRUCTORS = "Zero Add Mul Neg Apply Apply2 Sum Slice Concat Split Merge Take OneHot Window".split()
+CONSTRUCTORS = "Zeros Ones Add Mul Neg Apply Apply2 Sum Slice Concat Split Merge Take OneHot Window".split()
 KNOWN = {
     "two to a stack": Sizes(number={"d": 2}),
     "one feature": Sizes(number={"d": 2, "k": 1}),
@@ -196,7 +200,8 @@ def test_what_is_derived_is_true(seed: int, known: Sizes):
     for t in encode.known:
         if not t.op:
             mine = [read(_text(known.dim(d))) for d in t.type.dims]
-            space.draw(t.name, mine, PRIME if t.type.ids is None else NAMES[t.type.ids.name])
+            rows = t.type.ids
+            space.draw(t.name, mine, PRIME if rows is None else space.size(read(_text(known.dim(rows)))))
     graph = _prepared()
     _run(graph, "(push)")
     try:

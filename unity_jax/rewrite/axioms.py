@@ -31,6 +31,7 @@ mul-commutes: x[] y[]: mul(x, y) = mul(y, x)
 mul-associates: x[] y[] z[]: mul(mul(x, y), z) = mul(x, mul(y, z))
 mul-neg: x[] y[]: mul(x, neg(y)) = neg(mul(x, y))
 mul-zero: x[]: mul(x, zeros()) = zeros()
+mul-one: x[]: mul(x, ones()) = x
 distributes: x[] y[] z[]: mul(x, add(y, z)) = add(mul(x, y), mul(x, z))
 """
 
@@ -39,9 +40,11 @@ sum-add: x[k] y[k]: sum(add(x, y); k) = add(sum(x; k), sum(y; k))
 sum-neg: x[k]: sum(neg(x); k) = neg(sum(x; k))
 sum-zero: : sum(zeros(; k); k) = zeros()
 sum-mul: x[] y[k]: mul(x, sum(y; k)) = sum(mul(x, y); k)
+sum-factor: x[] y[k]: sum(mul(x, y); k) = mul(x, sum(y; k))
 sum-swap: x[k,l]: sum(sum(x; k); l) = sum(sum(x; l); k)
 sum-parts: x[n+o]: sum(x; n+o) = add(sum(slice(x; n+o, 0); n), sum(slice(x; n+o, 1); o))
 sum-blocks: x[p*n]: sum(x; p*n) = sum(sum(split(x; p*n); p); n)
+sum-constant: x[]: sum(broadcast(x; k); k) = mul(x, sum(ones(; k); k))
 sum-one: x[k]: broadcast(sum(x; k); k) = x where k == 1
 """
 
@@ -60,7 +63,7 @@ take-put: x[v] i[]<v: take(x, i) = sum(mul(x, onehot(i)); v)
 onehot-sum: x[] i[]<v: sum(mul(x, onehot(i)); v) = x
 onehot-row: x[v] i[]<v: mul(x, onehot(i)) = mul(take(x, i), onehot(i))
 onehot-itself: x[] i[]<v: mul(x, take(onehot(i), i)) = x
-take-take: x[v,w] i[]<v j[]<w: take(take(x, i), j) = take(take(x, j), i)
+take-take: x[v,n] i[n]<v j[]<n: take(take(x, i), j) = take(take(x, j), take(i, j))
 take-onehot: i[n]<v j[]<n: take(onehot(i), j) = onehot(take(i, j))
 window-zero: : window(zeros(; h); h, r) = zeros(; h, r)
 window-one: x[h]: window(x; h, r) = broadcast(x; r) where r == 1
@@ -203,14 +206,14 @@ def _instance(
     rule: Rule, more: Mapping[str, Iterable[Dim]], names: Mapping[str, Dim], frame: Dim | None = None
 ) -> Rule | None:
     """The rule with more dimensions for some variables and dimensions renamed, if it has types. `frame`: a dimension
-    that zeros get."""
+    that constants get."""
     made: dict[Term, Term] = {}
 
     def visit(t: Term) -> Term:
         if t not in made:
             if t.op:
                 attrs = [a.renamed(names) if isinstance(a, Dim) else a for a in t.attrs]
-                extra = [frame] if frame and t.op == "zeros" else []
+                extra = [frame] if frame and t.op in ("zeros", "ones") else []
                 made[t] = apply(t.op, *map(visit, t.args), attrs=[*attrs, *extra])
             else:
                 dims = (*(d.renamed(names) for d in t.type.dims), *more.get(t.name, ()))

@@ -1,7 +1,7 @@
 """Terms in the few ops that the axioms speak of: contractions are sums of products, devices are one more dimension.
 
 A device axis is a dimension that compute ops treat as a batch: partition is `split`, combine is `merge`, replicate is
-`broadcast` and reduce is `sum`. The ops that are left: add, neg, mul, zeros, the unknown functions, sum, fold,
+`broadcast` and reduce is `sum`. The ops that are left: add, neg, mul, zeros, ones, the unknown functions, sum, fold,
 broadcast, transpose, concat, slice, stack, unstack, split, merge, take, onehot, window.
 """
 

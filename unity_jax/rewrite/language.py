@@ -214,7 +214,7 @@ def _window(types: Types, attrs: Attrs) -> Type:
     return _replaced(x, h, [h, r])  # type: ignore[arg-type,list-item]
 
 
-def _zeros(types: Types, attrs: Attrs) -> Type:
+def _constant(types: Types, attrs: Attrs) -> Type:
     return Type(attrs)  # type: ignore[arg-type]
 
 
@@ -363,7 +363,8 @@ OPS: dict[str, tuple[Callable[[Types, Attrs], Type], int | None]] = {
     "dot": (_dot, 2),
     "conv": (_conv, 2),
     "window": (_window, 1),
-    "zeros": (_zeros, 0),
+    "zeros": (_constant, 0),
+    "ones": (_constant, 0),
     "add": (_pointwise, 2),
     "sub": (_pointwise, 2),
     "mul": (_pointwise, 2),

@@ -36,7 +36,8 @@ NODES = 6000
 _LANGUAGE = """
 (datatype Dim (Name String) (One) (Plus String Dim Dim) (Times Dim Dim))
 (sort Dims (Set Dim))
-(datatype T (Variable String) (Zero) (Add T T) (Mul T T) (Neg T) (Apply String T) (Apply2 String T T) (Sum T Dim)
+(datatype T (Variable String) (Zeros) (Ones) (Add T T) (Mul T T) (Neg T) (Sum T Dim)
+  (Apply String T) (Apply2 String T T)
   (Slice T Dim i64) (Concat Dim T T) (Split T Dim) (Merge T Dim) (Take T T Dim) (OneHot T Dim) (Window T Dim Dim))
 (function free (T) Dims :merge (set-intersect old new))
 (ruleset dependence)
@@ -44,7 +45,8 @@ _LANGUAGE = """
 """
 
 _DEPENDENCE = {
-    "(Zero)": "(set-empty)",
+    "(Zeros)": "(set-empty)",
+    "(Ones)": "(set-empty)",
     "(Add x y)": "(set-union a b)",
     "(Mul x y)": "(set-union a b)",
     "(Neg x)": "a",
@@ -96,7 +98,7 @@ def _plus(tag: str, parts: Sequence[Code]) -> Code:
 
 @dataclass(frozen=True)
 class Proof:
-    """`axioms`: those that were used on the way, in alphabetical order; more than one chain of equations may need."""
+    """`axioms`: those that matched on the way, in alphabetical order: the proof needs no others."""
 
     found: bool
     axioms: tuple[str, ...]
@@ -235,7 +237,9 @@ def _node(t: Term, args: Sequence[Code], shapes: Sizes | _Pattern) -> Code:
         case "add" | "mul" | "neg" | "split" | "merge":
             return (t.op.capitalize(), *args, *attrs)
         case "zeros":
-            return ("Zero",)
+            return ("Zeros",)
+        case "ones":
+            return ("Ones",)
         case "f" | "g" | "convert":
             return ("Apply", function, *args)
         case "h":

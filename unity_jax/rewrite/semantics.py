@@ -361,6 +361,7 @@ _MEANING: dict[str, Callable[..., Array]] = {
     "conv": _conv,
     "window": lambda op, x: _windows(op, x, *op.attrs).along(op.labels),
     "zeros": lambda op: np.zeros(op.shape, np.int64),
+    "ones": lambda op: np.ones(op.shape, np.int64),
     "add": _pointwise(lambda n: lambda x, y: n.settle(x + y)),
     "sub": _pointwise(lambda n: lambda x, y: n.settle(x - y)),
     "mul": _pointwise(lambda n: lambda x, y: n.settle(x * y)),
