@@ -22,12 +22,22 @@ SPMD = "reduce combine"
 
 ALPHABETS = (
     # Arithmetic: a dimension for each set of inputs that may share it
+    Alphabet("differences", "x[m,a] y[a]", "add sub neg"),
     Alphabet("arithmetic", "x[m,a,b] y[n,a,c] z[o,b,c]", "add sub mul neg", rank=6, wide=True),
     Alphabet("dots", "x[m,k,b,j,c,t] w[n,k,b,l,a,t] u[o,l,a,j,c,t]", "dot", size=2, rank=10, over="a b c t"),
     *_each("dots", "x[m,a,b,k] y[q,a,c,k] w[n,b,c,k]", "dot", "add neg mul", over="k", rank=7, wide=True),
-    *_each("reductions", "x[m,k] y[n,k] z[o] s[r,q]", "sum broadcast", "add mul neg", over="k q", new="q", wide=True),
+    *_each(
+        "reductions",
+        "x[m,k] y[n,k] z[o] s[r,q]",
+        "sum broadcast",
+        "add mul neg",
+        over="k q",
+        new="q",
+        wide=True,
+        rank=5,
+    ),
     Alphabet("reductions of dots", "x[m,k,j] w[n,k,j] s[r,q]", "dot sum broadcast", new="q", rank=5, over="k j m q"),
-    *_each("reductions", "x[m,k] z[n] s[r,q]", SHAPING, "f convert h dot", new="q", over="k q"),
+    *_each("reductions", "x[m,k] z[n] s[r,q]", SHAPING, "f convert h", new="q", over="k q", rank=5),
     # Parts of a sum
     Alphabet("parts", "u[n+o] x[n] y[o]", f"{CAT} add", sums="n+o"),
     *_each("parts", "u[n+o] x[n] y[o]", CAT, UNARY, sums="n+o"),
@@ -80,10 +90,18 @@ ALPHABETS = (
     ),
     # Rows by number
     *_each("rows", "t[v,d] i[n]<v u[n,d]", ROWS, UNARY),
-    *_each("rows", "t[v,d] s[v,q] i[n]<v u[n,d] a[n,q] c[r]", ROWS, BINARY, wide=True),
-    *_each("rows", "t[v,d] s[v,d] i[n]<v u[n,d] a[n,d]", f"{ROWS} scatter", "add sub neg"),
+    *_each("rows", "t[v,d,b,g] s[v,q,b] i[n,l,g]<v u[n,l,g,d,b] a[n,q,b]", ROWS, BINARY, wide=True, rank=7),
+    Alphabet("scattered rows", "t[v,d] s[v,d] i[n]<v u[n,d] a[n,d]", f"{ROWS} scatter add"),
+    Alphabet("subtracted rows", "t[v,d] i[n]<v u[n,d]", "put scatter neg sub"),
     *_each("rows", "t[v,d] i[n]<v u[n,d]", ROWS, SHAPING, new="q"),
-    Alphabet("rows dot", "t[v,d] s[v,o] i[n]<v u[n,d] w[d,o]", f"{ROWS} dot"),
+    Alphabet(
+        "rows dot",
+        "s[v,o,m,k,g] t[v,b,m,k] i[n,l,g]<v u[n,l,g,a,m,k] w[n,c,m,k]",
+        f"{ROWS} dot",
+        over="n l v k",
+        size=2,
+        rank=8,
+    ),
     Alphabet("rows of rows", "t[v,d] i[n]<v j[q]<n u[q,d]", f"{ROWS} add"),
     # Devices
     *_each("devices", "x[p*k] a[k]@p b[k]", DEVICES, UNARY, multiples="p*k", devices="p"),
@@ -126,6 +144,16 @@ ALPHABETS = (
         direct=True,
     ),
     Alphabet(
+        "parallel contracted dot",
+        "x[m,p*k,j] w[n,p*k,j]",
+        "partition replicate dot",
+        multiples="p*k",
+        devices="p",
+        outer="reduce",
+        over="k p*k j",
+        direct=True,
+    ),
+    Alphabet(
         "parallel batch dot",
         "x[m,p*b,k] w[n,p*b,k]",
         "partition replicate dot",
@@ -138,15 +166,19 @@ ALPHABETS = (
     # Convolutions
     *_each(
         "convolutions",
-        "x[b,h,c] y[a,h,c] w[r,c,n] v[r,c,o] z[q]",
+        "x[b,i,h,c] y[a,i,h,c] w[r,c,n,j] v[r,c,o,j] z[q]",
         "conv",
         "add neg mul sum broadcast",
-        rank=5,
+        rank=6,
         wide=True,
         new="s",
     ),
     Alphabet(
-        "convolutions and dots", "x[b,h,i,c] v[i,d,c] w[r,d,n] t[r,c,n] u[n,o]", "conv dot", rank=5, over="i d c n"
+        "convolutions and dots",
+        "x[b,h,i,c,g] v[i,d,c] w[r,d,n,g] t[r,c,n,g] u[n,o]",
+        "conv dot",
+        rank=5,
+        over="i d c n",
     ),
     Alphabet(
         "convolutions of parts",
@@ -203,7 +235,9 @@ ALPHABETS = (
         sums="n+o",
         multiples="p*k",
     ),
-    Alphabet("parts and stacks", "u[e,n+o] s[n+o] t[n+o] x[n] y[o] a[n] b[o]", f"{CAT} {STACK}", sums="n+o", new="e"),
+    Alphabet(
+        "parts and stacks", "u[e,n+o] v[e,n] s[n+o] t[n+o] x[n] y[o] a[n] b[o]", f"{CAT} {STACK}", sums="n+o", new="e"
+    ),
     Alphabet("parts and rows", "t[v,n+o] i[m]<v u[m,n+o] x[v,n] y[v,o] z[m,n] w[m,o]", f"{CAT} {ROWS}", sums="n+o"),
     Alphabet(
         "parts of rows", "t[v,d] i[n]<v j[o]<v k[n+o]<v u[n,d] w[o,d] s[n+o,d]", f"concat slice {ROWS} add", sums="n+o"
@@ -211,7 +245,7 @@ ALPHABETS = (
     Alphabet("parts of tables", "t[n+o,d] i[m]<n s[n,d] j[m]<n+o u[m,d]", f"{CAT} {ROWS}", sums="n+o"),
     Alphabet(
         "parts and devices",
-        "u[n+o,p*k] x[n,k]@p y[o,k]@p z[n] w[o] s[n+o,k]@p",
+        "u[n+o,p*k] v[n,p*k] x[n,k]@p y[o,k]@p z[n] w[o] s[n+o,k]@p",
         f"{CAT} {DEVICES}",
         sums="n+o",
         multiples="p*k",
@@ -228,7 +262,7 @@ ALPHABETS = (
     Alphabet("blocks of rows", "t[v,d] i[p*n]<v u[p*n,d] j[p,n]<v s[p,n,d]", f"{BLOCKS} {ROWS}", multiples="p*n"),
     Alphabet(
         "blocks and devices",
-        "u[q*n,p*k] x[q,n,p*k] y[q*n,k]@p",
+        "u[q*n,p*k] x[q,n,p*k] y[q*n,k]@p v[q,n,k]@p",
         f"{BLOCKS} {DEVICES}",
         multiples="q*n p*k",
         devices="p",
@@ -247,7 +281,11 @@ ALPHABETS = (
         devices="p",
     ),
     Alphabet(
-        "rows and devices", "t[v,p*d] i[n]<v u[n,p*d] s[v,d]@p", f"{ROWS} {DEVICES}", multiples="p*d", devices="p"
+        "rows and devices",
+        "t[v,p*d] i[n]<v u[n,p*d] s[v,d]@p w[n,d]@p",
+        f"{ROWS} {DEVICES}",
+        multiples="p*d",
+        devices="p",
     ),
     Alphabet(
         "rows of devices",

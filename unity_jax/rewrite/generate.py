@@ -7,7 +7,7 @@ proved. In the end rules that follow from later ones of no larger size are left 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -17,13 +17,16 @@ from rich.table import Table
 
 from unity_jax.rewrite.alphabet import Alphabet
 from unity_jax.rewrite.alphabets import ALPHABETS
-from unity_jax.rewrite.language import Term
+from unity_jax.rewrite.language import Dim, Term, apply
 from unity_jax.rewrite.library import FILE, to_text
 from unity_jax.rewrite.prune import Known, follows
-from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.rule import Rule, parse_variable
 from unity_jax.rewrite.search import Counts, rank, search
-from unity_jax.rewrite.semantics import tested
+from unity_jax.rewrite.semantics import passes
+from unity_jax.rewrite.values import SYMMETRIC
 from unity_jax.rewrite.verify import verify
+
+BINARY = "add sub mul h dot".split()
 
 Track = Callable[[Sequence[Alphabet]], Iterable[Alphabet]]
 
@@ -52,13 +55,24 @@ def generate(alphabets: Sequence[Alphabet] = ALPHABETS, track: Track = iter) -> 
         unproved.append(rule)
         return None
 
+    symmetric = [proved for rule in _swaps() if passes(rule) and (proved := prove(rule))]
+    assert {rule.source[0].op for rule in symmetric} == SYMMETRIC
     for alphabet in track(alphabets):
         made = counts.setdefault(alphabet.name, Counts())
-        for rule in search(alphabet, known, made, tested, prove):
+        for rule in search(alphabet, known, made, passes, prove):
             if len(rule.source) > 1 or alphabet.direct:
                 direct.add(rule)
     left = _minimal(known.rules, direct)
-    return Generated(_named(left), counts, len(known.rules), tuple(unproved))
+    return Generated(_named([*symmetric, *left]), counts, len(known.rules), tuple(unproved))
+
+
+def _swaps() -> Iterator[Rule]:
+    """Each op of two operands with them the other way round. Those that hold are then built in: graphs of one alphabet
+    that differ in the order of such operands are one graph."""
+    for op in BINARY:
+        x, y = parse_variable("x[m,k]"), parse_variable("y[k,n]")
+        attrs = [Dim("k")] if op == "dot" else []
+        yield Rule("", (x, y), (apply(op, x, y, attrs=attrs),), (apply(op, y, x, attrs=attrs),))
 
 
 def _minimal(rules: Sequence[Rule], direct: set[Rule]) -> list[Rule]:

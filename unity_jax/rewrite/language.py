@@ -9,9 +9,9 @@
       b = slice(t; n+o, 1)
 
 A dimension is named by its size: equal names are equal dimensions, and operands are matched by name, not by position.
-A name stands for any number of dimensions of a real tensor (`m` of a Linear layer may be batch and sequence). Sums are
-what a concatenation makes, `p*n` is `p` blocks of `n`. A tensor may also lie on device axes (`x[m,k]@p`): then every
-device of `p` has a value of its own, and ops compute on each device; only parallel ops look across.
+A name stands for any number of dimensions of a real tensor, or none (`m` of a Linear layer may be batch and sequence).
+Sums are what a concatenation makes, `p*n` is `p` blocks of `n`. A tensor may also lie on device axes (`x[m,k]@p`): then
+every device of `p` has a value of its own, and ops compute on each device; only parallel ops look across.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ joined may hold row numbers as well as values.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,23 +41,27 @@ class Found:
     dims: Mapping[str, tuple[Dim, ...]] = field(default_factory=dict)
 
     def dim(self, d: Dim) -> tuple[Dim, ...]:
-        """What a dimension of the rule is here."""
+        """What a dimension of the rule is here; one that only the other side has is new, and may have any name."""
         if not d.parts:
-            return (self.single[d.name],) if d.name in self.single else self.dims[d.name]
+            return (self.single[d.name],) if d.name in self.single else self.dims.get(d.name, (d,))
         parts = [one for part in d.parts for one in self.dim(part)]
         if len(parts) != len(d.parts):
-            raise KeyError(str(d))
+            raise ValueError(f"{d} is of single dimensions")
         return (Dim(d.name, tuple(parts[::-1] if self.turned.get(d) else parts)),)
 
 
 def matches(side: Sequence[Term], at: Sequence[Node], graph: Graph) -> Iterator[Found]:
     """The ways in which the results of a side of a rule make nodes."""
-    variables = list(dict.fromkeys(t for r in side for t in r.walk() if not t.op))
     every = [Found()]
     for r, n in zip(side, at, strict=True):
         every = [now for found in every for now in _node(r, n, graph, found)]
     for found in every:
-        yield from _solved(found, variables, graph)
+        yield from _solved(found, _variables(tuple(side)), graph)
+
+
+@functools.cache
+def _variables(side: tuple[Term, ...]) -> tuple[Term, ...]:
+    return tuple(dict.fromkeys(t for r in side for t in r.walk() if not t.op))
 
 
 def build(side: Term, found: Found, graph: Graph) -> Node | int | None:
@@ -73,10 +78,10 @@ def build(side: Term, found: Found, graph: Graph) -> Node | int | None:
         args.append(made)
     try:
         attrs = _attrs_of(side, found, [graph.types[a] for a in args])
-    except (KeyError, ValueError):
+    except ValueError:
         return None
     if side.op in ("sum", "broadcast") and not attrs:
-        return args[0]
+        return None  # there is no such program
     turned = isinstance(side.attrs[0], Dim) and found.turned.get(side.attrs[0]) if side.attrs else False
     return node(side.op, attrs, args[::-1] if turned and side.op in ("concat", "stack") else args)
 

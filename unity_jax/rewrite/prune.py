@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.rewrite.language import Attrs, RuleError, Term, Type, apply, variable
-from unity_jax.rewrite.match import build, matches
+from unity_jax.rewrite.match import Graph, build, matches
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.values import Node, node, ordered
 
-NODES, ROUNDS = 200, 3  # how far a derivation is followed
+NODES, ROUNDS, PAIRS = 150, 3, 32
+"""How far a derivation is followed: the most nodes, steps, and ways to take nodes of all results together."""
 
 
 class Programs:
@@ -48,7 +49,8 @@ class Programs:
         if not t.op:
             return self.add(t)
         args = [self.seen(a) for a in t.args]
-        return None if None in args else self._of.get(node(t.op, t.attrs, args))  # type: ignore[arg-type]
+        known = None if None in args else self._of.get(node(t.op, t.attrs, args))  # type: ignore[arg-type]
+        return None if known is None else self.class_of(known)
 
     def find(self, made: Node) -> int | None:
         """The class of a node, new where there is none; None where the op does not fit."""
@@ -103,25 +105,34 @@ def _type(op: str, attrs: Attrs, types: tuple[Type, ...]) -> Type | None:
 
 @dataclass
 class Known:
-    """Rules, and their applicable directions by the outermost op of the first result that is matched."""
+    """Rules, and their applicable directions by the outermost op of the first result that is matched.
+
+    Directions that unfold a single op into others are left out: `dot` is `sum` of `mul`, `concat` is `add` of `pad`,
+    and by such definitions nearly all rules of an op follow from those of others, though no search would go that way.
+    """
 
     rules: list[Rule] = field(default_factory=list)
-    directions: dict[str, list[tuple[Sequence[Term], Sequence[Term]]]] = field(default_factory=dict)
+    directions: dict[tuple[str, int], list[tuple[Sequence[Term], Sequence[Term], bool]]] = field(default_factory=dict)
 
     def add(self, rule: Rule) -> None:
         self.rules.append(rule)
         for a, b in ((rule.source, rule.target), (rule.target, rule.source)):
-            if all(t.op for t in a) and inputs(b) <= inputs(a):
-                self.directions.setdefault(a[0].op, []).append((a, b))
+            if all(t.op for t in a) and inputs(b) <= inputs(a) and not unfolds(a, b):
+                self.directions.setdefault((a[0].op, len(a)), []).append((a, b, unfolds(b, a)))
 
-    def applied(self, at: Sequence[Node], graph: object) -> Iterator[list[Node | int]]:
-        """What the rules make of nodes, all at once."""
-        for side, other in self.directions.get(at[0].op, ()):
-            if len(side) == len(at):
-                for found in matches(side, at, graph):  # type: ignore[arg-type]
-                    made = [build(t, found, graph) for t in other]  # type: ignore[arg-type]
-                    if all(m is not None for m in made):
-                        yield made  # type: ignore[misc]
+    def applied(self, at: Sequence[Node], graph: Graph) -> Iterator[tuple[list[Node | int], bool]]:
+        """What the rules make of nodes, all at once, and whether the other way would unfold an op."""
+        for side, other, folds in self.directions.get((at[0].op, len(at)), ()):
+            for found in matches(side, at, graph):
+                made = [build(t, found, graph) for t in other]
+                if all(m is not None for m in made):
+                    yield made, folds  # type: ignore[misc]
+
+
+def unfolds(a: Sequence[Term], b: Sequence[Term]) -> bool:
+    if len(a) > 1 or any(t.op for t in a[0].args) or not any(t.op for t in b[0].args):
+        return False
+    return any(t.op not in ("", a[0].op) for t in b[0].walk())
 
 
 def inputs(terms: Sequence[Term]) -> frozenset[str]:
@@ -139,27 +150,34 @@ def follows(rule: Rule, known: Known, one_way: bool = False) -> bool:
     for t in () if one_way else rule.target:
         graph.add(t)
     for _ in range(ROUNDS):
+        size = len(graph)
+        for at, results in _places(graph, before):
+            for made, _ in known.applied(at, graph):
+                _merge(graph, zip(results, made, strict=True))
         if _met(graph, before, rule.target):
             return True
-        size = len(graph)
-        found = [
-            (c, m[0]) for c in range(len(graph.types)) for n in list(graph.nodes[c]) for m in known.applied([n], graph)
-        ]
-        if len(before) > 1:
-            roots = [list(graph.nodes[graph.class_of(c)]) for c in before]
-            for order in itertools.permutations(range(len(before))):
-                for at in itertools.product(*(roots[i] for i in order)):
-                    for made in known.applied(at, graph):
-                        found += [(before[i], m) for i, m in zip(order, made, strict=True)]
-        for c, made in found:
-            value = graph.find(made) if isinstance(made, Node) else made
-            if value is not None:
-                graph.merge(c, value)
-            if len(graph) > NODES:
-                return _met(graph, before, rule.target)
-        if len(graph) == size:
+        singles = [(c, n) for c, nodes in enumerate(graph.nodes) for n in nodes]
+        _merge(graph, [(c, made) for c, n in singles for (made,), _ in known.applied([n], graph)])
+        if len(graph) == size or len(graph) > NODES:
             break
     return _met(graph, before, rule.target)
+
+
+def _places(graph: Programs, results: Sequence[int]) -> Iterator[tuple[Sequence[Node], Sequence[int]]]:
+    """Nodes of all results together, in any order."""
+    if len(results) > 1:
+        for order in itertools.permutations(results):
+            every = itertools.product(*(list(graph.nodes[graph.class_of(c)]) for c in order))
+            yield from ((at, order) for at in itertools.islice(every, PAIRS))
+
+
+def _merge(graph: Programs, equal: Iterable[tuple[int, Node | int]]) -> None:
+    for c, made in equal:
+        value = graph.find(made) if isinstance(made, Node) else made
+        if value is not None:
+            graph.merge(c, value)
+        if len(graph) > NODES:
+            break
 
 
 def _met(graph: Programs, before: Sequence[int], target: Sequence[Term]) -> bool:

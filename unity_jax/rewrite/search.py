@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from unity_jax.rewrite.alphabet import Alphabet
 from unity_jax.rewrite.generalize import generalized
 from unity_jax.rewrite.language import Dim, Term, apply
-from unity_jax.rewrite.prune import Known, follows, inputs
+from unity_jax.rewrite.prune import Known, follows, inputs, unfolds
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.values import Node, Values, node
 
@@ -54,7 +54,7 @@ def search(
 
     def accepted(rule: Rule) -> Rule | None:
         counts.independent += 1
-        if all(map(_repeats, (*rule.source, *rule.target))):
+        if all(any(map(_repeats, side)) for side in (rule.source, rule.target)):
             return None
         counts.linear += 1
         if not true(rule):
@@ -70,22 +70,23 @@ def search(
         first = len(graph.types)
         equal = graph.grow(size, (alphabet.ops if size <= alphabet.size else alphabet.outer).split())
         settled.update(n for v in range(first, len(graph.types)) for n in graph.nodes[v])
-        ranked = _ranked(graph, equal, counts)
-        asked = {n for _, n, _ in ranked}
-        for _, n, rule in ranked:
-            if not _leads(n, known, graph, settled):
+        for nodes, rule in _ranked(graph, equal, counts):
+            folds = _leads(nodes[0], known, graph, settled)
+            if folds is None:
                 found = accepted(rule)
                 if found is None:
                     continue
+                folds = unfolds(found.target, found.source)
                 yield found
-            _settle(n, graph, settled)
-        for n, _ in equal:
-            if n not in asked:
-                _settle(n, graph, settled)
-    for rule in (*_direct(graph), *_siblings(graph)):
-        counts.subgraphs += 1
-        counts.renamed += 1
-        counts.bound += 1
+            settled.update(nodes)
+            for n in () if folds else nodes:
+                graph.nodes[graph.of[n]].append(n)
+    several = [*_direct(graph), *_siblings(graph)]
+    renamed = {_numbered([*r.source, *r.target]): r for r in reversed(several)}
+    counts.subgraphs += len(several)
+    counts.renamed += len(renamed)
+    counts.bound += len(renamed)
+    for rule in sorted(renamed.values(), key=rank):
         if not follows(rule, known, one_way=True) and (found := accepted(rule)):
             yield found
     counts.graphs += sum(sum(c.values()) for c in graph.graphs)
@@ -93,39 +94,39 @@ def search(
     counts.pairs += sum(sum(c.values()) - 1 for c in graph.graphs)
 
 
-def _settle(n: Node, graph: Values, settled: set[Node]) -> None:
-    """From here on the node is known to make its value."""
-    graph.nodes[graph.of[n]].append(n)
-    settled.add(n)
-
-
-def _ranked(graph: Values, equal: Sequence[tuple[Node, int]], counts: Counts) -> list[tuple[object, Node, Rule]]:
-    """The rules that make a node the smallest graph of its value: the smaller and the more general first."""
-    pending = {}
+def _ranked(graph: Values, equal: Sequence[tuple[Node, int]], counts: Counts) -> Iterator[tuple[list[Node], Rule]]:
+    """The rules that make a node the smallest graph of its value, each with all nodes that differ in the names of
+    inputs: the smaller and the more general first."""
+    pending: dict[str, list[Node]] = {}
     for n, value in equal:
-        source, target = graph.term_of(n), graph.term(value)
-        pending.setdefault(_numbered(source, target), (n, source, target))
+        pending.setdefault(_numbered([graph.term_of(n), graph.term(value)]), []).append(n)
     ranked = []
-    for n, source, target in pending.values():
-        if inputs([target]) <= inputs([source]):
-            rule = generalized("", [source], [target])
-        elif inputs([source]) <= inputs([target]):
-            rule = generalized("", [target], [source])
-        else:
-            continue
-        ranked.append((rank(rule), n, rule))
+    for nodes in pending.values():
+        sides = [graph.term_of(nodes[0])], [graph.term(graph.of[nodes[0]])]
+        for source, target in (sides, sides[::-1]):
+            if inputs(target) <= inputs(source):
+                rule = generalized("", source, target)
+                ranked.append((rank(rule), nodes, rule))
+                break
     counts.subgraphs += len(equal)
     counts.renamed += len(pending)
     counts.bound += len(ranked)
-    return sorted(ranked, key=lambda r: r[0])
+    yield from ((nodes, rule) for _, nodes, rule in sorted(ranked, key=lambda r: r[0]))
 
 
-def rank(rule: Rule) -> tuple[int, bool, int, int, int, str]:
-    """Small rules first; among those of a size the ones that work both ways, and the more general."""
+def rank(rule: Rule) -> tuple[int, bool, int, int, int, int, str]:
+    """Small rules first; among those of a size the ones that work both ways, the shallow and the more general."""
     sizes = [sum(map(_ops, side)) for side in (rule.source, rule.target)]
-    dims = {d for v in rule.given for d in (*v.type.dims, *v.type.devices)}
+    terms = {t for r in (*rule.source, *rule.target) for t in r.walk()}
+    batch = set.intersection(*(set(v.type.dims) for v in rule.given)) - {a for t in terms for a in t.attrs}
+    dims = {d for v in rule.given for d in (*v.type.dims, *v.type.devices)} - batch
     lossy = inputs(rule.source) != inputs(rule.target)
-    return max(sizes), lossy, sum(sizes), -len(rule.given), -len(dims), str(rule)
+    depth = sum(map(_depth, (*rule.source, *rule.target)))
+    return max(sizes), lossy, sum(sizes), depth, -len(rule.given), -len(dims), str(rule)
+
+
+def _depth(t: Term) -> int:
+    return 1 + max(map(_depth, t.args)) if t.args else 0
 
 
 def _ops(t: Term) -> int:
@@ -145,19 +146,24 @@ def _leaves(t: Term) -> Iterator[Term]:
         yield from _leaves(a)
 
 
-def _leads(at: Node, known: Known, graph: Values, settled: set[Node]) -> bool:
-    """Whether known rules make of a node one that is settled."""
-    seen, queue = {at}, [at]
+def _leads(at: Node, known: Known, graph: Values, settled: set[Node]) -> bool | None:
+    """Whether known rules make of a node one that is settled: None if they do not, and if they do, whether only by
+    folding several ops into one. Such a node is settled but no way to make its value: else all rules of an op would
+    follow from its definition, as when a single op is unfolded."""
+    seen, queue = {at: False}, [at]
+    reached = None
     for n in queue:
-        for (made,) in known.applied([n], graph):
+        for (made,), folds in known.applied([n], graph):
             value = graph.of.get(made) if isinstance(made, Node) else made
             if value == graph.of[at]:
                 if isinstance(made, int) or made in settled:
-                    return True
-                if made not in seen:
-                    seen.add(made)
+                    reached = seen[n] or folds
+                    if not reached:
+                        return False
+                elif made not in seen:
+                    seen[made] = seen[n] or folds
                     queue.append(made)
-    return False
+    return reached
 
 
 def _direct(graph: Values) -> list[Rule]:
@@ -173,8 +179,8 @@ def _direct(graph: Values) -> list[Rule]:
                 inside = {t for t in large.walk() if t.op}
                 if small.op and small not in inside and len(inside) <= graph.alphabet.largest and not _repeats(small):
                     rule = generalized("", [small], [large])
-                    found[rule] = rank(rule)
-    return sorted(found, key=found.__getitem__)
+                    found[rule] = None
+    return list(found)
 
 
 def _siblings(graph: Values) -> Iterator[Rule]:
@@ -203,9 +209,9 @@ def _cuts(graph: Values, value: int, ops: Sequence[str]) -> Iterator[tuple[str, 
             yield "unstack", d
 
 
-def _numbered(source: Term, target: Term) -> str:
-    """The pair as text in which inputs of one type are numbered as they occur."""
-    types = {t.name: str(t.type) for s in (source, target) for t in s.walk() if not t.op}
+def _numbered(terms: Sequence[Term]) -> str:
+    """Text in which inputs of one type are numbered as they occur."""
+    types = {t.name: str(t.type) for s in terms for t in s.walk() if not t.op}
     order: dict[str, str] = {}
 
     def name(m: re.Match[str]) -> str:
@@ -214,4 +220,4 @@ def _numbered(source: Term, target: Term) -> str:
             order[word] = f"{types[word]}{sum(types[w] == types[word] for w in order)}"
         return order.get(word, word)
 
-    return re.sub(r"[a-z]+(?=[,);]| =|$)", name, f"{source} = {target}")
+    return re.sub(r"[a-z]+(?=[,);]| =|$)", name, " = ".join(map(str, terms)))

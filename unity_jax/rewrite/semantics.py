@@ -11,6 +11,7 @@ Arrays have one axis for each device axis of a type, then one for each dimension
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,9 +123,12 @@ def random_sizes(rule: Rule, rng: np.random.Generator, most: int = 4) -> dict[st
     terms = {t: None for r in (*rule.source, *rule.target) for t in r.walk()}
     names = sorted({n for t in terms for d in _dims_of(t) for n in d.names()})
     fixed = {t.attrs[0].name: len(t.args) for t in terms if t.op == "stack"}  # type: ignore[union-attr]
-    unstacked = {t.attrs[0].name: t.attrs[1] + 1 for t in terms if t.op == "unstack"}  # type: ignore[union-attr,operator]
+    least: Counter[str] = Counter()
+    for t in terms:
+        if t.op == "unstack":
+            least |= Counter({t.attrs[0].name: t.attrs[1]})  # type: ignore[union-attr,dict-item]
     for _ in range(10_000):
-        sizes = {n: int(rng.integers(unstacked.get(n, 1), max(most, unstacked.get(n, 1)) + 1)) for n in names} | fixed
+        sizes = {n: int(rng.integers(1 + least[n], 1 + max(most, 1 + least[n]))) for n in names} | fixed
         if all(_holds(c, sizes) for c in rule.when):
             return sizes
     raise ValueError(f"{rule.name}: no small sizes satisfy {', '.join(rule.when)}")
@@ -153,7 +157,7 @@ def agrees(rule: Rule, sizes: Sizes, rng: np.random.Generator, numbers: Arithmet
     return all(_same(canonical(a.type, x), canonical(b.type, y)) for a, b, x, y in pairs)
 
 
-def tested(rule: Rule, times: int = 20, seed: int = 0) -> bool:
+def passes(rule: Rule, times: int = 20, seed: int = 0) -> bool:
     """Whether both sides agree at random sizes, exactly and in values and gradients."""
     rng = np.random.default_rng(seed)
     return all(agrees(rule, random_sizes(rule, rng), rng, n) for _ in range(times) for n in (FIELD, NUMBERS))

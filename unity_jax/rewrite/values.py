@@ -135,14 +135,13 @@ class Values:
         return number
 
     def _count(self, made: Node, value: int, size: int) -> None:
-        """Graphs that are trees: with operands of any graph of their values."""
+        """Graphs as trees, with operands of any graph of their values; one that shares its parts is no tree."""
         orders = 2 if made.op in SYMMETRIC and len(set(made.args)) > 1 else 1
         counts = Counter({1: orders})
         for a in made.args:
-            counts = Counter({}) if not counts else _product(counts, self.graphs[a])
-        for n, times in counts.items():
-            if n <= self.alphabet.largest:
-                self.graphs[value][n] += times
+            counts = _product(counts, self.graphs[a])
+        trees = {n: times for n, times in counts.items() if n <= self.alphabet.largest}
+        self.graphs[value].update(trees or {size: 1})
 
     def _operands(self, op: str, size: int) -> Iterator[tuple[int, ...]]:
         """Operands that make a graph of `size` ops together, of types that the op takes."""
@@ -232,6 +231,6 @@ def _sizes(variables: Sequence[Term], alphabet: Alphabet) -> dict[str, int]:
     sizes = {n: 2 + i % 2 for i, n in enumerate(names)}
     sizes |= dict.fromkeys(alphabet.devices.split(), DEVICES) | {"e": STACKED, "q": 7}
     numbered = [v.type for v in variables if v.type.ids]
-    sizes |= {d.name: NUMBERS for t in numbered for d in t.dims if not d.parts}
+    sizes |= {d.name: NUMBERS if len(t.dims) == 1 else 3 for t in numbered for d in t.dims if not d.parts}
     sizes |= {t.ids.name: ROWS for t in numbered if t.ids and not t.ids.parts}
     return sizes
