@@ -354,10 +354,17 @@ def _gathered(e: _Emitter, x: Named, at: int, how: Selection, ids: Ids) -> Named
     return Named(array, (*ids, *(x.ids[d] for d in kept)))
 
 
+def _rows_of(e: _Emitter, how: Selection, u: Named) -> Ids:
+    """The dimensions of row numbers, which what is put there has."""
+    ids = e.dims.all(how.ids)
+    if not set(ids) <= set(u.ids):
+        raise CannotEmit("rows that do not depend on their number")
+    return ids
+
+
 def _put(e: _Emitter, term: Term) -> Named:
     u, how, rows = e.term(term.args[0]), e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
-    ids = e.dims.all(how.ids)
-    u = e.with_ids(u, *ids)
+    ids = _rows_of(e, how, u)
     if how.kind == "slice":
         return _padded(e, u, ids[0], rows, how.start)
     added = [i for name in term.attrs for i in e.ids(name)]
@@ -371,8 +378,7 @@ def _scatter(e: _Emitter, term: Term) -> Named:
     how, rows = e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
     if how.kind != "gather":
         raise CannotEmit("rows in order are added, not scattered")
-    ids = e.dims.all(how.ids)
-    u = e.with_ids(u, *ids)
+    ids = _rows_of(e, how, u)
     added = [i for name in term.attrs for i in e.ids(name)]
     return _added(e, e.with_ids(t, rows, *(i for i in u.ids if i not in added)), u, how, ids, rows, added)
 

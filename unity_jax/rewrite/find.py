@@ -74,14 +74,22 @@ def is_applicable(rule: Rule) -> bool:
 
 
 def both_ways(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules of a library as they can be applied: from left to right, and back (`name, back`)."""
+    """The rules of a library as they can be applied: from left to right, and back (`inverse`)."""
     found = []
     for rule in rules:
         found.append(rule)
         known = {t for r in rule.target for t in r.walk() if not t.op}
         if set(rule.given) <= known:
-            found.append(dataclasses.replace(rule, name=f"{rule.name}, back", source=rule.target, target=rule.source))
+            found.append(dataclasses.replace(rule, name=inverse(rule.name), source=rule.target, target=rule.source))
     return tuple(r for r in found if is_applicable(r))
+
+
+_BACK = ", back"
+
+
+def inverse(name: str) -> str:
+    """The name of a rule the other way round."""
+    return name.removesuffix(_BACK) if name.endswith(_BACK) else name + _BACK
 
 
 def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
@@ -257,10 +265,10 @@ def _same_function(a: Op, b: Op) -> bool:
 
 def _complete(match: Match) -> bool:
     """Bind the names that are left, and check that dimensions occur where the rule says."""
-    variables = [v for v in match.rule.given if isinstance(match.values.get(v.name), Value) and v.type.ids is None]
+    variables = [v for v in match.rule.given if v.name in match.values]
     if not _named(match) or not _convolved(match) or not _shared(match, variables):
         return False
-    has = {v.name: match.dims.all(_value(match, v).ids) for v in variables}
+    has = {v.name: match.dims.all(match.values[v.name].ids) for v in variables}
     if any(len(set(ids)) < len(ids) for ids in has.values()):
         return False  # a diagonal
     declared = {name: frozenset(v.name for v in variables if name in v.type.dims) for name in _names(variables)}
@@ -333,18 +341,12 @@ def _names(variables: Sequence[Term]) -> list[Dim]:
     return list(dict.fromkeys(d for v in variables for d in v.type.dims))
 
 
-def _value(match: Match, variable: Term) -> Value:
-    value = match.values[variable.name]
-    assert isinstance(value, Value)
-    return value
-
-
 def _shared(match: Match, variables: Sequence[Term]) -> bool:
     """Unite, in order, dimensions that variables of several results share by the rule, though no op joins them."""
     if len(match.rule.source) == 1:
         return True
     for a, b in itertools.combinations(variables, 2):
-        ids = {v.name: match.dims.all(_value(match, v).ids) for v in variables}
+        ids = {v.name: match.dims.all(match.values[v.name].ids) for v in variables}
         bound = {i for name in match.names for i in match.ids(name)}
         for name in a.type.dims:
             where = {v.name for v in variables if name in v.type.dims}

@@ -21,6 +21,7 @@ from unity_jax.machine.network import slowest
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
+from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Path, Rewrite, graph_at, graphs, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite, roofline
@@ -29,13 +30,13 @@ from unity_jax.search.planner import Candidate, Pins, Planner, best
 WORSE = 1.05
 """How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""
 
-PLANNED_OPS = 16_000
+PLANNED_OPS = 8_000
 """Ops of all variants together that are planned. Of a larger program one variant is, if it promises `CLEAR`."""
 
 CLEAR = 0.01
 """The part of a step that a rewrite promises to save where planning it takes long."""
 
-MOST_VARIANTS = 8
+MOST_VARIANTS = 32
 
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
@@ -137,11 +138,12 @@ class _Search:
         return sum(map(self.seconds, graph.ops))
 
     def _following(
-        self, graph: Graph, fresh: Collection[Op], total: float
+        self, graph: Graph, fresh: Collection[Op], total: float, undoing: Collection[str]
     ) -> tuple[Graph, frozenset[Op], Step, float] | None:
-        """The best of the steps near new ops that save time on one device, and the total after it."""
+        """The best of the steps near new ops that save time on one device and undo nothing, and the total after it."""
         finder = Finder(graph, self.seconds)
-        gains = [p for p in finder.places(self.rules, near=fresh) if p.gain > 0]
+        rules = [rule for rule in self.rules if rule.name not in undoing]
+        gains = [p for p in finder.places(rules, near=fresh) if p.gain > 0]
         for place in sorted(gains, key=lambda p: -p.gain):
             made = rewrite(finder, place)
             if made is not None and (now := self._total(made[0])) < (1 - NEGLIGIBLE**2) * total:
@@ -155,7 +157,7 @@ class _Search:
             return None
         graph, fresh, first = made
         steps, total = [(path, first)], self._total(graph)
-        while following := self._following(graph, fresh, total):
+        while following := self._following(graph, fresh, total, [inverse(step.rule) for _, step in steps]):
             graph, new, step, total = following
             fresh = (fresh | new) & frozenset(graph.ops)
             steps.append((path, step))
