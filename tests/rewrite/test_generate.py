@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from unity_jax.rewrite import generate as command
 from unity_jax.rewrite.alphabet import Alphabet
 from unity_jax.rewrite.alphabets import ALPHABETS
 from unity_jax.rewrite.generalize import generalized
 from unity_jax.rewrite.generate import generate
-from unity_jax.rewrite.library import library
+from unity_jax.rewrite.library import library, to_text
 from unity_jax.rewrite.match import build, matches
 from unity_jax.rewrite.prune import Known, Programs, follows
 from unity_jax.rewrite.rule import make_rule, parse_term, parse_variable
@@ -32,6 +33,16 @@ def small():
 
 def test_the_same_rules_each_time(small):
     assert generate(SMALL).rules == small.rules
+
+
+def test_the_command_prints_counts_and_writes(small, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "generate", lambda track: small)
+    assert command.run(tmp_path / "rules.json") == 0
+    assert (tmp_path / "rules.json").read_text() == to_text(small.rules)
+    assert command.run(check=True) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "devices f" in printed
+    assert f"{len(small.rules)} left" in printed
 
 
 def test_part_of_the_library_again(small):

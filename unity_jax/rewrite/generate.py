@@ -63,7 +63,7 @@ def generate(alphabets: Sequence[Alphabet] = ALPHABETS, track: Track = iter) -> 
             if len(rule.source) > 1 or alphabet.direct:
                 direct.add(rule)
     left = _minimal(known.rules, direct)
-    return Generated(_named([*symmetric, *left]), counts, len(known.rules), tuple(unproved))
+    return Generated(_named([*symmetric, *left]), counts, len(symmetric) + len(known.rules), tuple(unproved))
 
 
 def _swaps() -> Iterator[Rule]:
@@ -120,6 +120,7 @@ def run(out: Path | None = None, check: bool = False) -> int:
     """Generate the library, print the counts at each step, and write it; with `check`, 1 if it is not the one that
     ships, byte for byte."""
     console = Console()
+    console.width = max(console.width, 150)  # of the table
     made = generate(track=lambda alphabets: progress(alphabets, "searching", console=console, transient=True))
     console.print(_table(made))
     console.print(f"{made.found} rules proved, {len(made.rules)} left that do not follow from others")

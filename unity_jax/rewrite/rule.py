@@ -49,7 +49,7 @@ class Rule:
 
     def __str__(self) -> str:
         head = f"{self.name}: " + " ".join(f"{v.name}{v.type}" for v in self.given)
-        tail = [f"  when {c}" for c in self.when] + ([f"  by {self.proof}"] if self.proof else [])
+        tail = [f"  when {c}" for c in self.when] + ([f"  {self.proof}"] if self.proof else [])
         return "\n".join([head, *_program(self.source), "=>", *_program(self.target), *tail])
 
     def to_json(self) -> dict[str, Any]:

@@ -86,8 +86,10 @@ def search(
     counts.subgraphs += len(several)
     counts.renamed += len(renamed)
     counts.bound += len(renamed)
+    like = Known()  # of these, larger sides fold into smaller ones as well
     for rule in sorted(renamed.values(), key=rank):
-        if not follows(rule, known, one_way=True) and (found := accepted(rule)):
+        if not follows(rule, known, one_way=True) and not follows(rule, like) and (found := accepted(rule)):
+            like.add(found)
             yield found
     counts.graphs += sum(sum(c.values()) for c in graph.graphs)
     counts.values += len(graph.types)
