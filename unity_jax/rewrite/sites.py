@@ -59,6 +59,13 @@ class Place:
     gain: float
 
     @functools.cached_property
+    def key(self) -> tuple[object, ...]:
+        """Equal for the same step in another variant of the program, as far as types tell."""
+        first = self.found[0]
+        values = (v.tensor for v in first.values.values() if isinstance(v, Value))
+        return self.rule.name, len(self.found), *(str(t) for t in (*(r.tensor for r in first.roots), *values))
+
+    @functools.cached_property
     def bytes(self) -> int:
         every = {v.tensor for m in self.found for v in (*m.values.values(), *m.roots) if isinstance(v, Value)}
         return sum(t.nbytes for t in every if t.literal is None)

@@ -83,6 +83,7 @@ class _Search:
         self.most = WORSE - 1
         self.known: dict[object, int] = {}
         self.seen: set[tuple[int, ...]] = set()
+        self.tried: set[object] = set()
 
     def run(self, first: Variant) -> Variant:
         """The fastest variant that fits, within the budget."""
@@ -101,6 +102,7 @@ class _Search:
                 if made is None:
                     continue
                 left -= 1
+                self.tried.add(place.key)
                 heapq.heappush(waiting, (made.seconds, next(order), made))
                 if self._is_better(made, chosen):
                     chosen = made
@@ -120,7 +122,8 @@ class _Search:
         return a.seconds < (1 - NEGLIGIBLE) * b.seconds
 
     def _proposals(self, variant: Variant) -> list[tuple[Path, Finder, Place]]:
-        """Places of all graphs of a program that are worth a plan, most promising first.
+        """Places of all graphs of a program that are worth a plan, most promising first; what has been tried elsewhere
+        comes last.
 
         Not worth one is what costs too much on one device, and what is too small to matter even on the network.
         """
@@ -130,7 +133,9 @@ class _Search:
         for path, graph, repeat in graphs(variant.program.graph):
             finder = Finder(graph, self.seconds)
             places = (p for p in finder.places(self.rules) if p.bytes * repeat >= small)
-            found += [(-p.gain * repeat, path, finder, p) for p in places if -p.gain * repeat <= worst]
+            found += [
+                ((p.key in self.tried, -p.gain * repeat), path, finder, p) for p in places if -p.gain * repeat <= worst
+            ]
         return [(path, finder, place) for _, path, finder, place in sorted(found, key=lambda f: f[0])]
 
     def _total(self, graph: Graph) -> float:
