@@ -44,15 +44,20 @@ def emit(match: Match, view: View) -> tuple[Graph, tuple[Tensor, ...]]:
             held[tensor] = None
     inputs = tuple(held)
 
+    failed: list[Exception] = []
+
     def target(*arrays: Any) -> list[Any]:
         emitter = _Emitter(match, view, dict(zip(inputs, arrays, strict=True)))
-        return [emitter.result(t, root) for t, root in zip(match.rule.target, match.roots, strict=True)]
+        try:
+            return [emitter.result(t, root) for t, root in zip(match.rule.target, match.roots, strict=True)]
+        except (TypeError, ValueError) as error:  # kept from JAX, which would spend its time on the traceback
+            failed.append(error)
+            return []
 
-    structs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in inputs]
-    try:
-        return build(jax.make_jaxpr(target)(*structs)), inputs
-    except (TypeError, ValueError) as error:
-        raise CannotEmit(str(error).splitlines()[0]) from error
+    jaxpr = jax.make_jaxpr(target)(*(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in inputs))
+    if failed:
+        raise CannotEmit(str(failed[0]).splitlines()[0]) from failed[0]
+    return build(jaxpr), inputs
 
 
 class _Emitter:

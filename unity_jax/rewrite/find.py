@@ -58,7 +58,7 @@ class Match:
 def is_applicable(rule: Rule) -> bool:
     """Whether the rule is about what a traced program holds: layouts, which the search chooses, are no part of it.
 
-    Row numbers are taken as they are, and what XLA fuses anyway is left to it.
+    Row numbers are taken as they are, and what XLA fuses anyway is left to it, side by side as well.
     """
     every = [t for side in (rule.source, rule.target) for r in side for t in r.walk()]
     numbers = [t for t in every if t.type.ids is not None]
@@ -69,6 +69,7 @@ def is_applicable(rule: Rule) -> bool:
         and not any(t.op for t in numbers)
         and all(r.op for r in rule.source)
         and any(t.op and t.op not in _FUSED for t in every)
+        and (len(rule.source) == 1 or not all(r.op in _FUSED for r in rule.source))
         and not all(r.op in COMMUTATIVE and not any(a.op for a in r.args) for r in (*rule.source, *rule.target))
     )
 

@@ -7,6 +7,7 @@ kind. What a step is worth is estimated from the ops that come and go; the plann
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -85,10 +86,13 @@ class Finder:
             for t in op.inputs:
                 self.users.setdefault(t, set()).add(op)
 
-    def places(self, rules: Sequence[Rule], near: Iterable[Op] | None = None) -> Iterator[Place]:
+    def places(
+        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf
+    ) -> Iterator[Place]:
         """Every place for these rules.
 
-        **Arguments:** `near`: look only at what these ops make and what reads it.
+        **Arguments:** `near`: look only at what these ops make and what reads it; `least`: leave out a place if as many
+        times the gain of its first spot as it has spots would be less.
         """
         tensors = _anchors(self.graph, self.view, near)
         known: set[object] = set()
@@ -98,13 +102,13 @@ class Finder:
             for t in tensors.get(wanted, ()):
                 kinds.setdefault(self.kinds[t], []).append(t)
             for members in kinds.values():
-                place = self._place(rule, members)
+                place = self._place(rule, members, least)
                 key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
                 if place is not None and key not in known:  # operands can often change sides
                     known.add(key)
                     yield place
 
-    def _place(self, rule: Rule, members: Sequence[Tensor]) -> Place | None:
+    def _place(self, rule: Rule, members: Sequence[Tensor], least: float) -> Place | None:
         found: list[Match] = []
         which: list[int] = []
         used: set[Tensor] = set()
@@ -118,6 +122,10 @@ class Finder:
                     break
             if not found:
                 return None
+            if len(found) == 1 and len(members) > 1:
+                first = self.gain(found)
+                if first is None or first * len(members) < least:
+                    return None
         gain = self.gain(found)
         return None if gain is None else Place(rule, tuple(found), tuple(which), gain)
 

@@ -33,7 +33,7 @@ WORSE = 1.05
 PLANNED_OPS = 8_000
 """Ops of all variants together that are planned. Of a larger program one variant is, if it promises `CLEAR`."""
 
-CLEAR = 0.01
+CLEAR = 0.05
 """The part of a step that a rewrite promises to save where planning it takes long."""
 
 MOST_VARIANTS = 32
@@ -132,7 +132,7 @@ class _Search:
         small = NEGLIGIBLE * variant.seconds * slowest(self.planner.machine.network)
         for path, graph, repeat in graphs(variant.program.graph):
             finder = Finder(graph, self.seconds)
-            places = (p for p in finder.places(self.rules) if p.bytes * repeat >= small)
+            places = (p for p in finder.places(self.rules, least=-worst / repeat) if p.bytes * repeat >= small)
             found += [
                 ((p.key in self.tried, -p.gain * repeat), path, finder, p) for p in places if -p.gain * repeat <= worst
             ]
