@@ -31,10 +31,7 @@ WORSE = 1.05
 """How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""
 
 PLANNED_OPS = 8_000
-"""Ops of all variants together that are planned. Of a larger program one variant is, if it promises `CLEAR`."""
-
-CLEAR = 0.05
-"""The part of a step that a rewrite promises to save where planning it takes long."""
+"""Ops of all variants together that are planned; a larger program is not rewritten."""
 
 MOST_VARIANTS = 32
 
@@ -80,7 +77,6 @@ class _Search:
     def __init__(self, planner: Planner, rules: Sequence[Rule]) -> None:
         self.planner, self.rules = planner, rules
         self.seconds = roofline(planner.machine.device, lambda op: planner.rules(op).flops)
-        self.most = WORSE - 1
         self.known: dict[object, int] = {}
         self.seen: set[tuple[int, ...]] = set()
         self.tried: set[object] = set()
@@ -88,8 +84,6 @@ class _Search:
     def run(self, first: Variant) -> Variant:
         """The fastest variant that fits, within the budget."""
         left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
-        self.most = (WORSE - 1) if left else -CLEAR
-        left = max(left, 1)
         self._is_new(first.program.graph)
         chosen, order = first, itertools.count()
         waiting = [(first.seconds, next(order), first)]
@@ -128,7 +122,7 @@ class _Search:
         Not worth one is what costs too much on one device, and what is too small to matter even on the network.
         """
         found = []
-        worst = self.most * variant.seconds * self.planner.machine.num_devices
+        worst = (WORSE - 1) * variant.seconds * self.planner.machine.num_devices
         small = NEGLIGIBLE * variant.seconds * slowest(self.planner.machine.network)
         for path, graph, repeat in graphs(variant.program.graph):
             finder = Finder(graph, self.seconds)
