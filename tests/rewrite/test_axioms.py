@@ -7,8 +7,7 @@ from unity_jax.rewrite.axioms import Axiom, axioms
 from unity_jax.rewrite.core import core
 from unity_jax.rewrite.language import OPS, Dim
 from unity_jax.rewrite.rule import Rule, make_rule
-from unity_jax.rewrite.semantics import draw, evaluate, random_sizes, shape
-from unity_jax.rewrite.semantics import tested as holds
+from unity_jax.rewrite.semantics import draw, evaluate, passes, random_sizes, shape
 
 AXIOMS = axioms()
 
@@ -17,7 +16,7 @@ AXIOMS = axioms()
 def test_axioms_hold(axiom: Axiom):
     """With a dimension that every tensor has, every dependence that is not ruled out, and dimensions that coincide."""
     instances = list(axiom.instances())
-    assert all(holds(rule) for rule in instances)
+    assert all(passes(rule) for rule in instances)
 
 
 def test_axioms_know_what_they_need():
@@ -39,7 +38,7 @@ WRONG_AXIOMS = {
 
 @pytest.mark.parametrize("given, left, right", WRONG_AXIOMS.values(), ids=WRONG_AXIOMS)
 def test_wrong_axioms_are_found(given: str, left: str, right: str):
-    assert not holds(make_rule("wrong", given.split(), [left], [right]))
+    assert not passes(make_rule("wrong", given.split(), [left], [right]))
 
 
 BROADCASTS = {
@@ -68,7 +67,7 @@ def test_a_broadcast_passes_every_op(text: str):
     """So that it may be left out of proofs."""
     given, equation = text.split(": ", 1)
     left, right = equation.split(" = ")
-    assert holds(make_rule("broadcast", given.split(), [left], [right]))
+    assert passes(make_rule("broadcast", given.split(), [left], [right]))
 
 
 DEFINITIONS = {
