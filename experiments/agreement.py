@@ -25,10 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from unity_jax.cost.kernels import Traffic
-from unity_jax.cost.program import graphs_repeated, kernel_seconds
+from unity_jax.cost.program import kernel_seconds
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.indexing import compares
+from unity_jax.pcg.graph import nested
 from unity_jax.plan import Plan
 from unity_jax.report.cycles import CLOCKS, estimated_cycles
 from unity_jax.report.hlo import parse
@@ -63,7 +64,7 @@ def uncounted_seconds(plan: Plan, machine: Machine) -> float:
     traffic = Traffic.of(plan.pcg, machine.device.compiler)
     return sum(
         repeat * kernel_seconds(kernel, machine.device)
-        for graph, repeat in graphs_repeated(plan.pcg)
+        for _, graph, repeat in nested(plan.pcg)
         for kernel in traffic.kernels[graph]
         if kernel.root.name in UNESTIMATED and not compares(kernel.root)
     )

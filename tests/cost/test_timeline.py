@@ -17,12 +17,13 @@ from tests.search.planning import mesh, planner, program
 from unity_jax._compat import scan_arity
 from unity_jax.cost.compute import copy_seconds, fill_seconds
 from unity_jax.cost.kernels import Traffic
-from unity_jax.cost.program import graphs_repeated, kernel_seconds, op_collectives
+from unity_jax.cost.program import kernel_seconds, op_collectives
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.tasks import COLLECTIVES, COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Task, crossed, tasks
 from unity_jax.cost.timeline import simulate, unhidden
 from unity_jax.machine.contention import Contention
 from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import nested
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
@@ -129,7 +130,7 @@ def test_a_loop_takes_its_iterations():
 def added_up(planned, axes, machine):
     """Seconds of all kernels and of all collectives of a planned graph."""
     traffic, compute, communication = Traffic.of(planned, machine.device.compiler), 0.0, 0.0
-    for graph, repeat in graphs_repeated(planned):
+    for _, graph, repeat in nested(planned):
         compute += repeat * sum(kernel_seconds(k, machine.device) for k in traffic.kernels[graph])
         stacks = (t for op in graph.ops if op.name == "scan" for t in op.outputs[scan_arity(op.params)[1] :])
         compute += repeat * sum(

@@ -23,11 +23,11 @@ from unity_jax import _compat
 from unity_jax.cost.reshard import Resharder
 from unity_jax.lower.compile import spmd
 from unity_jax.machine.machine import Machine
-from unity_jax.pcg.graph import Graph
+from unity_jax.pcg.graph import Graph, nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
 from unity_jax.rewrite.library import applicable
-from unity_jax.rewrite.record import graphs, with_graph
+from unity_jax.rewrite.record import with_graph
 from unity_jax.rewrite.sites import Finder, rewrite
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.sample import sample
@@ -94,7 +94,7 @@ class Case:
         """The same function with some places of its graph rewritten by rules of the library, and the rules' names."""
         program, done = self.program, []
         for _ in range(steps):
-            path, graph, _ = rng.choice(list(graphs(program.graph)))
+            path, graph, _ = rng.choice(list(nested(program.graph)))
             finder = Finder(graph, lambda op: 1.0)
             places = list(finder.places(applicable()))
             made = rewrite(finder, rng.choice(places)) if places else None

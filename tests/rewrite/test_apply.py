@@ -9,9 +9,10 @@ import pytest
 from tests.numerics.harness import errors
 from tests.rewrite.steps import STEPS
 from unity_jax import _compat
+from unity_jax.pcg.graph import nested
 from unity_jax.program import trace
 from unity_jax.rewrite.library import applicable
-from unity_jax.rewrite.record import Rewrite, graphs, replay, with_graph
+from unity_jax.rewrite.record import Rewrite, replay, with_graph
 from unity_jax.rewrite.sites import Finder, fingerprint, rewrite
 
 RULES = applicable()
@@ -60,7 +61,7 @@ def program_of(name):
 def test_every_place(name):
     program, arrays, want = program_of(name)
     fired = set()
-    for path, graph, _ in graphs(program.graph):
+    for path, graph, _ in nested(program.graph):
         finder = Finder(graph, lambda op: 1.0)
         for place in finder.places(RULES):
             made = rewrite(finder, place)
@@ -79,7 +80,7 @@ def test_many_steps_one_after_the_other_and_again(name, seed):
     program, arrays, want = program_of(name)
     rng, graph, done = random.Random(seed), program.graph, []
     for _ in range(6):
-        path, inner, _ = rng.choice(list(graphs(graph)))
+        path, inner, _ = rng.choice(list(nested(graph)))
         finder = Finder(inner, lambda op: 1.0)
         places = list(finder.places(RULES))
         made = rewrite(finder, rng.choice(places)) if places else None

@@ -11,17 +11,13 @@ WIDTH = 4
 """Bytes of an element in vector registers."""
 
 
-FEWER = (1, 2, 4)
-"""XLA:TPU has smaller tiles for so many rows."""
-
-
 @functools.lru_cache(maxsize=65536)
 def stored_bytes(
     device: Device,
     shape: tuple[int, ...],
     itemsize: int,
     minor: tuple[int, ...] | None = None,
-    fewer: tuple[int, ...] = FEWER,
+    fewer: tuple[int, ...] = (1, 2, 4),
 ) -> float:
     """Bytes of an array in memory, padded to tiles in the order of dimensions that pads least.
 
@@ -33,7 +29,7 @@ def stored_bytes(
     if not lanes or not shape or not n:
         return float(n * itemsize)
     last = range(len(shape)) if minor is None or not minor else minor
-    rows = {d: padded_rows(shape[d], sublanes, fewer) / shape[d] for d in range(len(shape))}
+    rows = {d: _padded_rows(shape[d], sublanes, fewer) / shape[d] for d in range(len(shape))}
     second = {d: [e for e in last if e != d] or ([d - 1] if d else []) for d in last}
     padding = min(
         -(-shape[d] // lanes) * lanes / shape[d] * min((rows[e] for e in second[d]), default=1.0) for d in last
@@ -41,7 +37,7 @@ def stored_bytes(
     return n * itemsize * padding
 
 
-def padded_rows(n: int, sublanes: int, fewer: tuple[int, ...]) -> int:
+def _padded_rows(n: int, sublanes: int, fewer: tuple[int, ...]) -> int:
     return next((k for k in fewer if n <= k), -(-n // sublanes) * sublanes)
 
 

@@ -15,11 +15,9 @@ from unity_jax.cost.arrays import WIDTH, stored_bytes, turning_bytes
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Use, is_batched
 from unity_jax.cost.products import grouping_bytes, matrix_seconds
 from unity_jax.machine.device import Device
-from unity_jax.ops.indexing import compares, is_scatter
+from unity_jax.ops.indexing import addresses_rows, compares, is_scatter
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Op
-
-_ROWS = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min".split())
 
 
 class Work(NamedTuple):
@@ -130,7 +128,7 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
         if is_scatter(op) and not counts[0] and any(counts):
             nbytes += shard.result_bytes()  # the operand is a constant, and written here
-        if op.name in _ROWS:
+        if addresses_rows(op):
             nbytes *= _row_padding(shard, device)
         return nbytes / bandwidth, 0.0, turned
     for i, (t, layout, count) in enumerate(zip(tensors, layouts, counts, strict=True)):

@@ -18,8 +18,9 @@ import numpy as np
 from unity_jax import _compat
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors
 from unity_jax.cost.schedule import ELEMENTWISE, OTHER, Schedule, Step
-from unity_jax.cost.storage import ROWS, Storage
+from unity_jax.cost.storage import Storage
 from unity_jax.machine.device import Device
+from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 
@@ -221,6 +222,6 @@ def _over(step: Step, size: Sequence[float], left: Sequence[int]) -> Iterator[fl
 
 def _cost(root: Op) -> float:
     """What the schedulers think a kernel takes."""
-    if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or root.name in ROWS - {"gather"}:
+    if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or is_scatter(root):
         return OTHER
     return ELEMENTWISE

@@ -16,7 +16,7 @@ from unity_jax.cost.reshard import collective_kind, move_bytes
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
 from unity_jax.pcg.mesh import MeshAxes
 
 
@@ -36,11 +36,6 @@ class Collective:
     trips: int
     seconds: float
     source: str
-
-
-def trips(op: Op) -> int:
-    """How often a body runs: the length of a scan; once for a branch, and for a while loop, whose count is unknown."""
-    return int(op.params["length"]) if op.name == "scan" else 1
 
 
 def local_bytes(tensor: Tensor, mesh: MeshAxes) -> int:
@@ -79,18 +74,10 @@ def program_flops(graph: Graph) -> float:
     """Floating-point operations of one step on one device."""
     return sum(
         repeat * op.shard.flops
-        for inner, repeat in graphs_repeated(graph)
+        for _, inner, repeat in nested(graph)
         for op in inner.ops
         if op.shard is not None and not op.bodies
     )
-
-
-def graphs_repeated(graph: Graph, repeat: int = 1) -> Iterator[tuple[Graph, int]]:
-    """A graph and all its bodies, with how often each runs in a step."""
-    yield graph, repeat
-    for op in graph.ops:
-        for body in op.bodies:
-            yield from graphs_repeated(body, repeat * trips(op))
 
 
 def op_collectives(op: Op, mesh: MeshAxes, machine: Machine, repeat: int = 1) -> Iterator[Collective]:

@@ -14,15 +14,13 @@ XLA:GPU pads nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from unity_jax.cost.arrays import FEWER, padded_rows, stored_bytes
+from unity_jax.cost.arrays import stored_bytes
 from unity_jax.cost.kernels import base_tensors
 from unity_jax.machine.device import Device
+from unity_jax.ops.indexing import addresses_rows
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
-
-ROWS = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min".split())
 
 
 class Storage:
@@ -31,7 +29,7 @@ class Storage:
     def __init__(self, graph: Graph, mesh: MeshAxes, device: Device) -> None:
         self.mesh, self.device = mesh, device
         self.ends = {*graph.inputs, *graph.outputs}
-        self.tiled: dict[tuple[int, ...], Sequence[int]] = {}  # by shape, the dimensions that may be in a tile
+        self.tiled: dict[tuple[int, ...], tuple[int, ...]] = {}  # by shape, the dimensions that may be in a tile
         self.tables: set[tuple[int, ...]] = set()  # shapes
         self.grouped: dict[Tensor, float] = {}
         if device.layout_tile[1]:
@@ -44,12 +42,8 @@ class Storage:
             return self.grouped[t]
         if t.shape in self.tables and t not in self.ends:
             return self.rows(t)
-        shape, dims = self.local(t), self.tiled.get(t.shape, ())
-        if len(dims) < 2:
-            return stored_bytes(self.device, shape, t.itemsize)
-        return (
-            math.prod(shape) * t.itemsize * min(self._padding(shape[d], shape[e]) for d in dims for e in dims if d != e)
-        )
+        dims = self.tiled.get(t.shape, ())
+        return stored_bytes(self.device, self.local(t), t.itemsize, dims if len(dims) > 1 else None)
 
     def local(self, t: Tensor) -> tuple[int, ...]:
         assert t.layout is not None
@@ -61,14 +55,8 @@ class Storage:
         lanes = self.device.layout_tile[1]
         return float(t.itemsize * math.prod(rest) * -(-width // lanes) * lanes)
 
-    def _padding(self, in_lanes: int, in_rows: int) -> float:
-        sublanes, lanes = self.device.layout_tile
-        if not in_lanes or not in_rows:
-            return 1.0
-        return -(-in_lanes // lanes) * lanes / in_lanes * padded_rows(in_rows, sublanes, FEWER) / in_rows
-
     def _visit(self, op: Op, base: dict[Tensor, Tensor]) -> None:
-        if op.name in ROWS:
+        if addresses_rows(op):
             table = op.inputs[0]
             if table.rank == 2 and self.rows(table) > stored_bytes(self.device, self.local(table), table.itemsize):
                 self.tables.add(table.shape)
@@ -76,7 +64,7 @@ class Storage:
             _, (lhs, rhs) = op.params["dimension_numbers"]
             batched = (lhs, rhs, range(len(lhs))) if lhs else ()
             for t, batch in zip((*op.inputs, *op.outputs), batched, strict=False):
-                self.tiled.setdefault(t.shape, [d for d in range(t.rank) if d not in batch])
+                self.tiled.setdefault(t.shape, tuple(d for d in range(t.rank) if d not in batch))
         elif op.name == "conv_general_dilated":
             self._visit_convolution(op, base)
 
@@ -85,14 +73,14 @@ class Storage:
         (data, _), (result,) = op.inputs, op.outputs
         by_batch, by_feature = op.params["batch_group_count"], op.params["feature_group_count"]
         for t, spec in zip((*op.inputs, *op.outputs), specs, strict=True):
-            self.tiled.setdefault(t.shape, spec[:2])
+            self.tiled.setdefault(t.shape, tuple(spec[:2]))
         groups = max(by_batch, by_feature)
         if groups == 1:
             return
         for t, spec, split in ((data, specs.lhs_spec, (by_batch, by_feature)), (result, specs.out_spec, (1, groups))):
             shape = self.local(t)
             x, y = (max(shape[d] // n, 1) for d, n in zip(spec[:2], split, strict=True))
-            held = math.prod(shape) * t.itemsize * min(self._padding(x, y), self._padding(y, x))
+            held = math.prod(shape) * t.itemsize * stored_bytes(self.device, (x, y), 1) / (x * y)
             owner = base.get(t, t)
             if owner not in self.ends:
                 self.grouped[owner] = max(held, self.grouped.get(owner, 0.0))

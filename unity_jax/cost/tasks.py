@@ -20,11 +20,11 @@ from unity_jax._compat import scan_arity
 from unity_jax.cost.communication import groups_of
 from unity_jax.cost.compute import copy_seconds, fill_seconds
 from unity_jax.cost.kernels import Traffic
-from unity_jax.cost.program import Collective, kernel_seconds, op_collectives, serves, trips
+from unity_jax.cost.program import Collective, kernel_seconds, op_collectives, serves
 from unity_jax.cost.reshard import collective_kind
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.mesh import MeshAxes
 
 COMPUTE, COLLECTIVES, HOST_TO_DEVICE, DEVICE_TO_HOST = range(4)

@@ -180,6 +180,11 @@ def is_scatter(op: Op) -> bool:
     return op.name.startswith("scatter")
 
 
+def addresses_rows(op: Op) -> bool:
+    """Whether it reads or writes parts of its first operand by index."""
+    return op.name == "gather" or is_scatter(op)
+
+
 def compares(op: Op) -> bool:
     """Whether a scatter changes one element of each row at most, as the gradient of `take_along_axis` over the last
     dimension does: each element can tell by comparing its own position with the index of its row."""

@@ -144,6 +144,23 @@ def _lines(graph: Graph, names: dict[Tensor, str], indent: str) -> Iterator[str]
     yield f"{indent}outputs " + ", ".join(name(t) for t in graph.outputs)
 
 
+Path = tuple[tuple[int, int], ...]
+"""The way to a graph within a program: positions of ops, and which of their bodies."""
+
+
+def nested(graph: Graph, path: Path = (), repeat: int = 1) -> Iterator[tuple[Path, Graph, int]]:
+    """A graph and those of its loops and branches, each with how often it runs in a step."""
+    yield path, graph, repeat
+    for i, op in enumerate(graph.ops):
+        for j, body in enumerate(op.bodies):
+            yield from nested(body, (*path, (i, j)), repeat * trips(op))
+
+
+def trips(op: Op) -> int:
+    """How often a body runs: the length of a scan; once for a branch, and for a while loop, whose count is unknown."""
+    return int(op.params["length"]) if op.name == "scan" else 1
+
+
 def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """The planned twin of a traced tensor."""
     return dataclasses.replace(tensor, layout=layout)

@@ -236,19 +236,8 @@ def _function(e: _Emitter, term: Term) -> Named:
 def _sum(e: _Emitter, term: Term) -> Named:
     gone = [i for name in term.attrs for i in e.ids(name)]
     x = e.with_ids(e.term(term.args[0]), *gone)
-    return Named(
-        lax.reduce_sum_p.bind(x.array, **_axes(x, gone, e.matched("sum") if _has(e, "sum") else None)),
-        tuple(i for i in x.ids if i not in gone),
-    )
-
-
-def _has(e: _Emitter, name: str) -> bool:
-    return any(seen.op == name for _, seen in e.match.terms.values())
-
-
-def _axes(x: Named, gone: Sequence[int], like: Op | None) -> dict[str, Any]:
-    params = dict(like.params) if like is not None else {"out_sharding": None}
-    return {**params, "axes": tuple(x.ids.index(i) for i in gone)}
+    array = lax.reduce_sum(x.array, [x.ids.index(i) for i in gone])
+    return Named(array, tuple(i for i in x.ids if i not in gone))
 
 
 def _fold(e: _Emitter, term: Term) -> Named:
@@ -258,11 +247,6 @@ def _fold(e: _Emitter, term: Term) -> Named:
     op = e.matched("fold")
     (array,) = _compat.bind(op.eqn, [x.array], {**op.params, "axes": tuple(x.ids.index(i) for i in left)})
     return Named(array, tuple(i for i in x.ids if i not in left))
-
-
-def _same(e: _Emitter, term: Term) -> Named:
-    """Order, and dimensions that nothing depends on, are not seen here."""
-    return e.term(term.args[0])
 
 
 def _concat(e: _Emitter, term: Term) -> Named:
@@ -421,8 +405,6 @@ _EMIT: dict[str, Callable[[_Emitter, Term], Named]] = {
     "convert": _function,
     "sum": _sum,
     "fold": _fold,
-    "broadcast": _same,
-    "transpose": _same,
     "concat": _concat,
     "slice": _slice,
     "pad": _pad,

@@ -12,11 +12,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Op, Tensor
 from unity_jax.rewrite.language import PARALLEL, Dim, Term
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import SEEN, Dims, Ids, Seen, Selection, Value, View
+from unity_jax.rewrite.view import Dims, Ids, Seen, Selection, Value, View, names_of, seen_as
 
 COMMUTATIVE = frozenset({"dot", "add", "mul"})
 _UNSEEN = PARALLEL | {"split", "merge", "onehot", "window", "zeros", "ones", "broadcast", "transpose"}
@@ -123,15 +122,8 @@ def _may_be(term: Term, t: Tensor, view: View) -> bool:
     if not term.op:
         return True
     op = view.maker.get(view.source(t))
-    if op is None or op.bodies:
+    if op is None or seen_as(term.op) not in names_of(op):
         return False
-    wanted = "f" if term.op == "g" else term.op
-    if wanted in ("f", "h"):
-        return is_pointwise(op) and _any_may_be(term, op, view)
-    return wanted in SEEN.get(op.name, ()) and _any_may_be(term, op, view)
-
-
-def _any_may_be(term: Term, op: Op, view: View) -> bool:
     return all(not a.op or any(_may_be(a, t, view) for t in op.inputs) for a in term.args)
 
 
@@ -147,9 +139,8 @@ def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match
         if _unite(match.terms[term][0], value, match.dims):
             yield match
         return
-    wanted = "f" if term.op == "g" else term.op
     for seen in view.seen(value, match.dims):
-        if seen.op != wanted:
+        if seen.op != seen_as(term.op):
             continue
         found = match.copy()
         found.terms[term] = (value, seen)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unity_jax.pcg.graph import Graph
+from unity_jax.pcg.graph import Graph, Path
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Step
-
-Path = tuple[tuple[int, int], ...]
-"""The way to a graph within a program: positions of ops, and which of their bodies."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +59,6 @@ def replay(graph: Graph, rewrites: Sequence[Rewrite], rules: Sequence[Rule]) -> 
 
 
 # Graphs within graphs
-
-
-def graphs(graph: Graph, path: Path = (), repeat: int = 1) -> Iterator[tuple[Path, Graph, int]]:
-    """A graph and those of its loops and branches, each with how often it runs in a step."""
-    yield path, graph, repeat
-    for i, op in enumerate(graph.ops):
-        times = int(op.params["length"]) if op.name == "scan" else 1
-        for j, body in enumerate(op.bodies):
-            yield from graphs(body, (*path, (i, j)), repeat * times)
 
 
 def graph_at(graph: Graph, path: Path) -> Graph:

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 from unity_jax.cost.kernels import PRODUCTS
 from unity_jax.machine.device import Device
-from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten
 from unity_jax.rewrite.emit import CannotEmit, emit
 from unity_jax.rewrite.find import Match, matches
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import SEEN, Value, View
+from unity_jax.rewrite.view import Value, View, names_of, seen_as
 
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
@@ -97,9 +96,8 @@ class Finder:
         tensors = _anchors(self.graph, self.view, near)
         known: set[object] = set()
         for rule in rules:
-            wanted = "f" if rule.source[0].op == "g" else rule.source[0].op
             kinds: dict[object, list[Tensor]] = {}
-            for t in tensors.get(wanted, ()):
+            for t in tensors.get(seen_as(rule.source[0].op), ()):
                 kinds.setdefault(self.kinds[t], []).append(t)
             for members in kinds.values():
                 place = self._place(rule, members, least)
@@ -203,12 +201,8 @@ def _anchors(graph: Graph, view: View, near: Iterable[Op] | None) -> dict[str, l
         ops = chosen
     found: dict[str, list[Tensor]] = {}
     for op in ops:
-        for t in op.outputs if not op.bodies else ():
-            for name in SEEN.get(op.name, ()):
-                found.setdefault(name, []).append(t)
-            if len(op.outputs) == 1 and is_pointwise(op):
-                for name in ("f", "h"):
-                    found.setdefault(name, []).append(t)
+        for name in names_of(op):
+            found.setdefault(name, []).extend(op.outputs)
     return found
 
 

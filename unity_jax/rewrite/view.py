@@ -134,8 +134,8 @@ class View:
         if op is None or op.bodies:
             return
         if op.name in _SEEN:
-            yield from _SEEN[op.name](self, op, value, dims)
-        if is_pointwise(op) and len(op.outputs) == 1:
+            yield from _SEEN[op.name][0](self, op, value, dims)
+        if _is_function(op):
             yield from _function(self, op, value, dims)
 
 
@@ -401,54 +401,43 @@ def _is_zero(t: Tensor) -> bool:
     return t.literal is not None and np.ndim(t.literal) == 0 and not np.any(t.literal)
 
 
-_SEEN: dict[str, Callable[[View, Op, Value, Dims], Iterator[Seen]]] = {
-    "dot_general": _dot,
-    "conv_general_dilated": _conv,
-    "add": _arithmetic("add"),
-    "add_any": _arithmetic("add"),
-    "sub": _arithmetic("sub"),
-    "mul": _arithmetic("mul"),
-    "neg": _arithmetic("neg"),
-    "convert_element_type": _arithmetic("convert"),
-    "reduce_sum": _reduction("sum"),
-    "reduce_max": _reduction("fold"),
-    "reduce_min": _reduction("fold"),
-    "concatenate": _concat,
-    "stack": _stack,
-    "unstack": _unstack,
-    "slice": _slice,
-    "split": _split,
-    "pad": _pad,
-    "dynamic_slice": _dynamic_slice,
-    "gather": _gather,
-    "scatter-add": _scatter,
+_SEEN: dict[str, tuple[Callable[[View, Op, Value, Dims], Iterator[Seen]], str]] = {
+    "dot_general": (_dot, "dot"),
+    "conv_general_dilated": (_conv, "conv"),
+    "add": (_arithmetic("add"), "add"),
+    "add_any": (_arithmetic("add"), "add"),
+    "sub": (_arithmetic("sub"), "sub"),
+    "mul": (_arithmetic("mul"), "mul"),
+    "neg": (_arithmetic("neg"), "neg"),
+    "convert_element_type": (_arithmetic("convert"), "convert"),
+    "reduce_sum": (_reduction("sum"), "sum"),
+    "reduce_max": (_reduction("fold"), "fold"),
+    "reduce_min": (_reduction("fold"), "fold"),
+    "concatenate": (_concat, "concat"),
+    "stack": (_stack, "stack"),
+    "unstack": (_unstack, "unstack"),
+    "slice": (_slice, "slice take"),
+    "split": (_split, "slice take"),
+    "pad": (_pad, "pad put"),
+    "dynamic_slice": (_dynamic_slice, "take"),
+    "gather": (_gather, "take"),
+    "scatter-add": (_scatter, "put scatter"),
 }
+"""By primitive: how its ops are seen, and as which ops of the language."""
 
-SEEN = {
-    **{
-        name: (name_of,)
-        for name, name_of in {
-            "dot_general": "dot",
-            "conv_general_dilated": "conv",
-            "add": "add",
-            "add_any": "add",
-            "sub": "sub",
-            "mul": "mul",
-            "neg": "neg",
-            "convert_element_type": "convert",
-            "reduce_sum": "sum",
-            "reduce_max": "fold",
-            "reduce_min": "fold",
-            "concatenate": "concat",
-            "stack": "stack",
-            "unstack": "unstack",
-            "dynamic_slice": "take",
-            "gather": "take",
-        }.items()
-    },
-    "slice": ("slice", "take"),
-    "split": ("slice", "take"),
-    "pad": ("pad", "put"),
-    "scatter-add": ("put", "scatter"),
-}
-"""What the ops of each primitive may be seen as."""
+
+def names_of(op: Op) -> tuple[str, ...]:
+    """The ops of the language that an op may be seen as."""
+    if op.bodies:
+        return ()
+    names = tuple(_SEEN[op.name][1].split()) if op.name in _SEEN else ()
+    return (*names, "f", "h") if _is_function(op) else names
+
+
+def seen_as(name: str) -> str:
+    """How a view shows an op of the language: functions of one operand are all `f`."""
+    return "f" if name == "g" else name
+
+
+def _is_function(op: Op) -> bool:
+    return len(op.outputs) == 1 and is_pointwise(op)

@@ -15,11 +15,11 @@ import numpy as np
 
 from unity_jax import _compat
 from unity_jax.cost.kernels import Traffic, Use
-from unity_jax.cost.program import floor_seconds, shard_seconds, trips
+from unity_jax.cost.program import floor_seconds, shard_seconds
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Strategy
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import Decisions, RuleCache, is_free, lift, passes_layouts, unlift

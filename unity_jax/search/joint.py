@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import slowest
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.rewrite.find import inverse
-from unity_jax.rewrite.record import Path, Rewrite, graph_at, graphs, with_graph
+from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite, roofline
 from unity_jax.search.planner import Candidate, Pins, Planner, best
@@ -124,7 +124,7 @@ class _Search:
         found = []
         worst = (WORSE - 1) * variant.seconds * self.planner.machine.num_devices
         small = NEGLIGIBLE * variant.seconds * slowest(self.planner.machine.network)
-        for path, graph, repeat in graphs(variant.program.graph):
+        for path, graph, repeat in nested(variant.program.graph):
             finder = Finder(graph, self.seconds)
             places = (p for p in finder.places(self.rules, least=-worst / repeat) if p.bytes * repeat >= small)
             found += [
