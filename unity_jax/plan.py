@@ -25,7 +25,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout, short_dtype
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.report import text, trace_events
+from unity_jax.report import page, text, trace_events
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.assemble import Decisions
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
@@ -247,6 +247,10 @@ class Plan:
         found = self.timeline()
         assert machine is not None
         Path(path).write_text(json.dumps(trace_events.trace(found, machine)) + "\n")
+
+    def to_html(self, path: str | Path) -> None:
+        """Write one page with the plan's tables, its timeline as a picture, and the planned program."""
+        Path(path).write_text(page.page(self), encoding="utf-8")
 
     def save(self, path: str | Path) -> None:
         """Write the plan as versioned JSON."""
