@@ -105,10 +105,27 @@ def test_rows_are_gathered_from_a_padded_copy():
 
 
 def test_the_batch_of_a_product_is_not_padded():
-    """256 products of 9 x 4: the batch could fill the lanes, the compiler puts 4 there."""
+    """256 products of 9 x 4: the batch could fill the lanes, the compiler pads 9 to them; twice, and no argument so."""
     tiled = dataclasses.replace(MACHINE.device, compiler="tpu", layout_tile=(8, 128))
     f = lambda x: jnp.sum(jax.lax.batch_matmul(sort(x), sort(x).transpose(0, 2, 1)))  # noqa: E731
-    assert peak(f, f32(256, 9, 4), device=tiled).peak_bytes > 256 * 9 * 128 * 4
+    found = peak(f, f32(256, 9, 4), device=tiled)
+    assert found.peak_bytes == pytest.approx((2 * 128 + 9) * 256 * 4 * 4, rel=0.001)
+
+
+def test_a_gathered_result_is_copied_to_its_place_on_tpu():
+    """Each device sorts half of the rows and gathers the others, into the place of the argument or first beside it.
+
+    Rows of the device, those sorted, and on the TPU all of them: 1/2, 1/2 and 1, the last two alive together; 1 does not
+    fit where the first was, a gap that counts twice.
+    """
+    program = trace(sort, (f32(64, 64),), {}, donate_argnums=0)
+    mesh, machine, whole = MeshAxes(("x",), (2,)), Machine.preset("h100:2"), Layout.replicated(2)
+    decisions = Decisions({program.graph.ops[0]: (0,)}, {program.graph.inputs[0]: whole}, (whole,))
+    planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
+    for compiler, expected in (("gpu", 1 + 1), ("tpu", 1 + 1.5 + 2 * 0.5)):
+        device = dataclasses.replace(machine.device, compiler=compiler)
+        found = memory(planned, Traffic.of(planned, compiler), mesh, device, program.donated)
+        assert found.peak_bytes == expected * N
 
 
 def test_what_is_alive_is_named_largest_first():

@@ -4,19 +4,24 @@ Arguments and results have memory for the whole step; a result takes that of a d
 between is a buffer from the step that makes it to the last that reads it, in the layout of its kernels (`storage`):
 
 - XLA:GPU joins constant arrays of one shape into one kernel, the stacks of loops among them: all exist from the first;
-- XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes.
+- XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes;
+- it gathers no result in the place of a donated argument: the gathered array is copied there at the end of the step;
+- it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
+  takes and once more what is unused of it at the peak (`2 heap - alive`, seen in its buffer assignments).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from unity_jax import _compat
+from unity_jax.cost.heap import Heap
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors
+from unity_jax.cost.lives import Lives
 from unity_jax.cost.schedule import ELEMENTWISE, OTHER, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.device import Device
@@ -46,15 +51,17 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, device: Device, donat
     """
     storage = Storage(graph, mesh, device)
     base = base_tensors(graph)
-    kept = {t: storage(t) for t in graph.inputs}
+    kept = {t: storage.outside(t) for t in graph.inputs}
     free = Counter((t.shape, str(t.dtype), t.layout) for t in (graph.inputs[i] for i in donated))
+    replacing = set()
     for t in dict.fromkeys(base.get(t, t) for t in graph.outputs):
         key = (t.shape, str(t.dtype), t.layout)
         if free[key]:
             free[key] -= 1
+            replacing.add(t)
         elif t not in kept and t.literal is None:
-            kept[t] = storage(t)
-    peak, alive = _Buffers(graph, traffic, storage).peak()
+            kept[t] = storage.outside(t)
+    peak, alive = _Buffers(graph, traffic, storage, replacing).peak()
     ranked = sorted([*kept.items(), *alive], key=lambda item: -item[1])
     return Memory(round(sum(kept.values()) + peak), tuple((t, round(n)) for t, n in ranked[:50]))
 
@@ -62,7 +69,7 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, device: Device, donat
 class _Buffers:
     """The steps of a graph and the buffers between them."""
 
-    def __init__(self, graph: Graph, traffic: Traffic, storage: Storage) -> None:
+    def __init__(self, graph: Graph, traffic: Traffic, storage: Storage, replacing: Set[Tensor] = frozenset()) -> None:
         self.graph, self.traffic, self.storage = graph, traffic, storage
         self.compiler = storage.device.compiler
         self.steps: list[Step] = []
@@ -72,6 +79,9 @@ class _Buffers:
         self.of: dict[Tensor, int] = {}
         self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
         self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
+        self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
+        self.replacing = replacing  # results in place of donated arguments
+        self.lasting: set[int] = set()  # buffers that exist until the end
         base = base_tensors(graph)
         self.inputs, self.outputs = {*graph.inputs}, {base.get(t, t) for t in graph.outputs}
         for kernel in traffic.kernels[graph]:
@@ -101,17 +111,22 @@ class _Buffers:
 
     def _step(self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: Sequence[Tensor]) -> None:
         root = kernel.root
-        if "move" in root.params and len(kernel.ops) == 1 and root.params["move"].kind in _BESIDE[self.compiler]:
+        move = root.params["move"].kind if "move" in root.params and len(kernel.ops) == 1 else None
+        if move in _BESIDE[self.compiler]:
+            if self.compiler == "tpu" and move == "combine":
+                self.of.update((t, self._new(t, self.storage(t))) for t in makes if t in self.replacing)
+                self.lasting.update(self.of[t] for t in makes if t in self.replacing)
             buffers = tuple(map(self._buffer, makes))
-            over = root.params["move"].kind == "reduce"
-            start = self._add(Step(after, reads, buffers, writes_over=over))
+            start = self._add(Step(after, reads, buffers, writes_over=move == "reduce"))
             done = self._add(Step((start,), (*reads, *buffers), (), start=start))
             self.maker.update((t, done) for t in kernel.writes)
             return
         turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
         buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
-        own = root.name in _OWN_BUFFER or bool(root.bodies) or "move" in root.params
-        at = self._add(Step(after, reads, buffers, _cost(root), None, self._inside(kernel), not own))
+        own = root.name in _OWN_BUFFER or bool(root.bodies) or ("move" in root.params and move != "reduce")
+        unread = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
+        at = self._add(Step(after, reads, buffers, _cost(root), None, round(unread), not own))
+        self.bodies[at] = tuple(_Buffers(b, self.traffic, self.storage).lives() for b in root.bodies)
         self.maker.update((t, at) for t in kernel.writes)
         for t in turned:
             self.maker[t] = self._add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
@@ -148,53 +163,29 @@ class _Buffers:
         self.outside.append(outside)
         return len(self.size) - 1
 
-    def _inside(self, kernel: Kernel) -> float:
-        """What a loop or branch needs beside what it reads and writes: one body's values, and carries that nobody
-        reads."""
-        bodies = [_Buffers(b, self.traffic, self.storage).peak()[0] for b in kernel.root.bodies]
-        unread = (t for t in kernel.root.outputs if t not in kernel.writes)
-        return max(bodies) + sum(map(self.storage, unread)) if bodies else 0.0
-
     # Lives
 
-    def peak(self) -> tuple[float, list[tuple[Tensor, float]]]:
-        """The most bytes of buffers that are not results, and which these are."""
-        inner = [0.0 if out else n for n, out in zip(self.size, self.outside, strict=True)]
+    def peak(self) -> tuple[int, list[tuple[Tensor, int]]]:
+        """The most bytes of buffers that are not results, as the compiler counts them, and what is alive then."""
+        lives = self.lives()
+        heap = Heap() if self.compiler == "tpu" else None
+        most, where = lives.run(heap)
+        alive = [(self.tensors[b], lives.size[b]) for b in lives.alive(where) if lives.size[b]]
+        return most if heap is None else heap.size + heap.size - most, alive
+
+    def lives(self) -> Lives:
+        """The order of the steps, and which buffers are in memory."""
+        inner = [0 if out else round(n) for n, out in zip(self.size, self.outside, strict=True)]
         # XLA:TPU schedules results in place of donated arguments, XLA:GPU as new memory.
         order = Schedule(self.steps, self.size if self.compiler == "gpu" else inner).order()
-        left = [0] * len(inner)
-        for step in self.steps:
-            for b in step.reads:
-                left[b] += 1
-        readers = tuple(left)
+        readers = [0] * len(inner)
+        for b in (*self.lasting, *(b for step in self.steps for b in step.reads)):
+            readers[b] += 1
         if self.storage.device.chip_bytes:
             self._keep_on_chip(order, inner)
-        now = most = 0.0
-        where = -1
-        for position, i in enumerate(order):
-            step = self.steps[i]
-            grown = sum(inner[b] for b in step.makes) - sum(_over(step, inner, left)) + step.workspace
-            if now + grown > most:
-                most, where = now + grown, position
-            now += sum(inner[b] for b in step.makes if left[b])
-            for b in step.reads:
-                left[b] -= 1
-                now -= inner[b] if left[b] == 0 else 0.0
-        return most, [(self.tensors[b], inner[b]) for b in self._alive(order[: where + 1], readers) if inner[b]]
+        return Lives(self.steps, order, inner, readers, self.bodies)
 
-    def _alive(self, order: Sequence[int], readers: Sequence[int]) -> list[int]:
-        """The buffers that exist while the last of these steps runs."""
-        left = list(readers)
-        alive: dict[int, None] = {}
-        for i in order:
-            alive.update(dict.fromkeys(self.steps[i].makes))
-            for b in self.steps[i].reads if i != order[-1] else ():
-                left[b] -= 1
-                if left[b] == 0:
-                    alive.pop(b)
-        return list(alive)
-
-    def _keep_on_chip(self, order: Sequence[int], size: list[float]) -> None:
+    def _keep_on_chip(self, order: Sequence[int], size: list[int]) -> None:
         """Take from the sizes what the memory on the chip holds: of the buffers that it may hold, those with the
         shortest lives, as far as there is room for all of a life."""
         device = self.storage.device
@@ -207,17 +198,7 @@ class _Buffers:
             life = used[born[b] : dies[b] + 1]
             if size[b] <= device.fast_bytes and life.max() + size[b] <= device.chip_bytes:
                 life += size[b]
-                size[b] = 0.0
-
-
-def _over(step: Step, size: Sequence[float], left: Sequence[int]) -> Iterator[float]:
-    """Bytes of results that are written over operands which nothing reads any more."""
-    if step.writes_over:
-        dying = Counter(size[b] for b in step.reads if left[b] == 1)
-        for b in step.makes:
-            if dying[size[b]]:
-                dying[size[b]] -= 1
-                yield size[b]
+                size[b] = 0
 
 
 def _cost(root: Op) -> float:

@@ -41,7 +41,7 @@ class Step:
     makes: tuple[int, ...]
     cost: float = OTHER
     start: int | None = None
-    workspace: float = 0.0
+    workspace: int = 0
     writes_over: bool = False
 
 

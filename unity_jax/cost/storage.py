@@ -45,6 +45,10 @@ class Storage:
         dims = self.tiled.get(t.shape, ())
         return stored_bytes(self.device, self.local(t), t.itemsize, dims if len(dims) > 1 else None)
 
+    def outside(self, t: Tensor) -> float:
+        """Bytes of an argument or a result, which is stored as pads it least, whatever the kernels want."""
+        return stored_bytes(self.device, self.local(t), t.itemsize)
+
     def local(self, t: Tensor) -> tuple[int, ...]:
         assert t.layout is not None
         return t.layout.local_shape(t.shape, self.mesh)

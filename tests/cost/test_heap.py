@@ -1,0 +1,47 @@
+"""Addresses in the order of the program: gaps between long lives stay unused."""
+
+from unity_jax.cost.heap import Heap
+from unity_jax.cost.lives import Lives
+from unity_jax.cost.schedule import Step
+
+
+def test_the_smallest_gap_that_fits_is_taken():
+    heap = Heap()
+    a, b, c, d = (heap.take(n) for n in (40, 10, 20, 10))
+    assert (a, b, c, d) == (0, 40, 50, 70)
+    heap.give(a, 40)
+    heap.give(c, 20)
+    assert heap.take(15) == 50
+    assert heap.take(5) == 65
+    assert heap.take(41) == 80
+    assert heap.size == 121
+
+
+def test_gaps_beside_each_other_become_one():
+    heap = Heap()
+    starts = [heap.take(10) for _ in range(4)]
+    for i in (0, 2, 1):
+        heap.give(starts[i], 10)
+    assert heap.take(30) == 0
+    heap.give(starts[3], 10)
+    assert heap.take(25) == 30  # the last gap grows
+    assert heap.size == 55
+
+
+def test_a_long_life_between_short_ones_costs_more_than_is_alive():
+    """a of 4 is there first, then the long b of 1 above it; c of 5 fits into no gap once a is gone."""
+    steps = [Step((), (), (0,)), Step((), (0,), (1,)), Step((), (), (2,)), Step((), (1, 2), ())]
+    lives = Lives(steps, range(4), (4, 1, 5), (1, 1, 1), {})
+    heap = Heap()
+    assert lives.run(heap) == (6, 2)
+    assert heap.size == 10
+    assert lives.alive(2) == [1, 2]
+
+
+def test_bodies_take_from_the_same_heap():
+    """The loop holds 8 in two buffers, beside the 3 that it reads."""
+    body = Lives([Step((), (), (0, 1)), Step((), (0, 1), ())], range(2), (4, 4), (1, 1), {})
+    steps = [Step((), (), (0,)), Step((), (0,), (), workspace=2)]
+    heap = Heap()
+    assert Lives(steps, range(2), (3,), (1,), {1: (body,)}).run(heap) == (13, 1)
+    assert heap.size == 13

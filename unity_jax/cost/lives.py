@@ -1,0 +1,80 @@
+"""What is alive while the steps of a program run, one after the other.
+
+A buffer lives from the step that makes it to the last one that reads it; a result may take the place of an operand
+that nothing reads any more. A loop or a branch runs the steps of its bodies within its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unity_jax.cost.heap import Heap
+from unity_jax.cost.schedule import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Lives:
+    """Steps in the order in which they run, and the buffers between them.
+
+    **Fields:** `size`: bytes of each buffer; `readers`: how many steps read it, one more if it exists until the end;
+    `bodies`: of steps, what runs inside.
+    """
+
+    steps: Sequence[Step]
+    order: Sequence[int]
+    size: Sequence[int]
+    readers: Sequence[int]
+    bodies: Mapping[int, Sequence[Lives]]
+
+    def run(self, heap: Heap | None = None) -> tuple[int, int]:
+        """The most bytes that are alive at once, and at which position; takes the memory from a heap on the way."""
+        size, left, address = self.size, list(self.readers), [0] * len(self.size)
+        now = most = where = 0
+        for position, i in enumerate(self.order):
+            step = self.steps[i]
+            over = _over(step, size, left)
+            if heap is not None:
+                for b in step.makes:
+                    address[b] = address[over[b]] if b in over else heap.take(size[b])
+                workspace = heap.take(step.workspace)
+            inside = max((body.run(heap)[0] for body in self.bodies.get(i, ())), default=0)
+            grown = sum(size[b] for b in step.makes if b not in over) + step.workspace + inside
+            if now + grown > most:
+                most, where = now + grown, position
+            gone = self._read(step, left)
+            now += sum(size[b] for b in step.makes) - sum(size[b] for b in gone)
+            if heap is not None:
+                heap.give(workspace, step.workspace)
+                for b in set(gone).difference(over.values()):
+                    heap.give(address[b], size[b])
+        return most, where
+
+    def alive(self, position: int) -> list[int]:
+        """The buffers that exist while a step runs."""
+        left = list(self.readers)
+        found: dict[int, None] = {}
+        for p, i in enumerate(self.order[: position + 1]):
+            found.update(dict.fromkeys(self.steps[i].makes))
+            if p < position:
+                for b in self._read(self.steps[i], left):
+                    del found[b]
+        return list(found)
+
+    def _read(self, step: Step, left: list[int]) -> list[int]:
+        """The buffers that nothing reads after a step; `left`, how many steps will read each, is brought up to date."""
+        for b in step.reads:
+            left[b] -= 1
+        return [b for b in dict.fromkeys((*step.makes, *step.reads)) if left[b] == 0]
+
+
+def _over(step: Step, size: Sequence[int], left: Sequence[int]) -> dict[int, int]:
+    """The results that are written over operands which nothing else will read, with these."""
+    over: dict[int, int] = {}
+    if step.writes_over:
+        dying: dict[int, list[int]] = {}
+        for b in step.reads:
+            if left[b] == 1:
+                dying.setdefault(size[b], []).append(b)
+        over.update((b, dying[size[b]].pop()) for b in step.makes if dying.get(size[b]))
+    return over
