@@ -214,7 +214,7 @@ def next_token_batch(rng: np.random.Generator, rows: int, length: int, vocabular
 
 
 def sentence_pairs(rng: np.random.Generator, rows: int, length: int, vocabulary: int) -> Batch:
-    """Sentences with translations: source and target i32[rows, length], Zipf ids from 2, then 1 (end), then 0 (padding).
+    """Sentences with translations: source and target i32[rows, length]: Zipf ids from 2, then 1 (end), then 0.
 
     A batch holds sentences of a like length, as training sorts them: each fills the columns by half or more, and its
     translation is up to a quarter shorter or longer.

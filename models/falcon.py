@@ -35,7 +35,6 @@ from models._common import (
     adamw,
     causal_mask,
     drop,
-    fold,
     make_precision,
     next_token_batch,
 )

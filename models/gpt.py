@@ -55,8 +55,11 @@ from models._layers import stack, through
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes and recipe; see the table above. `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a
-    list. `remat` recomputes each layer in the backward pass."""
+    """Sizes and recipe; see the table above.
+
+    `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a list. `remat` recomputes
+    each layer in the backward pass.
+    """
 
     layers: int
     hidden: int
