@@ -13,8 +13,8 @@ space and the blank, 0. SGD with Nesterov momentum 0.99, gradients clipped at 40
 | small | 7         | 1280   | 1600   | 161  | 256     | 36,394,493 |
 | tiny  | 2         | 16     | 24     | 12   | 4       |            |
 
-`small` has the width of 7 recurrent layers where the paper compares depths at 38 M. Utterances are of up to 16 s at 100 frames per
-second, sorted by length as in the paper's first epoch: those of a batch fill half of it or more.
+`small` has the width of 7 recurrent layers where the paper compares depths at 38 M. Utterances are of up to 16 s at 100
+frames per second, sorted by length as in the paper's first epoch: those of a batch fill half of it or more.
 """
 
 import dataclasses

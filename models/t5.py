@@ -122,6 +122,7 @@ SIZES = {
         batch_size=16,
         warmup=1_000,
         factored=16,
+        remat=False,
         dtype=jnp.float32,
     ),
 }
