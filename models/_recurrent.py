@@ -18,39 +18,33 @@ class Lstm(nnx.Module):
         self.recurrent = nnx.Linear(hidden, 4 * hidden, use_bias=False, **make)
         self.precision = precision
 
-    def __call__(self, x: Array, hidden: Array, cell: Array) -> tuple[Array, Array, Array]:
-        """x f[T, B, I], hidden and cell f[B, H] -> outputs f[T, B, H] and the last hidden and cell."""
-        kernel = self.recurrent.kernel[...].astype(x.dtype)
+    def __call__(
+        self,
+        x: Array,
+        start: tuple[Array, Array] | None = None,
+        real: Array | None = None,
+        *,
+        reverse: bool = False,
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """x f[T, B, I] -> outputs f[T, B, H] and the last hidden and cell states f[B, H], forward or backward in time.
 
-        def step(carry: tuple[Array, Array], now: Array) -> tuple[tuple[Array, Array], Array]:
-            hidden, cell = self._step(carry, now, kernel)
-            return (hidden, cell), hidden.astype(x.dtype)
-
-        (hidden, cell), outputs = jax.lax.scan(step, (hidden, cell), self.input(x))
-        return outputs, hidden, cell
-
-    def sequences(self, x: Array, real: Array | None = None, *, reverse: bool = False) -> Array:
-        """x f[T, B, I] -> f[T, B, H] from a zero state, forward or backward in time.
-
-        Where `real`, bool[T, B, 1], is false there is padding: the state is zero there, so that a backward pass enters
-        the sentence as a forward one does.
+        **Arguments:** `start`: the hidden and cell states before the first step, zero by default. `real` bool[T, B, 1]:
+        false for padding, where the state is zero, so that a backward pass enters a sentence as a forward one does.
         """
         kernel = self.recurrent.kernel[...].astype(x.dtype)
 
         def step(carry: tuple[Array, Array], now: tuple[Array, Array | None]) -> tuple[tuple[Array, Array], Array]:
-            projected, real = now
-            hidden, cell = self._step(carry, projected, kernel)
+            (hidden, cell), (projected, real) = carry, now
+            gates = (projected + hidden.astype(kernel.dtype) @ kernel).astype(self.precision.param)
+            i, f, g, o = jnp.split(gates, 4, axis=-1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
             if real is not None:
                 hidden, cell = jnp.where(real, hidden, 0), jnp.where(real, cell, 0)
             return (hidden, cell), hidden.astype(x.dtype)
 
-        zero = jnp.zeros((x.shape[1], kernel.shape[0]), self.precision.param)
-        _, outputs = jax.lax.scan(step, (zero, zero), (self.input(x), real), reverse=reverse)
-        return outputs
-
-    def _step(self, carry: tuple[Array, Array], projected: Array, kernel: Array) -> tuple[Array, Array]:
-        hidden, cell = carry
-        gates = (projected + hidden.astype(kernel.dtype) @ kernel).astype(self.precision.param)
-        i, f, g, o = jnp.split(gates, 4, axis=-1)
-        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-        return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
+        if start is None:
+            zero = jnp.zeros((x.shape[1], kernel.shape[0]), self.precision.param)
+            start = zero, zero
+        end, outputs = jax.lax.scan(step, start, (self.input(x), real), reverse=reverse)
+        return outputs, end

@@ -102,8 +102,8 @@ class LstmLm(nnx.Module):
         hidden, cell = self.hidden[...], self.cell[...]
         last = []
         for i, layer in enumerate(self.layers):
-            x, *ends = layer(drop(self.dropout, x, fold(key, i)), hidden[i], cell[i])
-            last.append(ends)
+            x, end = layer(drop(self.dropout, x, fold(key, i)), (hidden[i], cell[i]))
+            last.append(end)
         self.hidden[...] = jnp.stack([h for h, _ in last])
         self.cell[...] = jnp.stack([c for _, c in last])
         logits = self.output(drop(self.dropout, x, fold(key, len(self.layers)))).astype(self.precision.param)

@@ -131,19 +131,19 @@ class Seq2Seq(nnx.Module):
         """i32[S, B] -> f[S, B, H]."""
         real = (source > 0)[..., None]
         x = drop(self.dropout, self.token(source).astype(self.precision.compute), fold(key, 0))
-        both = self.forward.sequences(x), self.backward.sequences(x, real, reverse=True)
-        x = self.encoder[0].sequences(drop(self.dropout, jnp.concatenate(both, axis=-1), fold(key, 1)))
-        for i, layer in enumerate(self.encoder[1:], 2):
-            x = x + layer.sequences(drop(self.dropout, x, fold(key, i)))
+        x = jnp.concatenate([self.forward(x)[0], self.backward(x, real=real, reverse=True)[0]], axis=-1)
+        for i, layer in enumerate(self.encoder, 1):
+            y, _ = layer(drop(self.dropout, x, fold(key, i)))
+            x = y if i == 1 else x + y
         return x
 
     def decode(self, before: Array, memory: Array, bias: Array, key: Array | None) -> Array:
         """Tokens before those to predict i32[T, B], memory f[S, B, H], bias f[S, B] -> f[T, B, H]."""
         x = drop(self.dropout, self.token(before).astype(self.precision.compute), fold(key, 0))
-        x = self.first.sequences(x)
+        x, _ = self.first(x)
         context = self.attention(x, memory, bias)
         for i, layer in enumerate(self.decoder, 1):
-            y = layer.sequences(drop(self.dropout, jnp.concatenate([x, context], axis=-1), fold(key, i)))
+            y, _ = layer(drop(self.dropout, jnp.concatenate([x, context], axis=-1), fold(key, i)))
             x = y if i == 1 else x + y
         return x
 
