@@ -22,7 +22,10 @@ from models._common import Batch, Metrics, Model, TrainState, resize
 
 __all__ = ["Batch", "Metrics", "Model", "TrainState", "get", "names", "sizes", "step"]
 
-_FILES = {name: f"models.{name}" for name in ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")}
+_NAMES = """
+    bert deep_speech dlrm falcon gpt llama lstm_lm mlp moe resnext seq2seq t5 transformer
+""".split()
+_FILES = {name: f"models.{name}" for name in _NAMES}
 
 
 def names() -> tuple[str, ...]:
