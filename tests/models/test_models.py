@@ -32,10 +32,15 @@ PARAMETERS = {
     ("mlp", "towers"): 956_301_312,
     # 204,184,588 rows x 128, bottom MLP 171,392, top MLP 2,197,505 (479 inputs: 128 + 27 x 26 / 2).
     ("dlrm", "full"): 204_184_588 * 128 + 171_392 + 2_197_505,
-    # Unity's towers (942 + 2 x 5270 + 2 x 2048) 4192 + 5 x 7 x 4192^2, head (5 x 4192 + 2) 4192 + 3 x 4192^2 + 4192; the
-    # benchmark's as its own run prints it (Pilot1/Uno/save, 2018).
+    # Unity's towers (942 + 2 x 5270 + 2 x 2048) 4192 + 5 x 7 x 4192^2 + (5 x 4192 + 2) 4192 + 3 x 4192^2 + 4192;
+    # the benchmark's as its own run prints it (Pilot1/Uno/save, 2018).
     ("candle_uno", "full"): 15_578 * 4192 + 35 * 4192**2 + 20_962 * 4192 + 3 * 4192**2 + 4192,
     ("candle_uno", "benchmark"): 38_094_001,
+    # torchvision's `inception_v3`, with the auxiliary head and without. Unity's has 17,216 biases where that has twice
+    # as many norm parameters, and 10 classes: 990 x 2049 fewer.
+    ("inception", "full"): 27_161_264,
+    ("inception", "plain"): 23_834_568,
+    ("inception", "unity"): 23_834_568 - 17_216 - 990 * 2049,
     ("resnext", "full"): 25_028_904,
     # 4 tables of 10^6 x 64, then 256 x 256 + 256 x 256 + 256 x 2.
     ("xdl", "full"): 256_000_000 + 2 * 256**2 + 512,
