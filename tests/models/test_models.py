@@ -11,8 +11,13 @@ from flax import nnx
 import models
 from models import bert, gpt, moe
 from models._common import make_precision
+from tests.numerics.harness import QUICK
+from tests.numerics.steps import fresh_state
 
 NAMES = models.names()
+
+CRITIC = [(64, 128), (128, 256), (256, 512), (512, 512)]  # channels of the blocks of WGAN-GP
+GENERATOR = [(512, 512), (512, 256), (256, 128), (128, 64)]
 
 # Counts found in the literature or in released checkpoints, else derived by the formula in the comment.
 PARAMETERS = {
@@ -45,14 +50,31 @@ PARAMETERS = {
     ("inception", "full"): 27_161_264,
     ("inception", "plain"): 23_834_568,
     ("inception", "unity"): 23_834_568 - 17_216 - 990 * 2049,
+    # 8^2 x 4 x 16 + 16, 4^2 x 16 x 32 + 32, 2592 x 256 + 256, LSTM 4 x 256 (2 x 256 + 1), heads 256 x 19 + 19.
+    ("a3c", "full"): 4112 + 8224 + 663_808 + 525_312 + 4883,
+    ("a3c", "feed_forward"): 4112 + 8224 + 663_808 + 4883,
+    # ResNet-101 without its classifier (44,549,160 - 2,049,000); proposals 9 x 1024 x 512 + 512 and 45 x 513; head
+    # 105 x 2049.
+    ("faster_rcnn", "full"): 42_500_160 + 4_719_104 + 45 * 513 + 105 * 2049,
     # torchvision's `resnet50` and `resnet18` (101 and 152 are more of the same blocks).
     ("resnet", "full"): 25_557_032,
     ("resnet", "18"): 11_689_512,
     ("resnext", "full"): 25_028_904,
+    # Per level two 3x3 from a to b, on the way back after a transposed 2x2; 1x1 to two classes.
+    ("unet", "full"): sum(9 * (a + b) * b + 2 * b for a, b in [(1, 64), (64, 128), (128, 256), (256, 512), (512, 1024)])
+    + sum(4 * a * b + b + 9 * (a + b) * b + 2 * b for a, b in [(1024, 512), (512, 256), (256, 128), (128, 64)])
+    + 130,
     # torchvision's `vit_l_16`, `vit_b_16` and `vit_h_14`.
     ("vit", "full"): 304_326_632,
     ("vit", "base"): 86_567_656,
     ("vit", "huge"): 632_045_800,
+    # Of a block from a to b: two norms, 3x3, 3x3, 1x1. Generator: 129 x 8192 first, norm and 3x3 to 3 last; critic: 3x3
+    # from 3 first, 8192 last.
+    ("wgan", "full"): 129 * 8192
+    + sum(2 * (a + b) + 9 * a * b + 9 * b * b + a * b for a, b in GENERATOR)
+    + (2 * 64 + 27 * 64 + 3)
+    + (27 * 64 + 64 + 8192)
+    + sum(4 * a + 9 * a * a + 9 * a * b + b + a * b + b for a, b in CRITIC),
     # 4 tables of 10^6 x 64, then 256 x 256 + 256 x 256 + 256 x 2.
     ("xdl", "full"): 256_000_000 + 2 * 256**2 + 512,
     # 2 x 10,000 x 1500 + 10,000 in the embedding and output, 2 x (2 x 1500 x 6000 + 6000) in the layers.
@@ -156,9 +178,9 @@ def test_float64_is_float64_throughout(name):
 def test_losses_fall_and_states_are_donated(name):
     with jax.enable_x64(True):
         model = models.get(name, "tiny", dtype=jnp.float64)
-        state, batch = model.make_state(0), model.make_batch(0)
+        state, batch = fresh_state(model, QUICK), model.make_batch(0)
         start, variables = jax.tree.leaves(state), jax.tree.map(np.array, state.variables)
-        step = jax.jit(model.train_step, donate_argnums=0)
+        step = jax.jit(model.train_step, donate_argnums=0).lower(state, batch).compile(compiler_options=QUICK)
         losses = []
         for _ in range(5):
             state, metrics = step(state, batch)
