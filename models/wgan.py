@@ -9,7 +9,7 @@ that cannot matter are left out: of the generator's blocks, since a normalizatio
 
 | size | image | blocks | width | latent | critic updates | generator | critic    |
 |------|-------|--------|-------|--------|----------------|-----------|-----------|
-| full | 64    | 4      | 64    | 128    | 5              | 8,538,051 | 7,491,840 |
+| full | 64    | 4      | 64    | 128    | 5              | 8,538,563 | 7,491,840 |
 | tiny | 8     | 1      | 8     | 16     | 2              |           |           |
 """
 
