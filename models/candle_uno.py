@@ -6,11 +6,11 @@ and fingerprints, mean squared error. Unity's version has a tower of its own for
 biases, and SGD at 0.01 with 256 samples per GPU (here of 4); the benchmark shares a tower between the two drugs, has
 biases and is trained by Adam on 32 samples.
 
-| size      | features               | towers      | tower   | head    | others | bias | parameters  |
-|-----------|------------------------|-------------|---------|---------|--------|------|-------------|
-| full      | 942, 2 x (5270, 2048)  | 5           | 8x4192  | 4x4192  | 2      | no   | 820,948,704 |
-| benchmark | 17,750, 2 x (5270, 2048) | 3, 2 shared | 3x1000  | 3x1000  | 13     | yes  | 38,094,001  |
-| tiny      | 24, 2 x (40, 16)       | 5           | 2x32    | 2x32    | 2      | yes  |             |
+| size      | features                 | towers      | tower  | head   | others | bias | parameters  |
+|-----------|--------------------------|-------------|--------|--------|--------|------|-------------|
+| full      | 942, 2 x (5270, 2048)    | 5           | 8x4192 | 4x4192 | 2      | no   | 820,948,704 |
+| benchmark | 17,750, 2 x (5270, 2048) | 3, 2 shared | 3x1000 | 3x1000 | 13     | yes  | 38,094,001  |
+| tiny      | 24, 2 x (40, 16)         | 5           | 2x32   | 2x32   | 2      | yes  |             |
 
 `others` are the inputs without a tower: two doses, and in the benchmark which of 11 sources the response is from.
 With `residual`, an option of the benchmark that is off in both published sizes, a layer adds its input to its output

@@ -131,7 +131,7 @@ def test_overrides():
 
 
 def test_errors_name_the_choices():
-    with pytest.raises(ValueError, match="no model 'vgg'; there are: bert"):
+    with pytest.raises(ValueError, match="no model 'vgg'; there are: a3c"):
         models.get("vgg")
     with pytest.raises(ValueError, match="gpt has no size 'small'; it has: full, gpt2"):
         models.get("gpt", "small")
