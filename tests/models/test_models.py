@@ -13,8 +13,12 @@ import models
 from models import bert, gpt, moe, t5
 from models._common import make_precision
 from tests.numerics.harness import QUICK
+from tests.numerics.steps import fresh_state
 
 NAMES = models.names()
+
+CRITIC = [(64, 128), (128, 256), (256, 512), (512, 512)]  # channels of the blocks of WGAN-GP
+GENERATOR = [(512, 512), (512, 256), (256, 128), (128, 64)]
 
 # Counts found in the literature or in released checkpoints, else derived by the formula in the comment.
 PARAMETERS = {
@@ -78,7 +82,46 @@ PARAMETERS = {
     ("mlp", "towers"): 956_301_312,
     # 204,184,588 rows x 128, bottom MLP 171,392, top MLP 2,197,505 (479 inputs: 128 + 27 x 26 / 2).
     ("dlrm", "full"): 204_184_588 * 128 + 171_392 + 2_197_505,
+    # Rows x width, bottom and top MLP; the inputs of the top are 16 + 351, 64 + 351 and 25 x 64.
+    ("dlrm", "kaggle"): 33_762_577 * 16 + 155_984 + 320_001,
+    ("dlrm", "terabyte"): 49_126_297 * 64 + 154_944 + 607_233,
+    ("dlrm", "unity-24"): 24_000_000 * 64 + 328_768 + 3_739_649,
+    # Unity's towers (942 + 2 x 5270 + 2 x 2048) 4192 + 5 x 7 x 4192^2 + (5 x 4192 + 2) 4192 + 3 x 4192^2 + 4192;
+    # the benchmark's as its own run prints it (Pilot1/Uno/save, 2018).
+    ("candle_uno", "full"): 15_578 * 4192 + 35 * 4192**2 + 20_962 * 4192 + 3 * 4192**2 + 4192,
+    ("candle_uno", "benchmark"): 38_094_001,
+    # torchvision's `inception_v3`, with the auxiliary head and without. Unity's has 17,216 biases where that has twice
+    # as many norm parameters, and 10 classes: 990 x 2049 fewer.
+    ("inception", "full"): 27_161_264,
+    ("inception", "plain"): 23_834_568,
+    ("inception", "unity"): 23_834_568 - 17_216 - 990 * 2049,
+    # 8^2 x 4 x 16 + 16, 4^2 x 16 x 32 + 32, 2592 x 256 + 256, LSTM 4 x 256 (2 x 256 + 1), heads 256 x 19 + 19.
+    ("a3c", "full"): 4112 + 8224 + 663_808 + 525_312 + 4883,
+    ("a3c", "feed_forward"): 4112 + 8224 + 663_808 + 4883,
+    # ResNet-101 without its classifier (44,549,160 - 2,049,000); proposals 9 x 1024 x 512 + 512 and 45 x 513; head
+    # 105 x 2049.
+    ("faster_rcnn", "full"): 42_500_160 + 4_719_104 + 45 * 513 + 105 * 2049,
+    # torchvision's `resnet50` and `resnet18` (101 and 152 are more of the same blocks).
+    ("resnet", "full"): 25_557_032,
+    ("resnet", "18"): 11_689_512,
     ("resnext", "full"): 25_028_904,
+    # Per level two 3x3 from a to b, on the way back after a transposed 2x2; 1x1 to two classes.
+    ("unet", "full"): sum(9 * (a + b) * b + 2 * b for a, b in [(1, 64), (64, 128), (128, 256), (256, 512), (512, 1024)])
+    + sum(4 * a * b + b + 9 * (a + b) * b + 2 * b for a, b in [(1024, 512), (512, 256), (256, 128), (128, 64)])
+    + 130,
+    # torchvision's `vit_l_16`, `vit_b_16` and `vit_h_14`.
+    ("vit", "full"): 304_326_632,
+    ("vit", "base"): 86_567_656,
+    ("vit", "huge"): 632_045_800,
+    # Of a block from a to b: two norms, 3x3, 3x3, 1x1. Generator: 129 x 8192 first, norm and 3x3 to 3 last; critic: 3x3
+    # from 3 first, 8192 last.
+    ("wgan", "full"): 129 * 8192
+    + sum(2 * (a + b) + 9 * a * b + 9 * b * b + a * b for a, b in GENERATOR)
+    + (2 * 64 + 27 * 64 + 3)
+    + (27 * 64 + 64 + 8192)
+    + sum(4 * a + 9 * a * a + 9 * a * b + b + a * b + b for a, b in CRITIC),
+    # 4 tables of 10^6 x 64, then 256 x 256 + 256 x 256 + 256 x 2.
+    ("xdl", "full"): 256_000_000 + 2 * 256**2 + 512,
     # 2 x 10,000 x 1500 + 10,000 in the embedding and output, 2 x (2 x 1500 x 6000 + 6000) in the layers.
     ("lstm_lm", "full"): 66_022_000,
     ("lstm_lm", "medium"): 19_775_200,
@@ -138,7 +181,7 @@ def test_overrides():
 
 
 def test_errors_name_the_choices():
-    with pytest.raises(ValueError, match="no model 'vgg'; there are: bert"):
+    with pytest.raises(ValueError, match="no model 'vgg'; there are: a3c"):
         models.get("vgg")
     with pytest.raises(ValueError, match="gpt has no size 'small'; it has: full, gpt2"):
         models.get("gpt", "small")
@@ -186,7 +229,7 @@ def test_float64_is_float64_throughout(name):
 def test_losses_fall_and_states_are_donated(name):
     with jax.enable_x64(True):
         model = models.get(name, "tiny", dtype=jnp.float64)
-        state, batch = model.make_state(0), model.make_batch(0)
+        state, batch = fresh_state(model, QUICK), model.make_batch(0)
         start, variables = jax.tree.leaves(state), jax.tree.map(np.array, state.variables)
         step = jax.jit(model.train_step, donate_argnums=0).lower(state, batch).compile(compiler_options=QUICK)
         losses = []
