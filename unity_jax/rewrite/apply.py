@@ -7,7 +7,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.rewrite.emit import CannotEmit, emit
+from unity_jax.rewrite.dims import CannotEmit
+from unity_jax.rewrite.emit import emit
 from unity_jax.rewrite.find import Match
 from unity_jax.rewrite.view import View
 from unity_jax.trace import has_effects, without_dead_code

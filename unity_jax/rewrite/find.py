@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.pcg.graph import Op, Tensor
+from unity_jax.rewrite.dims import Dims, Ids, Seen, Selection, Value
 from unity_jax.rewrite.language import PARALLEL, Dim, Term
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import Dims, Ids, Seen, Selection, Value, View, names_of, seen_as
+from unity_jax.rewrite.view import View, names_of, seen_as
 
 COMMUTATIVE = frozenset({"dot", "add", "mul"})
 _UNSEEN = PARALLEL | {"split", "merge", "onehot", "window", "zeros", "ones", "broadcast", "transpose"}
@@ -277,7 +278,13 @@ def _complete(match: Match) -> bool:
                 return False
         else:
             match.names[name] = tuple(i for i, at in occurs.items() if at == where and i not in bound)
-    return _concatenated(match)
+    return _reduces(match) and _concatenated(match)
+
+
+def _reduces(match: Match) -> bool:
+    """Whether every op of the target that names dimensions has one: one over none is no op, or an outer product."""
+    named = (t.attrs for r in match.rule.target for t in r.walk() if t.op in ("dot", "sum", "fold", "put", "scatter"))
+    return all(not attrs or any(match.names.get(a, a) for a in attrs if isinstance(a, Dim)) for attrs in named)
 
 
 def _together(
@@ -334,10 +341,19 @@ def _names(variables: Sequence[Term]) -> list[Dim]:
 
 
 def _shared(match: Match, variables: Sequence[Term]) -> bool:
-    """Unite, in order, dimensions that variables of several results share by the rule, though no op joins them."""
+    """Unite, in order, dimensions that variables of several results share by the rule, though no op joins them.
+
+    Not those of variables that are concatenated: of these, `_concatenated` finds what is alike.
+    """
     if len(match.rule.source) == 1:
         return True
     for a, b in itertools.combinations(variables, 2):
+        if any(
+            p in a.type.dims and q in b.type.dims
+            for s in _sums(match.rule)
+            for p, q in itertools.permutations(s.parts, 2)
+        ):
+            continue
         ids = {v.name: match.dims.all(match.values[v.name].ids) for v in variables}
         bound = {i for name in match.names for i in match.ids(name)}
         for name in a.type.dims:
@@ -359,22 +375,29 @@ def _only(joined: set[int], where: set[str], ids: dict[str, Ids]) -> bool:
 
 
 def _concatenated(match: Match) -> bool:
-    """Of the dimensions that stand for the parts of a new sum, choose one each along which to concatenate."""
-    sums = {t.attrs[0] for r in match.rule.target for t in r.walk() if t.op == "concat"}
-    for whole in sorted(sums - set(match.names), key=str):
-        assert isinstance(whole, Dim)
-        parts = [match.names.get(p, ()) for p in whole.parts]
-        if any(len(p) != len(parts[0]) or not p for p in parts):
+    """Of the dimensions that stand for the parts of a new sum, those along which to concatenate: the others begin, or
+    end, all parts alike, and are united. Several (`groups, width` beside `width`) are concatenated as one.
+
+    What is alike is taken from the front first: heads stay a dimension of their own, that devices can share.
+    """
+    for whole in sorted(_sums(match.rule) - set(match.names), key=str):
+        parts = [list(match.dims.all(match.names.get(p, ()))) for p in whole.parts]
+        if not all(parts):
             return False
-        sizes = [[match.dims.size[match.dims.find(i)] for i in p] for p in parts]
-        differ = [d for d in range(len(parts[0])) if len({s[d] for s in sizes}) > 1]
-        if len(differ) > 1:
-            return False
-        at = differ[0] if differ else 0
-        for d in range(len(parts[0])):
-            if d != at and not _each(match.dims.unite(parts[0][d], p[d]) for p in parts[1:]):
-                return False
-        match.along.update((name, ids[at]) for name, ids in zip(whole.parts, parts, strict=True))
-        match.along[whole] = match.dims.fresh(sum(s[at] for s in sizes))
-        match.names[whole] = (match.along[whole], *(i for d, i in enumerate(parts[0]) if d != at))
+        common: list[int] = []
+        for end in (0, -1):
+            while all(len(p) > 1 for p in parts) and len({match.dims.size[p[end]] for p in parts}) == 1:
+                first, *others = (p.pop(end) for p in parts)
+                if not _each(match.dims.unite(first, i) for i in others):
+                    return False
+                common.append(first)
+        match.along.update((name, match.dims.product(p)) for name, p in zip(whole.parts, parts, strict=True))
+        match.along[whole] = match.dims.fresh(sum(match.dims.size[match.along[p]] for p in whole.parts))
+        match.names[whole] = (match.along[whole], *common)
     return True
+
+
+def _sums(rule: Rule) -> set[Dim]:
+    """The sums that a target concatenates."""
+    every = (t.attrs[0] for r in rule.target for t in r.walk() if t.op == "concat")
+    return {whole for whole in every if isinstance(whole, Dim)}

@@ -15,10 +15,11 @@ from unity_jax.cost.kernels import PRODUCTS
 from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten
-from unity_jax.rewrite.emit import CannotEmit, emit
+from unity_jax.rewrite.dims import CannotEmit, Value
+from unity_jax.rewrite.emit import emit
 from unity_jax.rewrite.find import Match, matches
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import Value, View, names_of, seen_as
+from unity_jax.rewrite.view import View, names_of, seen_as
 
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
