@@ -23,7 +23,7 @@ def grouped(q, k, v, x):
     """Two query heads for each of three key and value heads."""
     a, b, c = jnp.einsum("btd,dkgw->btkgw", x, q), jnp.einsum("btd,dkw->btkw", x, k), jnp.einsum("btd,dkw->btkw", x, v)
     weights = jax.nn.softmax(jnp.einsum("btkgw,bskw->bkgts", a, b))
-    return jnp.sum(jnp.einsum("bkgts,bskw->btkgw", weights, c) ** 2)
+    return jnp.sum(jnp.einsum("bkgts,bskw->btkgw", weights, c) ** 2) + jnp.sum(x**3)
 
 
 @jax.custom_vjp
@@ -85,7 +85,7 @@ STEPS = {
         lambda: (normal(5, 4, 3), normal(5, 4, 3) * 0.3, normal(5, 4, 3) * 0.1, normal(2, 6, 5)),
     ),
     "grouped": (
-        jax.grad(grouped, (0, 1, 2)),
+        jax.grad(grouped, (0, 1, 2, 3)),
         lambda: (normal(5, 3, 2, 4), normal(5, 3, 4) * 0.3, normal(5, 3, 4) * 0.1, normal(2, 6, 5)),
     ),
     "flat": (

@@ -23,22 +23,18 @@ from unity_jax.rewrite.view import View
 from unity_jax.trace import build
 
 
-def emit(match: Match, view: View) -> tuple[Graph, tuple[Tensor, ...]]:
+def emit(match: Match, view: View, turned: bool = False) -> tuple[Graph, tuple[Tensor, ...]]:
     """The program of the target, and the tensors that are its inputs; its outputs are the match's roots, in order.
 
+    **Arguments:** `turned`: join the parts of new sums in the other order.
     **Raises:** `CannotEmit`.
     """
-    held: dict[Tensor, None] = {}
-    for value in match.values.values():
-        tensor = value.tensor if isinstance(value, Value) else value.indices.tensor if value.indices else None
-        if tensor is not None and tensor.literal is None:
-            held[tensor] = None
-    inputs = tuple(held)
+    inputs = tuple(dict.fromkeys(match.taken))
 
     failed: list[Exception] = []
 
     def target(*arrays: Any) -> list[Any]:
-        emitter = Emitter(match, view, dict(zip(inputs, arrays, strict=True)))
+        emitter = Emitter(match, view, dict(zip(inputs, arrays, strict=True)), turned)
         try:
             return [emitter.result(t, root) for t, root in zip(match.rule.target, match.roots, strict=True)]
         except (TypeError, ValueError) as error:  # kept from JAX, which would spend its time on the traceback
@@ -54,7 +50,8 @@ def emit(match: Match, view: View) -> tuple[Graph, tuple[Tensor, ...]]:
 class Emitter:
     """Makes the terms of a target: each as an array of which every dimension is one that rules bind (`Dims.all`)."""
 
-    def __init__(self, match: Match, view: View, arrays: dict[Tensor, Any]) -> None:
+    def __init__(self, match: Match, view: View, arrays: dict[Tensor, Any], turned: bool) -> None:
+        self.turned = frozenset(match.along if turned else ())
         self.match, self.view, self.arrays, self.dims = match, view, arrays, match.dims
         self.done: dict[Term, Named] = {}
         self.fresh: dict[Dim, int] = {}
@@ -102,7 +99,8 @@ class Emitter:
         name = whole.parts[which]
         if name not in self.match.names and name not in self.fresh:
             self.fresh[name] = self.dims.fresh(rest)
-        return self.one(name), sum(known[:which]), sum(known[: which + 1])
+        start = sum(known[which + 1 :] if whole in self.turned else known[:which])
+        return self.one(name), start, start + known[which]
 
     # Arrays
 
@@ -145,7 +143,11 @@ class Emitter:
         return [self.aligned(x, ids) for x in operands], ids
 
     def result(self, term: Term, root: Value) -> Any:
-        array = self.aligned(self.term(term), root.ids)
+        found = self.term(term)
+        for value in self.match.rest:
+            arrays, ids = self.together(self.read(value), found)
+            found = Named(lax.add(*arrays), ids)
+        array = self.aligned(found, root.ids)
         if array.dtype != root.tensor.dtype:
             raise CannotEmit(f"{array.dtype} instead of {root.tensor.dtype}")
         return array
@@ -159,6 +161,9 @@ class Emitter:
     def variable(self, term: Term) -> Named:
         value = self.match.values[term.name]
         assert isinstance(value, Value)
+        return self.read(value)
+
+    def read(self, value: Value) -> Named:
         array = self.arrays.get(value.tensor)
         return self.opened(Named(jnp.asarray(value.tensor.literal) if array is None else array, value.ids))
 
@@ -272,7 +277,9 @@ def _concat(e: Emitter, term: Term) -> Named:
     arrays = [e.aligned(x, (*rest[:at], p, *rest[at:])) for x, p in zip(operands, parts, strict=True)]
     if len({a.dtype for a in arrays}) > 1:
         raise CannotEmit("a concatenation of different dtypes")
-    return Named(lax.concatenate(arrays, at), (*rest[:at], e.one(whole), *rest[at:]))
+    return Named(
+        lax.concatenate(arrays[::-1] if whole in e.turned else arrays, at), (*rest[:at], e.one(whole), *rest[at:])
+    )
 
 
 def _slice(e: Emitter, term: Term) -> Named:

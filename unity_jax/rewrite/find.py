@@ -11,12 +11,15 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from unity_jax.pcg.graph import Op, Tensor
 from unity_jax.rewrite.dims import Dims, Ids, Seen, Selection, Value
 from unity_jax.rewrite.language import PARALLEL, Dim, Term
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import View, names_of, seen_as
+
+_Item = TypeVar("_Item")
 
 COMMUTATIVE = frozenset({"dot", "add", "mul"})
 _UNSEEN = PARALLEL | {"split", "merge", "onehot", "window", "zeros", "ones", "broadcast", "transpose"}
@@ -34,6 +37,7 @@ class Match:
     symbols: dict[str, Op] = field(default_factory=dict)
     terms: dict[Term, tuple[Value, Seen]] = field(default_factory=dict)
     roots: tuple[Value, ...] = ()
+    rest: tuple[Value, ...] = ()  # what is added to the one result: the source is some summands of a longer sum
     named: tuple[tuple[tuple[Dim, ...], Ids], ...] = ()  # names that stand for these dimensions together
     along: dict[Dim, int] = field(
         default_factory=dict
@@ -48,8 +52,17 @@ class Match:
             dict(self.symbols),
             dict(self.terms),
             self.roots,
+            self.rest,
             self.named,
         )
+
+    @property
+    def taken(self) -> list[Tensor]:
+        """The tensors that the target is made from."""
+        named = {t.name for r in self.rule.target for t in r.walk() if not t.op}
+        found = [self.values[n] for n in self.values if n in named]
+        tensors = (v.tensor if isinstance(v, Value) else v.indices and v.indices.tensor for v in (*found, *self.rest))
+        return [t for t in tensors if t is not None and t.literal is None]
 
     def ids(self, name: Dim) -> frozenset[int]:
         return frozenset(self.dims.all(self.names[name]))
@@ -97,9 +110,28 @@ def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
     """Every way in which `root` is the first result of the rule's source."""
     if view.source(root) is not root or not _may_be(rule.source[0], root, view):
         return  # relabelled values are found where they are made
-    for found in _roots(rule.source, (), root, Match(rule, Dims()), view):
-        if _complete(found):
-            yield found
+    start = Match(rule, Dims())
+    if len(rule.source) > 1 or rule.source[0].op != "add":
+        every = _roots(rule.source, (), root, start, view)
+    else:
+        every = _summands(rule.source[0], root, start, view) if not view.is_summand(root) else iter(())
+    yield from filter(_complete, every)
+
+
+def _summands(term: Term, root: Tensor, match: Match, view: View) -> Iterator[Match]:
+    """The ways in which a sum of two is two summands of a longer one, such as the gradients of two products between
+    which that of a residual is added."""
+    value = Value(root, tuple(match.dims.fresh(n) for n in root.shape))
+    every = in_forward_order(view.summands(value, match.dims), view.maker[root].backward)
+    for pair in itertools.combinations(range(len(every)), 2):
+        chosen = tuple(every[i] for i in pair)
+        for order in (chosen, chosen[::-1]):
+            if not all(_may_be(a, v.tensor, view) for a, v in zip(term.args, order, strict=True)):
+                continue
+            found = match.copy()
+            found.terms[term] = (value, Seen("add", order))
+            found.roots, found.rest = (value,), tuple(v for i, v in enumerate(every) if i not in pair)
+            yield from _arguments(term.args, order, found, view)
 
 
 def _roots(terms: Sequence[Term], used: tuple[Tensor, ...], root: Tensor, match: Match, view: View) -> Iterator[Match]:
@@ -113,9 +145,15 @@ def _roots(terms: Sequence[Term], used: tuple[Tensor, ...], root: Tensor, match:
         known = {v.tensor: None for v in found.values.values() if isinstance(v, Value) and v.tensor.literal is None}
         known |= {v.tensor: None for v, _ in found.terms.values()}
         near = {t: None for k in known for op in view.readers.get(k, ()) for t in op.outputs if view.source(t) is t}
-        for other in near:
+        for other in in_forward_order(near, view.maker[root].backward):
             if other not in taken:
                 yield from _roots(rest, taken, other, found.copy(), view)
+
+
+def in_forward_order(items: Iterable[_Item], backward: bool) -> list[_Item]:
+    """Differentiation turns the order of a program round: gradients are joined as what they are the gradients of, so
+    that one concatenation serves several products."""
+    return list(items)[::-1] if backward else list(items)
 
 
 def _may_be(term: Term, t: Tensor, view: View) -> bool:
@@ -350,7 +388,7 @@ def _shared(match: Match, variables: Sequence[Term]) -> bool:
     for a, b in itertools.combinations(variables, 2):
         if any(
             p in a.type.dims and q in b.type.dims
-            for s in _sums(match.rule)
+            for s in sums(match.rule)
             for p, q in itertools.permutations(s.parts, 2)
         ):
             continue
@@ -380,7 +418,7 @@ def _concatenated(match: Match) -> bool:
 
     What is alike is taken from the front first: heads stay a dimension of their own, that devices can share.
     """
-    for whole in sorted(_sums(match.rule) - set(match.names), key=str):
+    for whole in sorted(sums(match.rule) - set(match.names), key=str):
         parts = [list(match.dims.all(match.names.get(p, ()))) for p in whole.parts]
         if not all(parts):
             return False
@@ -397,7 +435,7 @@ def _concatenated(match: Match) -> bool:
     return True
 
 
-def _sums(rule: Rule) -> set[Dim]:
+def sums(rule: Rule) -> set[Dim]:
     """The sums that a target concatenates."""
     every = (t.attrs[0] for r in rule.target for t in r.walk() if t.op == "concat")
     return {whole for whole in every if isinstance(whole, Dim)}

@@ -7,6 +7,7 @@ or missing. What remains is looked up in a table from primitives to ops of the l
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 from unity_jax.ops.rule import is_pointwise
@@ -16,17 +17,28 @@ from unity_jax.rewrite.dims import Dims, Ids, Seen, Value, put_at, values
 from unity_jax.rewrite.relabel import relabelled, relabels
 
 
+def computes(op: Op) -> object:
+    """Equal for ops that compute the same."""
+    return op.signature, tuple(id(t) for t in op.inputs if t.literal is None)
+
+
 class View:
     """The graph, with what makes and what reads each tensor."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.maker = dict(graph.producer)
+        self.outputs = {self.source(t) for t in graph.outputs}
         self.rests: dict[Op, Op] = {}
         self.readers: dict[Tensor, list[Op]] = {}
         for op in graph.ops:
             for t in dict.fromkeys(self.source(t) for t in op.inputs):
                 self.readers.setdefault(t, []).append(op)
+
+    @functools.cached_property
+    def computed(self) -> frozenset[object]:
+        """What the graph computes, loops and branches aside."""
+        return frozenset(computes(op) for op in self.graph.ops if not op.bodies)
 
     def rest(self, op: Op) -> Op:
         """The concatenation of all operands but the first, which the graph does not hold: the rules join two."""
@@ -57,6 +69,28 @@ class View:
                 break
             t, ids = op.inputs[0], before
         return Value(t, ids)
+
+    def summands(self, value: Value, dims: Dims) -> list[Value]:
+        """What is added up to a value, over sums that nothing else reads."""
+        op = self.maker.get(value.tensor)
+        if op is None or op.name not in _SUMS:
+            return [value]
+        found = []
+        for operand in _pointwise_values(op, value, dims):
+            inner = self.value(operand, dims)
+            found += self.summands(inner, dims) if self.is_summand(inner.tensor) else [inner]
+        return found
+
+    def is_summand(self, t: Tensor) -> bool:
+        """Whether a sum is read by another sum and by nothing else."""
+        op, readers = self.maker.get(t), self.readers.get(t, ())
+        return (
+            op is not None
+            and op.name in _SUMS
+            and len(readers) == 1
+            and readers[0].name in _SUMS
+            and t not in self.outputs
+        )
 
     def seen(self, value: Value, dims: Dims) -> Iterator[Seen]:
         """The ops of the language that make a value (where it is made, see `value`)."""
@@ -161,11 +195,12 @@ def _pointwise_values(op: Op, value: Value, dims: Dims) -> tuple[Value, ...]:
     return tuple(Value(t, ids(t) if t.rank else ()) for t in op.inputs)
 
 
+_SUMS = ("add", "add_any")
+
 _SEEN: dict[str, tuple[Callable[[View, Op, Value, Dims], Iterator[Seen]], str]] = {
     "dot_general": (_dot, "dot"),
     "conv_general_dilated": (_conv, "conv"),
-    "add": (_arithmetic("add"), "add"),
-    "add_any": (_arithmetic("add"), "add"),
+    **dict.fromkeys(_SUMS, (_arithmetic("add"), "add")),
     "sub": (_arithmetic("sub"), "sub"),
     "mul": (_arithmetic("mul"), "mul"),
     "neg": (_arithmetic("neg"), "neg"),
