@@ -163,7 +163,7 @@ def _may_be(term: Term, t: Tensor, view: View) -> bool:
     op = view.maker.get(view.source(t))
     if op is None or seen_as(term.op) not in names_of(op):
         return False
-    return all(not a.op or any(_may_be(a, t, view) for t in op.inputs) for a in term.args)
+    return all(not a.op or any(_may_be(a, t, view) for t in view.operands(op)) for a in term.args)
 
 
 def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match]:
@@ -316,7 +316,7 @@ def _complete(match: Match) -> bool:
                 return False
         else:
             match.names[name] = tuple(i for i, at in occurs.items() if at == where and i not in bound)
-    return _reduces(match) and _concatenated(match)
+    return _reduces(match) and _concatenated(match, list(occurs))
 
 
 def _reduces(match: Match) -> bool:
@@ -338,7 +338,7 @@ def _together(
         return False
     for name in names:
         if name not in match.names:
-            match.names[name] = tuple(sorted(i for i in ids - known if occurs.get(i) == declared.get(name)))
+            match.names[name] = tuple(i for i in occurs if i in ids - known and occurs[i] == declared.get(name))
             known |= match.ids(name)
     return known == ids
 
@@ -412,14 +412,15 @@ def _only(joined: set[int], where: set[str], ids: dict[str, Ids]) -> bool:
     return any({v for v, have in ids.items() if i in have} == where for i in joined)
 
 
-def _concatenated(match: Match) -> bool:
+def _concatenated(match: Match, order: Sequence[int]) -> bool:
     """Of the dimensions that stand for the parts of a new sum, those along which to concatenate: the others begin, or
     end, all parts alike, and are united. Several (`groups, width` beside `width`) are concatenated as one.
 
     What is alike is taken from the front first: heads stay a dimension of their own, that devices can share.
     """
     for whole in sorted(sums(match.rule) - set(match.names), key=str):
-        parts = [list(match.dims.all(match.names.get(p, ()))) for p in whole.parts]
+        place = [match.dims.find(i) for i in order]
+        parts = [sorted(match.ids(p), key=place.index) if p in match.names else [] for p in whole.parts]
         if not all(parts):
             return False
         common: list[int] = []

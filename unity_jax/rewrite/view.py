@@ -81,6 +81,14 @@ class View:
             found += self.summands(inner, dims) if self.is_summand(inner.tensor) else [inner]
         return found
 
+    def operands(self, op: Op) -> Iterator[Tensor]:
+        """What an op takes; of a sum, what is added up."""
+        for t in map(self.source, op.inputs):
+            if op.name in _SUMS and self.is_summand(t):
+                yield from self.operands(self.maker[t])
+            else:
+                yield t
+
     def is_summand(self, t: Tensor) -> bool:
         """Whether a sum is read by another sum and by nothing else."""
         op, readers = self.maker.get(t), self.readers.get(t, ())
