@@ -31,7 +31,7 @@ def rewritten(graph: Graph, found: Sequence[Match], view: View) -> tuple[Graph, 
     ops = flattened(_renamed([op for op in graph.ops if op not in dropped] + fresh, replaced))
     ops = _without_copies(ops, len(graph.ops) - len(dropped), replaced)
     outputs = tuple(_final(t, replaced) for t in graph.outputs)
-    result = without_dead_code(Graph(graph.inputs, outputs, _in_order(ops, {op: i for i, op in enumerate(graph.ops)})))
+    result = without_dead_code(Graph(graph.inputs, outputs, in_order(ops, {op: i for i, op in enumerate(graph.ops)})))
     made = {t for op in fresh for t in op.outputs}
     return result, frozenset(op for op in result.ops if any(t in made for t in op.outputs))
 
@@ -40,13 +40,35 @@ def target_ops(match: Match, view: View) -> tuple[list[Op], dict[Tensor, Tensor]
     """The ops of a match's target over the tensors of the graph, and what replaces the roots.
 
     They belong to the phase, and to the user's line, of the ops that they replace. What is concatenated is so in the
-    order in which the graph has it already, if it has. Raises `CannotEmit`.
+    order in which the graph has it already, if it has; otherwise what is a concatenation comes first, so that merging
+    the same siblings anywhere else gives the same order. Raises `CannotEmit`.
     """
-    found = _spliced(match, view, False)
-    if sums(match.rule):
-        turned = _spliced(match, view, True)
-        found = min(found, turned, key=lambda made: sum(computes(op) not in view.computed for op in made[0]))
+    ways = [_spliced(match, view, turned) for turned in ((False, True) if sums(match.rule) else (False,))]
+    ops, results = min(
+        ways, key=lambda way: (len(unknown(flattened(way[0], view.maker), view)), _extends(way[0], view))
+    )
+    return flattened(ops, view.maker), results
+
+
+def unknown(ops: Sequence[Op], view: View) -> list[Op]:
+    """Those ops that compute what the graph does not compute already."""
+    same: dict[Tensor, Tensor] = {}
+    found = []
+    for op in ops:
+        (op,) = _renamed([op], same)
+        known = view.computed.get(computes(op))
+        if known is None:
+            found.append(op)
+        else:
+            same.update(zip(op.outputs, known.outputs, strict=True))
     return found
+
+
+def _extends(ops: Sequence[Op], view: View) -> int:
+    """How many concatenations put something before one that there is."""
+    joins = [[view.maker.get(t) for t in op.inputs] for op in ops if op.name == "concatenate"]
+    before = [[op is not None and op.name == "concatenate" for op in makers] for makers in joins]
+    return sum(is_joined[-1] and not is_joined[0] for is_joined in before)
 
 
 def _spliced(match: Match, view: View, turned: bool) -> tuple[list[Op], dict[Tensor, Tensor]]:
@@ -71,7 +93,7 @@ def _spliced(match: Match, view: View, turned: bool) -> tuple[list[Op], dict[Ten
             )
         )
     results = {r.tensor: names.get(t, t) for r, t in zip(match.roots, target.outputs, strict=True)}
-    return flattened(ops, view.maker), results
+    return ops, results
 
 
 def flattened(ops: Sequence[Op], maker: Mapping[Tensor, Op] = MappingProxyType({})) -> list[Op]:
@@ -141,7 +163,7 @@ def _without_copies(ops: Sequence[Op], old: int, replaced: dict[Tensor, Tensor])
     return _renamed(kept, replaced)
 
 
-def _in_order(ops: Sequence[Op], place: Mapping[Op, int]) -> list[Op]:
+def in_order(ops: Sequence[Op], place: Mapping[Op, int]) -> list[Op]:
     """Ops after what they read, otherwise as near to the order of the program as can be: new ones as late as their
     readers allow."""
     maker = {t: i for i, op in enumerate(ops) for t in op.outputs}

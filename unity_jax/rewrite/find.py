@@ -222,7 +222,7 @@ def _attributes(term: Term, seen: Seen, match: Match) -> bool:
     """Bind what an op names: dimensions, functions, selections."""
     if term.op in ("f", "g", "h", "fold", "convert"):
         known = match.symbols.setdefault(term.op, seen.symbol)
-        return _same_function(known, seen.symbol) and _reduced(term, seen, match)
+        return same_function(known, seen.symbol) and _reduced(term, seen, match)
     if term.op in ("take", "put", "scatter"):
         return _selection(term, seen, match)
     if term.op == "concat":
@@ -282,7 +282,7 @@ def _same_selection(a: Selection, b: Selection, dims: Dims) -> bool:
 _OF_SHAPES = ("axes", "sharding", "dimension_numbers")
 
 
-def _same_function(a: Op, b: Op) -> bool:
+def same_function(a: Op, b: Op) -> bool:
     """Whether two pointwise ops (or reductions) do the same to their operands, whatever the shapes."""
     constants = [[str(t.literal) for t in op.inputs if t.literal is not None] for op in (a, b)]
     params = [[(k, str(v)) for k, v in sorted(op.params.items()) if k not in _OF_SHAPES] for op in (a, b)]
@@ -367,7 +367,7 @@ def _convolved(match: Match) -> bool:
     every = [(value, seen.symbol) for value, seen in match.terms.values() if seen.op == "conv"]
     places = [[v.ids[d] for d in op.params["dimension_numbers"].out_spec[2:]] for v, op in every]
     for (_, op), other in zip(every[1:], places[1:], strict=True):
-        if not _same_function(every[0][1], op):
+        if not same_function(every[0][1], op):
             return False
         if not _each(match.dims.unite(i, j) for i, j in zip(places[0], other, strict=True)):
             return False

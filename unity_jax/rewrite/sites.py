@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from unity_jax.cost.kernels import PRODUCTS
 from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.rewrite.apply import rewritten, target_ops
+from unity_jax.rewrite.apply import rewritten, target_ops, unknown
 from unity_jax.rewrite.dims import CannotEmit, Value
 from unity_jax.rewrite.find import Match, in_forward_order, matches
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import View, computes, names_of, seen_as
+from unity_jax.rewrite.view import View, names_of, seen_as
 
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
@@ -136,7 +136,7 @@ class Finder:
             made, _ = target_ops(found[0], self.view)
         except CannotEmit:
             return None
-        new = [op for op in made if computes(op) not in self.view.computed]
+        new = unknown(made, self.view)
         return sum(map(self.seconds, self._gone(found))) - len(found) * sum(map(self.seconds, new))
 
     def _gone(self, found: Sequence[Match]) -> set[Op]:

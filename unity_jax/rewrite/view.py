@@ -36,9 +36,9 @@ class View:
                 self.readers.setdefault(t, []).append(op)
 
     @functools.cached_property
-    def computed(self) -> frozenset[object]:
-        """What the graph computes, loops and branches aside."""
-        return frozenset(computes(op) for op in self.graph.ops if not op.bodies)
+    def computed(self) -> dict[object, Op]:
+        """The ops of the graph by what they compute, loops and branches aside."""
+        return {computes(op): op for op in reversed(self.graph.ops) if not op.bodies}
 
     def rest(self, op: Op) -> Op:
         """The concatenation of all operands but the first, which the graph does not hold: the rules join two."""
