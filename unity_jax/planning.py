@@ -22,7 +22,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, from_record, make_plan
 from unity_jax.program import Program, trace
-from unity_jax.rewrite.emit import CannotEmit
+from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.record import replay
 from unity_jax.search import joint

@@ -19,6 +19,35 @@ def attention(q, k, v, x):
     return jnp.sum(jnp.einsum("bhts,bshe->bthe", weights, c) ** 2)
 
 
+def grouped(q, k, v, x):
+    """Two query heads for each of three key and value heads."""
+    a, b, c = jnp.einsum("btd,dkgw->btkgw", x, q), jnp.einsum("btd,dkw->btkw", x, k), jnp.einsum("btd,dkw->btkw", x, v)
+    weights = jax.nn.softmax(jnp.einsum("btkgw,bskw->bkgts", a, b))
+    return jnp.sum(jnp.einsum("bkgts,bskw->btkgw", weights, c) ** 2) + jnp.sum(x**3)
+
+
+@jax.custom_vjp
+def scores(a, b):
+    return jnp.einsum("thw,shw->hts", a, b)
+
+
+scores.defvjp(
+    lambda a, b: (scores(a, b), (a, b)),
+    lambda kept, g: (jnp.einsum("hts,shw->thw", g, kept[1]), jnp.einsum("hts,thw->shw", g, kept[0])),
+)
+
+
+def flat(w, bias, x):
+    """Heads out of products of two dimensions, each of tokens in a row of their own; more query heads than keys."""
+
+    def project(name):
+        y = x.reshape(-1, x.shape[-1]) @ w[name] + bias[name]
+        return y.reshape(*x.shape[:2], -1, 3)
+
+    weights = jax.vmap(scores)(project("q"), project("k").repeat(2, axis=2))
+    return jnp.sum(jnp.tanh(weights) ** 2)
+
+
 def selected(table, w, ids, positions, bias):
     y = jnp.tanh(table[ids] @ w + bias[None, :])
     picked = jnp.take_along_axis(y, positions[:, :, None], axis=1)
@@ -54,6 +83,18 @@ STEPS = {
     "attention": (
         jax.grad(attention, (0, 1, 2, 3)),
         lambda: (normal(5, 4, 3), normal(5, 4, 3) * 0.3, normal(5, 4, 3) * 0.1, normal(2, 6, 5)),
+    ),
+    "grouped": (
+        jax.grad(grouped, (0, 1, 2, 3)),
+        lambda: (normal(5, 3, 2, 4), normal(5, 3, 4) * 0.3, normal(5, 3, 4) * 0.1, normal(2, 6, 5)),
+    ),
+    "flat": (
+        jax.grad(flat, (0, 1)),
+        lambda: (
+            {"q": normal(5, 12), "k": normal(5, 6)},
+            {"q": normal(12), "k": normal(6)},
+            normal(2, 4, 5),
+        ),
     ),
     "updated": (
         updated,

@@ -86,7 +86,7 @@ def test_products_with_low_rank_factors_are_reassociated():
     batch = {"x": Shape((65_536, 4096), BF16)}
     found = plan(factored, params, batch)
     products = [t.shape for op in ops(found, "dot_general") for t in op.outputs]
-    assert (65_536, 16) in products  # as written, only the product of the factors meets the tokens
+    assert [16, 65_536] in map(sorted, products)  # as written, only the product of the factors meets the tokens
     assert found.predicted.step_seconds < 0.7 * unrewritten(factored, params, batch)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.rewrite.emit import CannotEmit, emit
-from unity_jax.rewrite.find import Match
-from unity_jax.rewrite.view import View
+from unity_jax.rewrite.dims import CannotEmit
+from unity_jax.rewrite.emit import emit
+from unity_jax.rewrite.find import Match, sums
+from unity_jax.rewrite.view import View, computes
 from unity_jax.trace import has_effects, without_dead_code
 
 
@@ -22,44 +24,109 @@ def rewritten(graph: Graph, found: Sequence[Match], view: View) -> tuple[Graph, 
     replaced: dict[Tensor, Tensor] = {}
     fresh: list[Op] = []
     for match in found:
-        target, inputs = emit(match, view)
-        for t in inputs:
-            while (op := view.virtual(t)) is not None and op not in fresh:
-                fresh.append(op)
-                t = op.inputs[-1]
-        fresh += _spliced(target, inputs, match, view, replaced)
+        made, results = target_ops(match, view)
+        fresh += [op for op in made if op not in fresh]
+        replaced.update(results)
     dropped = {view.maker[t] for t in replaced if all(o in replaced for o in view.maker[t].outputs)}
-    ops = _renamed([op for op in graph.ops if op not in dropped] + fresh, replaced)
+    ops = flattened(_renamed([op for op in graph.ops if op not in dropped] + fresh, replaced))
     ops = _without_copies(ops, len(graph.ops) - len(dropped), replaced)
     outputs = tuple(_final(t, replaced) for t in graph.outputs)
-    result = without_dead_code(Graph(graph.inputs, outputs, _in_order(ops, {op: i for i, op in enumerate(graph.ops)})))
+    result = without_dead_code(Graph(graph.inputs, outputs, in_order(ops, {op: i for i, op in enumerate(graph.ops)})))
     made = {t for op in fresh for t in op.outputs}
     return result, frozenset(op for op in result.ops if any(t in made for t in op.outputs))
 
 
-def _spliced(
-    target: Graph, inputs: Sequence[Tensor], match: Match, view: View, replaced: dict[Tensor, Tensor]
-) -> list[Op]:
-    """The ops of a target over the tensors of the graph; its results are noted as what replaces the roots.
+def target_ops(match: Match, view: View) -> tuple[list[Op], dict[Tensor, Tensor]]:
+    """The ops of a match's target over the tensors of the graph, and what replaces the roots.
 
-    They belong to the phase, and to the user's line, of the ops that they replace.
+    They belong to the phase, and to the user's line, of the ops that they replace. What is concatenated is so in the
+    order in which the graph has it already, if it has; otherwise what is a concatenation comes first, so that merging
+    the same siblings anywhere else gives the same order. Raises `CannotEmit`.
     """
+    ways = [_spliced(match, view, turned) for turned in ((False, True) if sums(match.rule) else (False,))]
+    ops, results = min(
+        ways, key=lambda way: (len(unknown(flattened(way[0], view.maker), view)), _extends(way[0], view))
+    )
+    return flattened(ops, view.maker), results
+
+
+def unknown(ops: Sequence[Op], view: View) -> list[Op]:
+    """Those ops that compute what the graph does not compute already."""
+    same: dict[Tensor, Tensor] = {}
+    found = []
+    for op in ops:
+        (op,) = _renamed([op], same)
+        known = view.computed.get(computes(op))
+        if known is None:
+            found.append(op)
+        else:
+            same.update(zip(op.outputs, known.outputs, strict=True))
+    return found
+
+
+def _extends(ops: Sequence[Op], view: View) -> int:
+    """How many concatenations put something before one that there is."""
+    joins = [[view.maker.get(t) for t in op.inputs] for op in ops if op.name == "concatenate"]
+    before = [[op is not None and op.name == "concatenate" for op in makers] for makers in joins]
+    return sum(is_joined[-1] and not is_joined[0] for is_joined in before)
+
+
+def _spliced(match: Match, view: View, turned: bool) -> tuple[list[Op], dict[Tensor, Tensor]]:
+    target, inputs = emit(match, view, turned)
+    ops: list[Op] = []
+    for t in inputs:
+        while (op := view.virtual(t)) is not None:
+            ops.append(op)
+            t = op.inputs[-1]
     makers = [view.maker[root.tensor] for root in match.roots]
     names = dict(zip(target.inputs, inputs, strict=True))
-    for root, t in zip(match.roots, target.outputs, strict=True):
-        replaced[root.tensor] = names.get(t, t)
     late = any(op.backward for op in makers)
-    return [
-        dataclasses.replace(
-            op,
-            inputs=tuple(names.get(t, t) for t in op.inputs),
-            eqn=op.eqn
-            and op.eqn.replace(source_info=makers[0].eqn.source_info if makers[0].eqn else op.eqn.source_info),
-            callers=makers[0].callers,
-            backward=late,
+    for op in target.ops:
+        source = makers[0].eqn.source_info if makers[0].eqn else op.eqn.source_info
+        ops.append(
+            dataclasses.replace(
+                op,
+                inputs=tuple(names.get(t, t) for t in op.inputs),
+                eqn=op.eqn and op.eqn.replace(source_info=source),
+                callers=makers[0].callers,
+                backward=late,
+            )
         )
-        for op in target.ops
-    ]
+    results = {r.tensor: names.get(t, t) for r, t in zip(match.roots, target.outputs, strict=True)}
+    return ops, results
+
+
+def flattened(ops: Sequence[Op], maker: Mapping[Tensor, Op] = MappingProxyType({})) -> list[Op]:
+    """A concatenation of concatenations as one, and a slice of a slice: three siblings are merged two at a time.
+
+    **Arguments:** `maker`: what makes tensors that none of these ops makes.
+    """
+    made = {t: op for op in ops for t in op.outputs}
+
+    def flat(op: Op) -> Op:
+        before = [made.get(t) or maker.get(t) for t in op.inputs]
+        if op.name == "slice" and (inner := before[0]) is not None and _follows(op, inner):
+            return flat(_slice_of_slice(op, inner))
+        if op.name == "concatenate" and any(inner is not None and _joins(op, inner) for inner in before):
+            parts = (i.inputs if i and _joins(op, i) else (t,) for t, i in zip(op.inputs, before, strict=True))
+            return flat(dataclasses.replace(op, inputs=tuple(t for part in parts for t in part)))
+        return op
+
+    return [flat(op) for op in ops]
+
+
+def _follows(op: Op, inner: Op) -> bool:
+    return inner.name == "slice" and not any(s != 1 for o in (op, inner) for s in o.params["strides"] or ())
+
+
+def _joins(op: Op, inner: Op) -> bool:
+    return inner.name == "concatenate" and inner.params["dimension"] == op.params["dimension"]
+
+
+def _slice_of_slice(op: Op, inner: Op) -> Op:
+    first = inner.params["start_indices"]
+    moved = {k: tuple(map(sum, zip(first, op.params[k], strict=True))) for k in ("start_indices", "limit_indices")}
+    return dataclasses.replace(op, inputs=inner.inputs, params={**op.params, **moved})
 
 
 def _final(t: Tensor, replaced: Mapping[Tensor, Tensor]) -> Tensor:
@@ -87,7 +154,7 @@ def _without_copies(ops: Sequence[Op], old: int, replaced: dict[Tensor, Tensor])
         if op.bodies or op.name.startswith("random") or has_effects(op):
             kept.append(op)
             continue
-        key = (op.signature, tuple(id(t) for t in op.inputs if t.literal is None))
+        key = computes(op)
         same = known.setdefault(key, op)
         if same is op or i < old:
             kept.append(op)
@@ -96,7 +163,7 @@ def _without_copies(ops: Sequence[Op], old: int, replaced: dict[Tensor, Tensor])
     return _renamed(kept, replaced)
 
 
-def _in_order(ops: Sequence[Op], place: Mapping[Op, int]) -> list[Op]:
+def in_order(ops: Sequence[Op], place: Mapping[Op, int]) -> list[Op]:
     """Ops after what they read, otherwise as near to the order of the program as can be: new ones as late as their
     readers allow."""
     maker = {t: i for i, op in enumerate(ops) for t in op.outputs}

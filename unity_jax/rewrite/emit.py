@@ -7,7 +7,7 @@ have, and gets only where an op or a result needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,39 +15,26 @@ from jax import lax
 
 from unity_jax import _compat
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.rewrite import selections
+from unity_jax.rewrite.dims import CannotEmit, Ids, Named, Selection, Value, put_at
 from unity_jax.rewrite.find import Match
 from unity_jax.rewrite.language import Dim, Term
-from unity_jax.rewrite.view import Ids, Selection, Value, View
+from unity_jax.rewrite.view import View
 from unity_jax.trace import build
 
 
-class Named(NamedTuple):
-    """An array with the identity of each of its dimensions."""
-
-    array: Any
-    ids: Ids
-
-
-class CannotEmit(ValueError):
-    """The target does not exist for these tensors: dtypes or dimensions do not fit."""
-
-
-def emit(match: Match, view: View) -> tuple[Graph, tuple[Tensor, ...]]:
+def emit(match: Match, view: View, turned: bool = False) -> tuple[Graph, tuple[Tensor, ...]]:
     """The program of the target, and the tensors that are its inputs; its outputs are the match's roots, in order.
 
+    **Arguments:** `turned`: join the parts of new sums in the other order.
     **Raises:** `CannotEmit`.
     """
-    held: dict[Tensor, None] = {}
-    for value in match.values.values():
-        tensor = value.tensor if isinstance(value, Value) else value.indices.tensor if value.indices else None
-        if tensor is not None and tensor.literal is None:
-            held[tensor] = None
-    inputs = tuple(held)
+    inputs = tuple(dict.fromkeys(match.taken))
 
     failed: list[Exception] = []
 
     def target(*arrays: Any) -> list[Any]:
-        emitter = _Emitter(match, view, dict(zip(inputs, arrays, strict=True)))
+        emitter = Emitter(match, view, dict(zip(inputs, arrays, strict=True)), turned)
         try:
             return [emitter.result(t, root) for t, root in zip(match.rule.target, match.roots, strict=True)]
         except (TypeError, ValueError) as error:  # kept from JAX, which would spend its time on the traceback
@@ -60,8 +47,11 @@ def emit(match: Match, view: View) -> tuple[Graph, tuple[Tensor, ...]]:
     return build(jaxpr), inputs
 
 
-class _Emitter:
-    def __init__(self, match: Match, view: View, arrays: dict[Tensor, Any]) -> None:
+class Emitter:
+    """Makes the terms of a target: each as an array of which every dimension is one that rules bind (`Dims.all`)."""
+
+    def __init__(self, match: Match, view: View, arrays: dict[Tensor, Any], turned: bool) -> None:
+        self.turned = frozenset(match.along if turned else ())
         self.match, self.view, self.arrays, self.dims = match, view, arrays, match.dims
         self.done: dict[Term, Named] = {}
         self.fresh: dict[Dim, int] = {}
@@ -78,6 +68,13 @@ class _Emitter:
                 raise CannotEmit(f"{name} stands for no dimension")
             self.fresh[name] = self.dims.fresh(sum(self.size(p) for p in name.parts))
         return (self.fresh[name],)
+
+    def plain(self, ids: Ids) -> Ids:
+        """Identities of dimensions none of which is a product."""
+        found = self.dims.all(ids)
+        if len(found) != len(ids):
+            raise CannotEmit("a dimension is several")
+        return found
 
     def one(self, name: Dim | int) -> int:
         """The identity of a name that stands for one dimension, or of the one along which it is concatenated."""
@@ -102,25 +99,36 @@ class _Emitter:
         name = whole.parts[which]
         if name not in self.match.names and name not in self.fresh:
             self.fresh[name] = self.dims.fresh(rest)
-        return self.one(name), sum(known[:which]), sum(known[: which + 1])
+        start = sum(known[which + 1 :] if whole in self.turned else known[:which])
+        return self.one(name), start, start + known[which]
 
     # Arrays
 
+    def opened(self, x: Named) -> Named:
+        """The array with its products split into what they are products of."""
+        ids = self.dims.all(x.ids)
+        return Named(self._shaped(x.array, ids), ids) if len(ids) != len(x.ids) else Named(x.array, ids)
+
+    def _shaped(self, array: Any, ids: Sequence[int]) -> Any:
+        shape = tuple(self.dims.size[i] for i in ids)
+        return array if jnp.shape(array) == shape else lax.reshape(array, shape)
+
     def aligned(self, x: Named, ids: Sequence[int]) -> Any:
         """The array with exactly these dimensions, in this order: moved, and broadcast where it lacks one."""
-        extra = [d for d, i in enumerate(x.ids) if i not in ids]
+        x, wanted = self.opened(x), self.dims.all(ids)
+        extra = [d for d, i in enumerate(x.ids) if i not in wanted]
         if any(x.array.shape[d] != 1 for d in extra):
             raise CannotEmit("a dimension is left over")
-        array, have = x.array, [i for i in x.ids if i in ids]
+        array, have = x.array, [i for i in x.ids if i in wanted]
         if extra:
             array = lax.squeeze(array, extra)
-        order = [have.index(i) for i in ids if i in have]
+        order = [have.index(i) for i in wanted if i in have]
         if order != sorted(order):
             array = lax.transpose(array, order)
-        shape = tuple(self.dims.size[i] for i in ids)
+        shape = tuple(self.dims.size[i] for i in wanted)
         if jnp.shape(array) != shape:
-            array = lax.broadcast_in_dim(array, shape, [d for d, i in enumerate(ids) if i in have])
-        return array
+            array = lax.broadcast_in_dim(array, shape, [d for d, i in enumerate(wanted) if i in have])
+        return self._shaped(array, tuple(map(self.dims.find, ids))) if len(wanted) != len(ids) else array
 
     def with_ids(self, x: Named, *needed: int) -> Named:
         """The array with these dimensions as well."""
@@ -135,7 +143,11 @@ class _Emitter:
         return [self.aligned(x, ids) for x in operands], ids
 
     def result(self, term: Term, root: Value) -> Any:
-        array = self.aligned(self.term(term), self.dims.all(root.ids))
+        found = self.term(term)
+        for value in self.match.rest:
+            arrays, ids = self.together(self.read(value), found)
+            found = Named(lax.add(*arrays), ids)
+        array = self.aligned(found, root.ids)
         if array.dtype != root.tensor.dtype:
             raise CannotEmit(f"{array.dtype} instead of {root.tensor.dtype}")
         return array
@@ -149,8 +161,11 @@ class _Emitter:
     def variable(self, term: Term) -> Named:
         value = self.match.values[term.name]
         assert isinstance(value, Value)
+        return self.read(value)
+
+    def read(self, value: Value) -> Named:
         array = self.arrays.get(value.tensor)
-        return Named(jnp.asarray(value.tensor.literal) if array is None else array, self.dims.all(value.ids))
+        return self.opened(Named(jnp.asarray(value.tensor.literal) if array is None else array, value.ids))
 
     def arguments(self, term: Term) -> list[Named]:
         return [self.term(a) for a in term.args if a.type.ids is None]
@@ -170,7 +185,7 @@ class _Emitter:
 # One function for each op of the language.
 
 
-def _dot(e: _Emitter, term: Term) -> Named:
+def _dot(e: Emitter, term: Term) -> Named:
     like = [seen.symbol for _, seen in e.match.terms.values() if seen.op == "dot"]
     settings = {(str(op.params["precision"]), str(op.outputs[0].dtype)) for op in like}
     if len(settings) != 1:
@@ -193,13 +208,13 @@ def _dot(e: _Emitter, term: Term) -> Named:
     return Named(array, (*batch, *free))
 
 
-def _conv(e: _Emitter, term: Term) -> Named:
+def _conv(e: Emitter, term: Term) -> Named:
     like = e.matched("conv")
     source, seen = next((v, s) for v, s in e.match.terms.values() if s.op == "conv")
     x, w = e.arguments(term)
     features = e.one(term.attrs[0])
-    image, window = (e.dims.all(ids) for ids in seen.attrs[1:])
-    places = e.dims.all(source.ids[d] for d in like.params["dimension_numbers"].out_spec[2:])
+    image, window = (e.plain(ids) for ids in seen.attrs[1:])
+    places = e.plain(tuple(source.ids[d] for d in like.params["dimension_numbers"].out_spec[2:]))
     (batch,) = (i for i in x.ids if i not in (features, *image))
     (channels,) = (i for i in w.ids if i not in (features, *window))
     numbers = lax.ConvDimensionNumbers(*[tuple(range(2 + len(image)))] * 3)
@@ -209,15 +224,15 @@ def _conv(e: _Emitter, term: Term) -> Named:
     return Named(array, (batch, channels, *places))
 
 
-def _pointwise(function: Callable[..., Any]) -> Callable[[_Emitter, Term], Named]:
-    def emit(e: _Emitter, term: Term) -> Named:
+def _pointwise(function: Callable[..., Any]) -> Callable[[Emitter, Term], Named]:
+    def emit(e: Emitter, term: Term) -> Named:
         arrays, ids = e.together(*e.arguments(term))
         return Named(function(*arrays), ids)
 
     return emit
 
 
-def _function(e: _Emitter, term: Term) -> Named:
+def _function(e: Emitter, term: Term) -> Named:
     """The op that the function stands for, on other operands; its constants stay."""
     op = e.matched(term.op)
     arrays, ids = e.together(*e.arguments(term))
@@ -233,14 +248,14 @@ def _function(e: _Emitter, term: Term) -> Named:
     return Named(array, ids)
 
 
-def _sum(e: _Emitter, term: Term) -> Named:
+def _sum(e: Emitter, term: Term) -> Named:
     gone = [i for name in term.attrs for i in e.ids(name)]
     x = e.with_ids(e.term(term.args[0]), *gone)
     array = lax.reduce_sum(x.array, [x.ids.index(i) for i in gone])
     return Named(array, tuple(i for i in x.ids if i not in gone))
 
 
-def _fold(e: _Emitter, term: Term) -> Named:
+def _fold(e: Emitter, term: Term) -> Named:
     gone = [i for name in term.attrs for i in e.ids(name)]
     x = e.term(term.args[0])
     left = [i for i in gone if i in x.ids]  # folding equal values changes nothing
@@ -249,19 +264,25 @@ def _fold(e: _Emitter, term: Term) -> Named:
     return Named(array, tuple(i for i in x.ids if i not in left))
 
 
-def _concat(e: _Emitter, term: Term) -> Named:
+def _concat(e: Emitter, term: Term) -> Named:
+    """In the order of the first operand: what is joined there, what is not where it is."""
     whole = term.attrs[0]
     assert isinstance(whole, Dim)
     parts = [e.one(p) for p in whole.parts]
-    operands = [e.with_ids(x, p) for x, p in zip(e.arguments(term), parts, strict=True)]
-    rest = tuple(dict.fromkeys(i for x, p in zip(operands, parts, strict=True) for i in x.ids if i != p))
-    arrays = [e.aligned(x, (p, *rest)) for x, p in zip(operands, parts, strict=True)]
+    operands = [e.with_ids(x, *e.dims.all([p])) for x, p in zip(e.arguments(term), parts, strict=True)]
+    joined = {i for p in parts for i in e.dims.all([p])}
+    first = operands[0].ids
+    at = sum(i not in joined for i in first[: min(first.index(i) for i in e.dims.all(parts[:1]))])
+    rest = tuple(dict.fromkeys(i for x in operands for i in x.ids if i not in joined))
+    arrays = [e.aligned(x, (*rest[:at], p, *rest[at:])) for x, p in zip(operands, parts, strict=True)]
     if len({a.dtype for a in arrays}) > 1:
         raise CannotEmit("a concatenation of different dtypes")
-    return Named(lax.concatenate(arrays, 0), (e.one(whole), *rest))
+    return Named(
+        lax.concatenate(arrays[::-1] if whole in e.turned else arrays, at), (*rest[:at], e.one(whole), *rest[at:])
+    )
 
 
-def _slice(e: _Emitter, term: Term) -> Named:
+def _slice(e: Emitter, term: Term) -> Named:
     whole, which = term.attrs
     assert isinstance(whole, Dim) and isinstance(which, int)
     x, at = e.term(term.args[0]), e.one(whole)
@@ -269,25 +290,10 @@ def _slice(e: _Emitter, term: Term) -> Named:
     if at not in x.ids:
         return x
     d = x.ids.index(at)
-    return Named(lax.slice_in_dim(x.array, start, limit, axis=d), (*x.ids[:d], part, *x.ids[d + 1 :]))
+    return e.opened(Named(lax.slice_in_dim(x.array, start, limit, axis=d), put_at(x.ids, d, part)))
 
 
-def _pad(e: _Emitter, term: Term) -> Named:
-    whole, which = term.attrs
-    assert isinstance(whole, Dim) and isinstance(which, int)
-    part, start, _ = e.part(whole, which)
-    return _padded(e, e.term(term.args[0]), part, e.one(whole), start)
-
-
-def _padded(e: _Emitter, x: Named, part: int, whole: int, start: int) -> Named:
-    x = e.with_ids(x, part)
-    d = x.ids.index(part)
-    config = [(0, 0, 0)] * len(x.ids)
-    config[d] = (start, e.dims.size[whole] - start - e.dims.size[part], 0)
-    return Named(lax.pad(x.array, jnp.zeros((), x.array.dtype), config), (*x.ids[:d], whole, *x.ids[d + 1 :]))
-
-
-def _stack(e: _Emitter, term: Term) -> Named:
+def _stack(e: Emitter, term: Term) -> Named:
     name = term.attrs[0]
     assert isinstance(name, Dim)
     arrays, ids = e.together(*e.arguments(term))
@@ -296,10 +302,12 @@ def _stack(e: _Emitter, term: Term) -> Named:
     if name not in e.match.names:
         e.fresh.setdefault(name, e.dims.fresh(len(arrays)))
     at = e.one(name)
+    if e.dims.size[at] != len(arrays):
+        raise CannotEmit(f"{name} has another size")
     return Named(jnp.stack(arrays), (at, *ids))
 
 
-def _unstack(e: _Emitter, term: Term) -> Named:
+def _unstack(e: Emitter, term: Term) -> Named:
     name, which = term.attrs
     assert isinstance(name, Dim) and isinstance(which, int)
     x = e.term(term.args[0])
@@ -310,89 +318,7 @@ def _unstack(e: _Emitter, term: Term) -> Named:
     return Named(lax.index_in_dim(x.array, which, d, keepdims=False), (*x.ids[:d], *x.ids[d + 1 :]))
 
 
-def _take(e: _Emitter, term: Term) -> Named:
-    x, how, rows = e.term(term.args[0]), e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
-    ids = e.dims.all(how.ids)
-    if rows not in x.ids:
-        return x  # all rows are equal
-    d = x.ids.index(rows)
-    if how.kind == "slice":
-        array = lax.slice_in_dim(x.array, how.start, how.start + e.dims.size[ids[0]], axis=d)
-    elif how.kind == "dynamic_slice":
-        assert how.indices is not None
-        array = lax.dynamic_slice_in_dim(x.array, e.arrays[how.indices.tensor], e.dims.size[ids[0]], axis=d)
-    else:
-        return _gathered(e, x, d, how, ids)
-    return Named(array, (*x.ids[:d], ids[0], *x.ids[d + 1 :]))
-
-
-def _gathered(e: _Emitter, x: Named, at: int, how: Selection, ids: Ids) -> Named:
-    assert how.indices is not None
-    batch = [d for d, i in enumerate(x.ids) if i in ids]
-    kept = [d for d in range(len(x.ids)) if d != at and d not in batch]
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=tuple(range(len(ids), len(ids) + len(kept))),
-        collapsed_slice_dims=(at,),
-        start_index_map=(at,),
-        operand_batching_dims=tuple(batch),
-        start_indices_batching_dims=tuple(ids.index(x.ids[d]) for d in batch),
-    )
-    sizes = [n if d in kept else 1 for d, n in enumerate(x.array.shape)]
-    indices = e.arrays[how.indices.tensor]
-    array = lax.gather(x.array, indices, numbers, tuple(sizes), **dict(how.params))
-    return Named(array, (*ids, *(x.ids[d] for d in kept)))
-
-
-def _rows_of(e: _Emitter, how: Selection, u: Named) -> Ids:
-    """The dimensions of row numbers, which what is put there has."""
-    ids = e.dims.all(how.ids)
-    if not set(ids) <= set(u.ids):
-        raise CannotEmit("rows that do not depend on their number")
-    return ids
-
-
-def _put(e: _Emitter, term: Term) -> Named:
-    u, how, rows = e.term(term.args[0]), e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
-    ids = _rows_of(e, how, u)
-    if how.kind == "slice":
-        return _padded(e, u, ids[0], rows, how.start)
-    added = [i for name in term.attrs for i in e.ids(name)]
-    kept = tuple(i for i in u.ids if i not in added)
-    zeros = Named(jnp.zeros([e.dims.size[i] for i in (rows, *kept)], u.array.dtype), (rows, *kept))
-    return _added(e, zeros, u, how, ids, rows, added)
-
-
-def _scatter(e: _Emitter, term: Term) -> Named:
-    t, u = e.arguments(term)
-    how, rows = e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
-    if how.kind != "gather":
-        raise CannotEmit("rows in order are added, not scattered")
-    ids = _rows_of(e, how, u)
-    added = [i for name in term.attrs for i in e.ids(name)]
-    return _added(e, e.with_ids(t, rows, *(i for i in u.ids if i not in added)), u, how, ids, rows, added)
-
-
-def _added(e: _Emitter, t: Named, u: Named, how: Selection, ids: Ids, rows: int, added: Sequence[int]) -> Named:
-    """Rows added to `t` at their numbers; what operand and numbers share is a batch."""
-    assert how.indices is not None
-    if how.kind != "gather" or t.array.dtype != u.array.dtype:
-        raise CannotEmit("rows of another dtype, or in order")
-    batch = [i for i in ids if i not in added]
-    windows = [i for i in t.ids if i != rows and i not in batch]
-    u = Named(e.aligned(u, (*ids, *windows)), (*ids, *windows))
-    numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=tuple(range(len(ids), len(u.ids))),
-        inserted_window_dims=(t.ids.index(rows),),
-        scatter_dims_to_operand_dims=(t.ids.index(rows),),
-        operand_batching_dims=tuple(sorted(t.ids.index(i) for i in batch)),
-        scatter_indices_batching_dims=tuple(ids.index(i) for i in sorted(batch, key=t.ids.index)),
-    )
-    params = {k: v for k, v in how.params if k != "fill_value"}
-    array = lax.scatter_add(t.array, e.arrays[how.indices.tensor], u.array, numbers, **params)
-    return Named(array, t.ids)
-
-
-_EMIT: dict[str, Callable[[_Emitter, Term], Named]] = {
+_EMIT: dict[str, Callable[[Emitter, Term], Named]] = {
     "dot": _dot,
     "conv": _conv,
     "add": _pointwise(lax.add),
@@ -407,10 +333,10 @@ _EMIT: dict[str, Callable[[_Emitter, Term], Named]] = {
     "fold": _fold,
     "concat": _concat,
     "slice": _slice,
-    "pad": _pad,
+    "pad": selections.emit_pad,
     "stack": _stack,
     "unstack": _unstack,
-    "take": _take,
-    "put": _put,
-    "scatter": _scatter,
+    "take": selections.emit_take,
+    "put": selections.emit_put,
+    "scatter": selections.emit_scatter,
 }

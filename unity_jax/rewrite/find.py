@@ -11,11 +11,15 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from unity_jax.pcg.graph import Op, Tensor
+from unity_jax.rewrite.dims import Dims, Ids, Seen, Selection, Value
 from unity_jax.rewrite.language import PARALLEL, Dim, Term
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import Dims, Ids, Seen, Selection, Value, View, names_of, seen_as
+from unity_jax.rewrite.view import View, names_of, seen_as
+
+_Item = TypeVar("_Item")
 
 COMMUTATIVE = frozenset({"dot", "add", "mul"})
 _UNSEEN = PARALLEL | {"split", "merge", "onehot", "window", "zeros", "ones", "broadcast", "transpose"}
@@ -33,6 +37,7 @@ class Match:
     symbols: dict[str, Op] = field(default_factory=dict)
     terms: dict[Term, tuple[Value, Seen]] = field(default_factory=dict)
     roots: tuple[Value, ...] = ()
+    rest: tuple[Value, ...] = ()  # what is added to the one result: the source is some summands of a longer sum
     named: tuple[tuple[tuple[Dim, ...], Ids], ...] = ()  # names that stand for these dimensions together
     along: dict[Dim, int] = field(
         default_factory=dict
@@ -47,8 +52,17 @@ class Match:
             dict(self.symbols),
             dict(self.terms),
             self.roots,
+            self.rest,
             self.named,
         )
+
+    @property
+    def taken(self) -> list[Tensor]:
+        """The tensors that the target is made from."""
+        named = {t.name for r in self.rule.target for t in r.walk() if not t.op}
+        found = [self.values[n] for n in self.values if n in named]
+        tensors = (v.tensor if isinstance(v, Value) else v.indices and v.indices.tensor for v in (*found, *self.rest))
+        return [t for t in tensors if t is not None and t.literal is None]
 
     def ids(self, name: Dim) -> frozenset[int]:
         return frozenset(self.dims.all(self.names[name]))
@@ -96,9 +110,28 @@ def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
     """Every way in which `root` is the first result of the rule's source."""
     if view.source(root) is not root or not _may_be(rule.source[0], root, view):
         return  # relabelled values are found where they are made
-    for found in _roots(rule.source, (), root, Match(rule, Dims()), view):
-        if _complete(found):
-            yield found
+    start = Match(rule, Dims())
+    if len(rule.source) > 1 or rule.source[0].op != "add":
+        every = _roots(rule.source, (), root, start, view)
+    else:
+        every = _summands(rule.source[0], root, start, view) if not view.is_summand(root) else iter(())
+    yield from filter(_complete, every)
+
+
+def _summands(term: Term, root: Tensor, match: Match, view: View) -> Iterator[Match]:
+    """The ways in which a sum of two is two summands of a longer one, such as the gradients of two products between
+    which that of a residual is added."""
+    value = Value(root, tuple(match.dims.fresh(n) for n in root.shape))
+    every = in_forward_order(view.summands(value, match.dims), view.maker[root].backward)
+    for pair in itertools.combinations(range(len(every)), 2):
+        chosen = tuple(every[i] for i in pair)
+        for order in (chosen, chosen[::-1]):
+            if not all(_may_be(a, v.tensor, view) for a, v in zip(term.args, order, strict=True)):
+                continue
+            found = match.copy()
+            found.terms[term] = (value, Seen("add", order))
+            found.roots, found.rest = (value,), tuple(v for i, v in enumerate(every) if i not in pair)
+            yield from _arguments(term.args, order, found, view)
 
 
 def _roots(terms: Sequence[Term], used: tuple[Tensor, ...], root: Tensor, match: Match, view: View) -> Iterator[Match]:
@@ -112,9 +145,15 @@ def _roots(terms: Sequence[Term], used: tuple[Tensor, ...], root: Tensor, match:
         known = {v.tensor: None for v in found.values.values() if isinstance(v, Value) and v.tensor.literal is None}
         known |= {v.tensor: None for v, _ in found.terms.values()}
         near = {t: None for k in known for op in view.readers.get(k, ()) for t in op.outputs if view.source(t) is t}
-        for other in near:
+        for other in in_forward_order(near, view.maker[root].backward):
             if other not in taken:
                 yield from _roots(rest, taken, other, found.copy(), view)
+
+
+def in_forward_order(items: Iterable[_Item], backward: bool) -> list[_Item]:
+    """Differentiation turns the order of a program round: gradients are joined as what they are the gradients of, so
+    that one concatenation serves several products."""
+    return list(items)[::-1] if backward else list(items)
 
 
 def _may_be(term: Term, t: Tensor, view: View) -> bool:
@@ -124,7 +163,7 @@ def _may_be(term: Term, t: Tensor, view: View) -> bool:
     op = view.maker.get(view.source(t))
     if op is None or seen_as(term.op) not in names_of(op):
         return False
-    return all(not a.op or any(_may_be(a, t, view) for t in op.inputs) for a in term.args)
+    return all(not a.op or any(_may_be(a, t, view) for t in view.operands(op)) for a in term.args)
 
 
 def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match]:
@@ -183,7 +222,7 @@ def _attributes(term: Term, seen: Seen, match: Match) -> bool:
     """Bind what an op names: dimensions, functions, selections."""
     if term.op in ("f", "g", "h", "fold", "convert"):
         known = match.symbols.setdefault(term.op, seen.symbol)
-        return _same_function(known, seen.symbol) and _reduced(term, seen, match)
+        return same_function(known, seen.symbol) and _reduced(term, seen, match)
     if term.op in ("take", "put", "scatter"):
         return _selection(term, seen, match)
     if term.op == "concat":
@@ -243,7 +282,7 @@ def _same_selection(a: Selection, b: Selection, dims: Dims) -> bool:
 _OF_SHAPES = ("axes", "sharding", "dimension_numbers")
 
 
-def _same_function(a: Op, b: Op) -> bool:
+def same_function(a: Op, b: Op) -> bool:
     """Whether two pointwise ops (or reductions) do the same to their operands, whatever the shapes."""
     constants = [[str(t.literal) for t in op.inputs if t.literal is not None] for op in (a, b)]
     params = [[(k, str(v)) for k, v in sorted(op.params.items()) if k not in _OF_SHAPES] for op in (a, b)]
@@ -277,7 +316,13 @@ def _complete(match: Match) -> bool:
                 return False
         else:
             match.names[name] = tuple(i for i, at in occurs.items() if at == where and i not in bound)
-    return _concatenated(match)
+    return _reduces(match) and _concatenated(match, list(occurs))
+
+
+def _reduces(match: Match) -> bool:
+    """Whether every op of the target that names dimensions has one: one over none is no op, or an outer product."""
+    named = (t.attrs for r in match.rule.target for t in r.walk() if t.op in ("dot", "sum", "fold", "put", "scatter"))
+    return all(not attrs or any(match.names.get(a, a) for a in attrs if isinstance(a, Dim)) for attrs in named)
 
 
 def _together(
@@ -293,7 +338,7 @@ def _together(
         return False
     for name in names:
         if name not in match.names:
-            match.names[name] = tuple(sorted(i for i in ids - known if occurs.get(i) == declared.get(name)))
+            match.names[name] = tuple(i for i in occurs if i in ids - known and occurs[i] == declared.get(name))
             known |= match.ids(name)
     return known == ids
 
@@ -322,7 +367,7 @@ def _convolved(match: Match) -> bool:
     every = [(value, seen.symbol) for value, seen in match.terms.values() if seen.op == "conv"]
     places = [[v.ids[d] for d in op.params["dimension_numbers"].out_spec[2:]] for v, op in every]
     for (_, op), other in zip(every[1:], places[1:], strict=True):
-        if not _same_function(every[0][1], op):
+        if not same_function(every[0][1], op):
             return False
         if not _each(match.dims.unite(i, j) for i, j in zip(places[0], other, strict=True)):
             return False
@@ -334,10 +379,19 @@ def _names(variables: Sequence[Term]) -> list[Dim]:
 
 
 def _shared(match: Match, variables: Sequence[Term]) -> bool:
-    """Unite, in order, dimensions that variables of several results share by the rule, though no op joins them."""
+    """Unite, in order, dimensions that variables of several results share by the rule, though no op joins them.
+
+    Not those of variables that are concatenated: of these, `_concatenated` finds what is alike.
+    """
     if len(match.rule.source) == 1:
         return True
     for a, b in itertools.combinations(variables, 2):
+        if any(
+            p in a.type.dims and q in b.type.dims
+            for s in sums(match.rule)
+            for p, q in itertools.permutations(s.parts, 2)
+        ):
+            continue
         ids = {v.name: match.dims.all(match.values[v.name].ids) for v in variables}
         bound = {i for name in match.names for i in match.ids(name)}
         for name in a.type.dims:
@@ -358,23 +412,31 @@ def _only(joined: set[int], where: set[str], ids: dict[str, Ids]) -> bool:
     return any({v for v, have in ids.items() if i in have} == where for i in joined)
 
 
-def _concatenated(match: Match) -> bool:
-    """Of the dimensions that stand for the parts of a new sum, choose one each along which to concatenate."""
-    sums = {t.attrs[0] for r in match.rule.target for t in r.walk() if t.op == "concat"}
-    for whole in sorted(sums - set(match.names), key=str):
-        assert isinstance(whole, Dim)
-        parts = [match.names.get(p, ()) for p in whole.parts]
-        if any(len(p) != len(parts[0]) or not p for p in parts):
+def _concatenated(match: Match, order: Sequence[int]) -> bool:
+    """Of the dimensions that stand for the parts of a new sum, those along which to concatenate: the others begin, or
+    end, all parts alike, and are united. Several (`groups, width` beside `width`) are concatenated as one.
+
+    What is alike is taken from the front first: heads stay a dimension of their own, that devices can share.
+    """
+    for whole in sorted(sums(match.rule) - set(match.names), key=str):
+        place = [match.dims.find(i) for i in order]
+        parts = [sorted(match.ids(p), key=place.index) if p in match.names else [] for p in whole.parts]
+        if not all(parts):
             return False
-        sizes = [[match.dims.size[match.dims.find(i)] for i in p] for p in parts]
-        differ = [d for d in range(len(parts[0])) if len({s[d] for s in sizes}) > 1]
-        if len(differ) > 1:
-            return False
-        at = differ[0] if differ else 0
-        for d in range(len(parts[0])):
-            if d != at and not _each(match.dims.unite(parts[0][d], p[d]) for p in parts[1:]):
-                return False
-        match.along.update((name, ids[at]) for name, ids in zip(whole.parts, parts, strict=True))
-        match.along[whole] = match.dims.fresh(sum(s[at] for s in sizes))
-        match.names[whole] = (match.along[whole], *(i for d, i in enumerate(parts[0]) if d != at))
+        common: list[int] = []
+        for end in (0, -1):
+            while all(len(p) > 1 for p in parts) and len({match.dims.size[p[end]] for p in parts}) == 1:
+                first, *others = (p.pop(end) for p in parts)
+                if not _each(match.dims.unite(first, i) for i in others):
+                    return False
+                common.append(first)
+        match.along.update((name, match.dims.product(p)) for name, p in zip(whole.parts, parts, strict=True))
+        match.along[whole] = match.dims.fresh(sum(match.dims.size[match.along[p]] for p in whole.parts))
+        match.names[whole] = (match.along[whole], *common)
     return True
+
+
+def sums(rule: Rule) -> set[Dim]:
+    """The sums that a target concatenates."""
+    every = (t.attrs[0] for r in rule.target for t in r.walk() if t.op == "concat")
+    return {whole for whole in every if isinstance(whole, Dim)}

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from unity_jax.cost.kernels import PRODUCTS
 from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.rewrite.apply import rewritten
-from unity_jax.rewrite.emit import CannotEmit, emit
-from unity_jax.rewrite.find import Match, matches
+from unity_jax.rewrite.apply import rewritten, target_ops, unknown
+from unity_jax.rewrite.dims import CannotEmit, Value
+from unity_jax.rewrite.find import Match, in_forward_order, matches
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import Value, View, names_of, seen_as
+from unity_jax.rewrite.view import View, names_of, seen_as
 
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
@@ -133,17 +133,18 @@ class Finder:
     def gain(self, found: Sequence[Match]) -> float | None:
         """Seconds that the ops take which go, less those that come; None where the target does not exist."""
         try:
-            target, _ = emit(found[0], self.view)
+            made, _ = target_ops(found[0], self.view)
         except CannotEmit:
             return None
-        return sum(map(self.seconds, self._gone(found))) - len(found) * sum(map(self.seconds, target.ops))
+        new = unknown(made, self.view)
+        return sum(map(self.seconds, self._gone(found))) - len(found) * sum(map(self.seconds, new))
 
     def _gone(self, found: Sequence[Match]) -> set[Op]:
         """The ops that nothing needs once the roots are made in another way."""
         view = self.view
         gone: set[Op] = set()
         roots = {r.tensor for m in found for r in m.roots}
-        outputs = set(self.graph.outputs)
+        outputs = {*self.graph.outputs, *(t for m in found for t in m.taken)}
         waiting = [view.maker[t] for t in roots]
         while waiting:
             op = waiting.pop()
@@ -156,7 +157,8 @@ class Finder:
 
 
 def roofline(device: Device, flops: Callable[[Op], float]) -> Callable[[Op], float]:
-    """Seconds of an op by itself, for estimates: its arithmetic or its memory traffic, whichever takes longer."""
+    """Seconds of an op by itself, for estimates: its arithmetic or its memory traffic, whichever takes longer, and the
+    start of a kernel for products, which are not fused with each other."""
 
     def seconds(op: Op) -> float:
         if op.name in _FREE:
@@ -167,7 +169,8 @@ def roofline(device: Device, flops: Callable[[Op], float]) -> Callable[[Op], flo
         elif op.name == "scatter-add":
             moved += op.inputs[2].nbytes
         rate = device.flops_per_second(op.inputs[0].dtype if op.name in PRODUCTS else "vector")
-        return max(flops(op) / rate, moved / device.memory_bandwidth)
+        start = device.kernel_overhead if op.name in PRODUCTS else 0.0
+        return start + max(flops(op) / rate, moved / device.memory_bandwidth)
 
     return seconds
 
@@ -191,19 +194,24 @@ def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] |
 
 
 def _anchors(graph: Graph, view: View, near: Iterable[Op] | None) -> dict[str, list[Tensor]]:
-    """Tensors by the op of the language that makes them."""
-    ops: Iterable[Op] = graph.ops
-    if near is not None:
-        chosen = dict.fromkeys(near)
-        for op in list(chosen):
-            for t in op.outputs:
-                chosen.update(dict.fromkeys(view.readers.get(t, ())))
-        ops = chosen
+    """Tensors by the op of the language that makes them, those of the backward pass in the order of the forward one."""
+    chosen = None if near is None else _around(view, near)
+    ops = [op for op in graph.ops if chosen is None or op in chosen]
+    late = in_forward_order((op for op in ops if op.backward), True)
     found: dict[str, list[Tensor]] = {}
-    for op in ops:
+    for op in (*(op for op in ops if not op.backward), *late):
         for name in names_of(op):
             found.setdefault(name, []).extend(op.outputs)
     return found
+
+
+def _around(view: View, near: Iterable[Op]) -> set[Op]:
+    """Some ops and what reads their results; of products also those that read the same, and their readers: the
+    gradients of a merged product can be merged as well."""
+    chosen = set(near)
+    for op in [op for op in chosen if op.name in PRODUCTS or op.name == "concatenate"]:
+        chosen.update(r for t in op.inputs for r in view.readers.get(view.source(t), ()) if r.name in PRODUCTS)
+    return chosen | {r for op in chosen for t in op.outputs for r in view.readers.get(t, ())}
 
 
 def _kinds(graph: Graph) -> dict[Tensor, int]:

@@ -1,0 +1,81 @@
+"""State that is concatenated every step is held as one array, moments and all, and the step computes the same."""
+
+import jax
+import optax
+import pytest
+
+from tests.numerics.harness import errors
+from tests.rewrite.steps import flat, grouped, normal
+from tests.rewrite.test_apply import evaluate
+from unity_jax.program import trace
+from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.pack import packed
+from unity_jax.rewrite.sites import Finder, rewrite
+
+MERGING = tuple(r for r in applicable() if r.name in ("siblings-slice-dot-concat-1", "add-dot-2"))
+
+
+def merged(program):
+    """The program with siblings merged until there are none."""
+    while places := list((finder := Finder(program.graph, lambda op: 1.0)).places(MERGING)):
+        made = rewrite(finder, max(places, key=lambda place: place.gain))
+        program = program.rewritten(made[0], ())
+    return program
+
+
+def adam(loss):
+    optimizer = optax.adamw(1e-2)
+
+    def step(state, x):
+        params, moments = state
+        gradients = jax.grad(loss)(params, x)
+        updates, moments = optimizer.update(gradients, moments, params)
+        return optax.apply_updates(params, updates), moments
+
+    return step, optimizer.init
+
+
+def attention():
+    params = {"q": normal(5, 3, 2, 4), "k": normal(5, 3, 4) * 0.3, "v": normal(5, 3, 4) * 0.1}
+    return (lambda p, x: grouped(p["q"], p["k"], p["v"], x)), params, normal(2, 6, 5)
+
+
+def biased():
+    params = {"w": {"q": normal(5, 12), "k": normal(5, 6)}, "b": {"q": normal(12), "k": normal(6)}}
+    return (lambda p, x: flat(p["w"], p["b"], x)), params, normal(2, 4, 5)
+
+
+@pytest.mark.parametrize(("make", "whole"), [(attention, (5, 3, 16)), (biased, (5, 18))])
+def test_weights_and_moments_are_held_as_one(make, whole):
+    with jax.enable_x64(True):
+        loss, params, x = make()
+        step, init = adam(loss)
+        state = params, init(params)
+        program = merged(trace(step, (state, x), {}, donate_argnums=0))
+        smaller, groups = packed(program)
+        assert sorted(len(inputs) for _, inputs in groups) == [len(groups[0][1])] * 3  # weights and two moments
+        assert [t.shape for t in smaller.graph.inputs[-3:]] == [whole] * 3
+        joined = [op for op in smaller.graph.ops if op.name == "concatenate" and op.outputs[0].shape == whole]
+        assert not joined
+
+        leaves = jax.tree.leaves((state, x))
+        gone = {i for _, inputs in groups for i in inputs}
+        given = [a for i, a in enumerate(leaves) if i not in gone]
+        given += [packing.joined([leaves[i] for i in inputs]) for packing, inputs in groups]
+        got = jax.jit(lambda arrays: evaluate(smaller.graph, arrays))(given)
+        want = jax.tree.leaves(jax.jit(step)(state, x))
+        replaces = {i: o for o, i in program.ties.items()}
+        kept = [o for o in range(len(want)) if program.ties.get(o) not in gone]
+        found = dict(zip(kept, got, strict=False))
+        for (packing, inputs), array in zip(groups, got[len(kept) :], strict=True):
+            found |= {replaces[i]: packing.part(array, n, leaves[i].shape) for n, i in enumerate(inputs)}
+        assert not [e for e in errors(program.out_paths, want, [found[o] for o in range(len(want))]) if e.error > 1e-9]
+
+
+def test_state_that_the_caller_keeps_is_not_packed():
+    with jax.enable_x64(True):
+        loss, params, x = attention()
+        step, init = adam(loss)
+        program = merged(trace(step, ((params, init(params)), x), {}))
+        assert packed(program)[1] == ()
+        assert any(op.name == "concatenate" for op in program.graph.ops)

@@ -1,0 +1,100 @@
+"""Products with an operand in common are merged where a plan gains: queries, keys and values; gates and their twins."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import ShapeDtypeStruct as Shape
+
+import models
+from tests.numerics.harness import QUICK, errors
+from tests.rewrite.test_apply import evaluate
+from unity_jax.machine.machine import Machine
+from unity_jax.program import trace
+from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.record import Rewrite, replay
+from unity_jax.search import joint
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import NO_PINS, Planner
+
+SIBLINGS, SUMS = "siblings-slice-dot-concat-1", "add-dot-2"
+MERGING = tuple(r for r in applicable() if r.name in (SIBLINGS, SUMS))
+H100 = Machine.preset("h100:8")
+
+
+def searched(program):
+    """Seconds of the best plan as written and as the search rewrites it by the rules that merge, and the latter."""
+    meshes = mesh_candidates(8, H100)[:1]
+    plain = Planner(program, H100).plan(meshes)
+    found = joint.plan(program, H100, H100.device.memory_bytes, NO_PINS, meshes, MERGING)
+    return plain.seconds, found.seconds, found.program
+
+
+def products(program):
+    return [op.outputs[0].shape for op in program.graph.walk() if op.name == "dot_general"]
+
+
+def fired(program, where):
+    """The rules of the steps whose first place is at a line of the user's."""
+    return {step.rule for r in program.rewrites if where in r.where for _, step in r.steps}
+
+
+def test_queries_keys_and_values_of_bert_forward_and_backward():
+    sizes = {"layers": 1, "batch_size": 8, "length": 128, "predictions": 20, "vocabulary": 1024, "max_length": 128}
+    model = models.get("bert", **sizes)
+    args = model.abstract_state(), model.abstract_batch()
+    plain, best, program = searched(trace(model.train_step, args, {}, donate_argnums=0))
+    assert fired(program, "bert.py") == {SIBLINGS, SUMS}
+    assert products(program).count((8, 128, 16, 192)) == 1  # three products are one,
+    assert products(program).count((1024, 16, 192)) == 1  # and the gradients of three weights,
+    assert (1024, 16, 64) not in products(program)
+    concats = [op for op in program.graph.walk() if op.name == "concatenate"]
+    assert len([op for op in concats if op.outputs[0].shape == (1024, 16, 192)]) == 1  # and the sum of input gradients
+    assert best < 0.97 * plain
+
+
+def swiglu(params, batch):
+    x = batch["x"]
+    for w in params:
+        gate, up, down = (w[name].astype(x.dtype) for name in ("gate", "up", "down"))
+        x = x + (jax.nn.silu(x @ gate) * (x @ up)) @ down
+    return (x.astype(jnp.float32) ** 2).mean()
+
+
+def step(params, batch):
+    return jax.tree.map(lambda p, g: p - 0.01 * g, params, jax.grad(swiglu)(params, batch))
+
+
+def test_gate_and_up_projections():
+    wide = Shape((512, 1408), jnp.float32)
+    params = [{"gate": wide, "up": wide, "down": Shape((1408, 512), jnp.float32)}] * 2
+    batch = {"x": Shape((512, 512), jnp.bfloat16)}
+    plain, best, program = searched(trace(step, (params, batch), {}, donate_argnums=0))
+    assert fired(program, "test_packing.py") == {SIBLINGS, SUMS}
+    assert (512, 2816) in products(program)
+    assert best < 0.97 * plain
+
+
+@pytest.mark.slow
+def test_merged_bert_computes_the_same():
+    """The same rewrites, on the same model in a small size and double precision."""
+    with jax.enable_x64(True):
+        model = models.get("bert", "tiny", layers=1, dtype=jnp.float64)
+        args = model.make_state(0), model.make_batch(0)
+        program = trace(model.train_step, args, {}, donate_argnums=0)
+        record = merges(program)
+        again = replay(program.graph, [record], MERGING)
+        leaves = jax.tree.leaves(args)
+        got = jax.jit(lambda *xs: evaluate(again, xs)).lower(*leaves).compile(compiler_options=QUICK)(*leaves)
+        want = jax.tree.leaves(jax.jit(model.train_step).lower(*args).compile(compiler_options=QUICK)(*args))
+        bad = [e for e in errors(program.out_paths, want, got) if e.error > 1e-9]
+        assert not [e for e in bad if not any(zero in e.path for zero in model.zero_gradients)]
+
+
+def merges(program):
+    """What the search does to the layer, whatever it gains."""
+    planner = Planner(program, H100)
+    first = joint.Variant(program, planner.promising(mesh_candidates(8, H100)[0]))
+    search = joint._Search(planner, MERGING)
+    made = [search._stepped(first, *proposal) for proposal in search._proposals(first)]
+    steps = max((m.program.rewrites[0].steps for m in made if m is not None), key=len)
+    return Rewrite("merged", "", 1, 0.0, "", steps)

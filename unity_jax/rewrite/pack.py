@@ -1,0 +1,251 @@
+"""Weights that a program concatenates every step, as one array of the state.
+
+Where a rule merges products with weights `q`, `k`, `v`, the program that it makes concatenates them before it
+multiplies, and cuts their gradients apart. If they are state, one input can hold them from step to step: each is a
+slice of it, and the results that replace them are concatenated. What the optimizer does to each element alike is then
+done to the whole, and takes the moments of the weights along: slices and concatenations cancel.
+
+    unpacked:  dot(x, concat(q, k, v)),  q - c * mq', k - c * mk', v - c * mv'    with mq' = b * mq + slice(g), ...
+    packed:    dot(x, p),                p - c * m'                               with m' = b * m + g
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+from jax import lax
+
+from unity_jax.ops.rule import is_pointwise
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.program import Program
+from unity_jax.rewrite.apply import in_order
+from unity_jax.rewrite.find import same_function
+from unity_jax.trace import build, without_dead_code
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How some arrays make one: each in its shape here (its own, or with some dimensions as one), joined along one."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dimension: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        whole = list(self.shapes[0])
+        whole[self.dimension] = sum(s[self.dimension] for s in self.shapes)
+        return tuple(whole)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many times one lies after the other in memory, and how much of each. Equal for packings that differ in
+        shape only."""
+        return (
+            math.prod(self.shapes[0][: self.dimension]),
+            *(math.prod(s[self.dimension :]) for s in self.shapes),
+        )
+
+    def joined(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        return lax.concatenate([lax.reshape(x, s) for x, s in zip(arrays, self.shapes, strict=True)], self.dimension)
+
+    def part(self, array: jax.Array, i: int, shape: tuple[int, ...]) -> jax.Array:
+        start = sum(s[self.dimension] for s in self.shapes[:i])
+        found = lax.slice_in_dim(array, start, start + self.shapes[i][self.dimension], axis=self.dimension)
+        return lax.reshape(found, shape)
+
+
+Packed = tuple[Packing, tuple[int, ...]]
+"""Graph inputs by position, as one."""
+
+
+def packed(program: Program) -> tuple[Program, tuple[Packed, ...]]:
+    """The program with what it concatenates of its donated state held as one array each, and what was packed.
+
+    Inputs of the new program are those that are left, in order, then the packed ones; results likewise.
+    """
+    chosen = dict(_wanted(program))
+    packer = _Packer(program, chosen)
+    while (more := packer.run()) is not None:  # state that is joined for the sake of other state is packed too
+        chosen[more[1]] = more[0]
+        packer = _Packer(program, chosen)
+    return packer.program(), tuple((packing, inputs) for inputs, packing in chosen.items())
+
+
+def _wanted(program: Program) -> Iterator[tuple[tuple[int, ...], Packing]]:
+    """Concatenations of state, as it is or in another dtype; each array is packed with one set of others only."""
+    graph = program.graph
+    state = {graph.inputs[i]: i for i in set(program.ties.values()) & set(program.donated)}
+    taken: set[int] = set()
+    for op in graph.ops:
+        if op.name != "concatenate":
+            continue
+        inputs = tuple(state.get(_stored(t, graph), -1) for t in op.inputs)
+        if min(inputs) >= 0 and len({*inputs, *taken}) == len(inputs) + len(taken):
+            taken.update(inputs)
+            yield inputs, Packing(tuple(t.shape for t in op.inputs), op.params["dimension"])
+
+
+def _stored(t: Tensor, graph: Graph) -> Tensor:
+    """What a tensor is without casts and reshapes."""
+    while (op := graph.producer.get(t)) is not None and op.name in ("convert_element_type", "reshape"):
+        t = op.inputs[0]
+    return t
+
+
+class _Packer:
+    """Rebuilds a graph in which some inputs are parts of packed ones."""
+
+    def __init__(self, program: Program, chosen: dict[tuple[int, ...], Packing]) -> None:
+        self.before, self.chosen = program, chosen
+        self.graph = program.graph
+        self.ops: list[Op] = []
+        self.maker: dict[Tensor, Op] = dict(self.graph.producer)
+        self.done: dict[tuple[tuple[int, ...], tuple[Tensor, ...]], tuple[Packing, Tensor]] = {}
+        self.inputs: dict[tuple[int, ...], Tensor] = {}
+        self.results: dict[tuple[int, ...], Tensor | None] = {}
+        self.replaced: dict[Tensor, Tensor] = {}  # by what takes their place
+        for inputs, packing in chosen.items():
+            members = tuple(self.graph.inputs[i] for i in inputs)
+            whole = Tensor(packing.shape, members[0].dtype, " | ".join(t.name for t in members))
+            self.inputs[inputs] = whole
+            self.done[packing.blocks, members] = packing, whole
+            for i, t in enumerate(members):
+                self.replaced[t] = self._traced(lambda x, i=i, t=t, p=packing: p.part(x, i, t.shape), [whole])
+
+    def run(self) -> tuple[Packing, tuple[int, ...]] | None:
+        """Join what is concatenated; further state that should be packed, if there is some."""
+        state = {self.graph.inputs[i]: i for i in set(self.before.ties.values()) & set(self.before.donated)}
+        taken = {i for inputs in self.chosen for i in inputs}
+        replaces = {i: o for o, i in self.before.ties.items()}
+        for inputs, packing in self.chosen.items():
+            outs = tuple(self.graph.outputs[replaces[i]] for i in inputs)
+            self.results[inputs] = self._joined(packing, outs, True)
+        for (_, tensors), (packing, _) in self.done.items():
+            more = tuple(state.get(t, -1) for t in tensors)
+            if min(more) >= 0 and len({*more, *taken}) == len(more) + len(taken):
+                return packing, more
+        for op in self.graph.ops:
+            if op.name == "concatenate":
+                packing = Packing(tuple(t.shape for t in op.inputs), op.params["dimension"])
+                whole = self._joined(packing, tuple(op.inputs), False)
+                if whole is not None:
+                    self.replaced[op.outputs[0]] = whole
+        return None
+
+    def _joined(self, packing: Packing, tensors: tuple[Tensor, ...], always: bool) -> Tensor | None:
+        """Tensors as one; None where that takes a concatenation, unless it is to be made `always`."""
+        tensors = tuple(map(self._bare, tensors))
+        key = packing.blocks, tensors
+        if key not in self.done:
+            found = self._known(packing, tensors, always)
+            if found is None and always:
+                found = self._traced(lambda *xs: packing.joined(xs), tensors)
+            if found is None:
+                return None
+            self.done[key] = packing, found
+        found = self.done[key][1]
+        return (
+            found if found.shape in ((), packing.shape) else self._traced(lambda x: x.reshape(packing.shape), [found])
+        )
+
+    def _bare(self, t: Tensor) -> Tensor:
+        """A tensor before it was reshaped: in a packing each has a shape of its own."""
+        while (op := self.maker.get(t)) is not None and op.name == "reshape":
+            t = op.inputs[0]
+        return t
+
+    def _known(self, packing: Packing, tensors: tuple[Tensor, ...], always: bool) -> Tensor | None:
+        first = tensors[0]
+        if all(_same_scalar(t, first) for t in tensors):
+            return first
+        makers = [self.maker.get(t) for t in tensors]
+        if any(op is None for op in makers):
+            return None
+        ops = [op for op in makers if op is not None]
+        if _cover(ops, packing):
+            return self._traced(lambda x: x.reshape(packing.shape), [ops[0].inputs[0]])
+        if all(op.name == "broadcast_in_dim" and _same_scalar(op.inputs[0], ops[0].inputs[0]) for op in ops):
+            return self._traced(lambda x: lax.broadcast_in_dim(x, packing.shape, ()), [ops[0].inputs[0]])
+        if not all(is_pointwise(op) and len(op.outputs) == 1 and same_function(op, ops[0]) for op in ops):
+            return None
+        operands = [self._joined(packing, ts, always) for ts in zip(*(op.inputs for op in ops), strict=True)]
+        if any(t is None for t in operands):
+            return None
+        out = Tensor(packing.shape, first.dtype)
+        made = dataclasses.replace(ops[0], inputs=tuple(t for t in operands if t is not None), outputs=(out,))
+        self.ops.append(made)
+        self.maker[out] = made
+        return out
+
+    def _traced(self, fun: Callable[..., jax.Array], tensors: Sequence[Tensor]) -> Tensor:
+        """What a function makes of tensors."""
+        target = build(jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in tensors)))
+        names = dict(zip(target.inputs, tensors, strict=True))
+        for op in target.ops:
+            made = dataclasses.replace(op, inputs=tuple(names.get(t, t) for t in op.inputs))
+            self.ops.append(made)
+            self.maker.update((t, made) for t in made.outputs)
+        (out,) = target.outputs
+        return names.get(out, out)
+
+    def program(self) -> Program:
+        """The program over packed state."""
+        before, graph = self.before, self.graph
+        gone = {i for inputs in self.chosen for i in inputs}
+        kept = [i for i in range(len(graph.inputs)) if i not in gone]
+        outs = [o for o in range(len(graph.outputs)) if before.ties.get(o) not in gone]
+        new = self.replaced
+
+        def now(t: Tensor) -> Tensor:
+            while t in new:
+                t = new[t]
+            return t
+
+        ops = [dataclasses.replace(op, inputs=tuple(map(now, op.inputs))) for op in (*graph.ops, *self.ops)]
+        inputs = (*(graph.inputs[i] for i in kept), *self.inputs.values())
+        outputs = (*(now(graph.outputs[o]) for o in outs), *(now(self.results[g]) for g in self.chosen))
+        place = {op: i for i, op in enumerate(ops[: len(graph.ops)])}
+        made = without_dead_code(Graph(inputs, outputs, in_order(ops, place)))
+        at = {i: n for n, i in enumerate(kept)}
+        ties = {n: at[before.ties[o]] for n, o in enumerate(outs) if o in before.ties}
+        ties |= {len(outs) + n: len(kept) + n for n in range(len(self.chosen))}
+        donated = (*(at[i] for i in before.donated if i in at), *range(len(kept), len(inputs)))
+        names = tuple(t.name for t in inputs[len(before.constants) :])
+        results = (*(before.out_paths[o] for o in outs), *(t.name for t in self.inputs.values()))
+        in_tree, out_tree = (jax.tree.structure(list(x)) for x in (names, results))
+        return dataclasses.replace(
+            before,
+            graph=made,
+            in_tree=in_tree,
+            out_tree=out_tree,
+            in_paths=names,
+            out_paths=results,
+            in_suffixes=names,
+            donated=donated,
+            ties=ties,
+        )
+
+
+def _same_scalar(a: Tensor, b: Tensor) -> bool:
+    if a.rank or b.rank:
+        return False
+    return a is b or (a.literal is not None and b.literal is not None and bool(a.literal == b.literal))
+
+
+def _cover(ops: Sequence[Op], packing: Packing) -> bool:
+    """Whether ops are slices of one tensor along one dimension that together, in order, are all of it."""
+    whole, parts = ops[0].inputs[0], [op.outputs[0] for op in ops]
+    if any(op.name != "slice" or op.inputs[0] is not whole for op in ops):
+        return False
+    if any(s != 1 for op in ops for s in op.params["strides"] or ()):
+        return False
+    cut = [d for d in range(whole.rank) if any(t.shape[d] != whole.shape[d] for t in parts)]
+    if len(cut) != 1 or Packing(tuple(t.shape for t in parts), cut[0]).blocks != packing.blocks:
+        return False
+    ends = itertools.accumulate((t.shape[cut[0]] for t in parts), initial=0)
+    return [op.params["start_indices"][cut[0]] for op in ops] == list(ends)[:-1]
