@@ -74,12 +74,13 @@ class Place:
 class Finder:
     """Finds places in one graph.
 
-    **Arguments:** `seconds`: what an op takes on one device.
+    **Arguments:** `seconds`: what an op takes on one device; `kinds`: numbers the kinds of places, for finders of
+    graphs that are compared.
     """
 
-    def __init__(self, graph: Graph, seconds: Callable[[Op], float]) -> None:
+    def __init__(self, graph: Graph, seconds: Callable[[Op], float], kinds: dict[object, int] | None = None) -> None:
         self.graph, self.view, self.seconds = graph, View(graph), seconds
-        self.kinds = _kinds(graph)
+        self.kinds = _kinds(graph, {} if kinds is None else kinds)
         self.users: dict[Tensor, set[Op]] = {}
         for op in graph.ops:
             for t in op.inputs:
@@ -105,6 +106,12 @@ class Finder:
                 if place is not None and key not in known:  # operands can often change sides
                     known.add(key)
                     yield place
+
+    def place(self, rule: Rule, kind: int, near: Iterable[Op] | None = None) -> Place | None:
+        """The place of a rule whose first results are of a kind; `near`: see `places`."""
+        anchors = _anchors(self.graph, self.view, near).get(seen_as(rule.source[0].op), ())
+        members = [t for t in anchors if self.kinds[t] == kind]
+        return self._place(rule, members, -math.inf) if members else None
 
     def _place(self, rule: Rule, members: Sequence[Tensor], least: float) -> Place | None:
         found: list[Match] = []
@@ -206,9 +213,8 @@ def _anchors(graph: Graph, view: View, near: Iterable[Op] | None) -> dict[str, l
     return found
 
 
-def _kinds(graph: Graph) -> dict[Tensor, int]:
+def _kinds(graph: Graph, own: dict[object, int]) -> dict[Tensor, int]:
     """A number for each tensor, equal where the ops that lead to it are equal for `DEPTH` steps."""
-    own: dict[object, int] = {}
     first = {t: own.setdefault((t.shape, str(t.dtype)), len(own)) for t in graph.inputs}
     first |= {t: own.setdefault((op.signature, _result(op, t)), len(own)) for op in graph.ops for t in op.outputs}
     kinds = first

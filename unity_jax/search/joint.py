@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,8 @@ from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite, roofline
-from unity_jax.search.planner import Candidate, Pins, Planner, best
+from unity_jax.search.planner import Candidate, Pins, Planner
+from unity_jax.search.twin import Twin, replayed, shallow
 
 WORSE = 1.05
 """How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""
@@ -64,13 +66,39 @@ def plan(
     A program that does not fit as it is is not rewritten: what it needs is memory, which is not what rewriting saves.
     """
     planner = Planner(program, machine, limit, pins)
-    first = Variant(program, planner.plan(meshes))
-    found = _Search(planner, rules).run(first) if first.candidate.fits(planner.limit) else first
-    if found is first:
-        return first
-    again = planner.like(found.program).plan([m for m in meshes if m != found.candidate.mesh] or meshes)
-    chosen = best([found.candidate, again], planner.limit)
-    return dataclasses.replace(found, candidate=chosen)
+    first = Variant(program, planner.sketch(meshes) or planner.plan(meshes))
+    found = _rewritten(planner, first, rules) if first.candidate.fits(planner.limit) else first
+    chosen = planner.plan(meshes, [found.candidate])
+    if found is first or chosen is not found.candidate:
+        return Variant(program, chosen)
+    others = [m for m in meshes if m != chosen.mesh] or meshes
+    return dataclasses.replace(found, candidate=planner.like(found.program).plan(others, [chosen]))
+
+
+def _rewritten(planner: Planner, first: Variant, rules: Sequence[Rule]) -> Variant:
+    """A faster variant for the same mesh, if one is found; that of a deep program by what its shallow twin finds.
+
+    A twin needs less memory than the program: its plans have no limit.
+    """
+    program, pins, mesh = first.program, planner.pins, first.candidate.mesh
+    twin = shallow(program)
+    if len(twin.program.graph.ops) > len(program.graph.ops) // 2:
+        return _Search(planner, rules).run(first)
+    outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
+    scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
+    search = _Search(scout, rules)
+    found = search.run(Variant(twin.program, scout.promising(mesh)))
+    graph, done = replayed(program.graph, twin.program.graph, found.program.rewrites, rules, search.seconds)
+    changed = program.rewritten(graph, done)
+    made = Variant(changed, planner.like(changed).promising(mesh)) if done else first
+    return made if is_better(made, first, planner.limit) else first
+
+
+def is_better(a: Variant, b: Variant, limit: float) -> bool:
+    """Whether a variant is worth its rewrites."""
+    if a.candidate.fits(limit) != b.candidate.fits(limit):
+        return a.candidate.fits(limit)
+    return a.seconds < (1 - NEGLIGIBLE) * b.seconds
 
 
 class _Search:
@@ -98,7 +126,7 @@ class _Search:
                 left -= 1
                 self.tried.add(place.key)
                 heapq.heappush(waiting, (made.seconds, next(order), made))
-                if self._is_better(made, chosen):
+                if is_better(made, chosen, self.planner.limit):
                     chosen = made
                     break  # what else there is, is found again in the better variant
         return chosen
@@ -108,12 +136,6 @@ class _Search:
         new = found not in self.seen
         self.seen.add(found)
         return new
-
-    def _is_better(self, a: Variant, b: Variant) -> bool:
-        limit = self.planner.limit
-        if a.candidate.fits(limit) != b.candidate.fits(limit):
-            return a.candidate.fits(limit)
-        return a.seconds < (1 - NEGLIGIBLE) * b.seconds
 
     def _proposals(self, variant: Variant) -> list[tuple[Path, Finder, Place]]:
         """Places of all graphs of a program that are worth a plan, most promising first; what has been tried elsewhere
@@ -164,11 +186,12 @@ class _Search:
         if not self._is_new(whole):
             return None
         before = variant.program
-        candidate = self.planner.like(before.rewritten(whole, ())).promising(variant.candidate.mesh)
+        changed = before.rewritten(whole, before.rewrites)
+        candidate = self.planner.like(changed).promising(variant.candidate.mesh)
         where = _source(before.graph, path, place.found[0].roots[0].tensor)
         saved = variant.seconds - candidate.seconds
         did = Rewrite(place.rule.name, where, len(first.spots), saved, place.rule.proof, tuple(steps))
-        return Variant(before.rewritten(whole, (*before.rewrites, did)), candidate)
+        return Variant(dataclasses.replace(changed, rewrites=(*before.rewrites, did)), candidate)
 
 
 def _source(graph: Graph, path: Path, root: Tensor) -> str:
