@@ -11,8 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.kernels import PRODUCTS
-from unity_jax.machine.device import Device
+from unity_jax.cost.compute import op_work, total
+from unity_jax.cost.kernels import kernels
+from unity_jax.machine.machine import Machine
+from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten
 from unity_jax.rewrite.emit import CannotEmit, emit
@@ -22,10 +24,6 @@ from unity_jax.rewrite.view import Value, View, names_of, seen_as
 
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
-
-_FREE = frozenset("reshape squeeze expand_dims broadcast_in_dim transpose slice split unstack pad copy iota".split())
-"""Ops that take no time of their own: they relabel, or are part of what reads them."""
-
 
 @dataclass(frozen=True)
 class Step:
@@ -49,7 +47,7 @@ class Step:
 class Place:
     """All places of one kind in one graph where a rule applies.
 
-    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: estimated seconds it saves on one device;
+    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: estimated seconds it saves, of all devices together;
     `bytes`: of all that it makes or takes.
     """
 
@@ -74,13 +72,14 @@ class Place:
 class Finder:
     """Finds places in one graph.
 
-    **Arguments:** `seconds`: what an op takes on one device; `kinds`: numbers the kinds of places, for finders of
+    **Arguments:** `seconds`: what a graph takes, see `on_devices`; `kinds`: numbers the kinds of places, for finders of
     graphs that are compared.
     """
 
-    def __init__(self, graph: Graph, seconds: Callable[[Op], float], kinds: dict[object, int] | None = None) -> None:
+    def __init__(self, graph: Graph, seconds: Callable[[Graph], float], kinds: dict[object, int] | None = None) -> None:
         self.graph, self.view, self.seconds = graph, View(graph), seconds
         self.kinds = _kinds(graph, {} if kinds is None else kinds)
+        self.position = {op: i for i, op in enumerate(graph.ops)}
         self.users: dict[Tensor, set[Op]] = {}
         for op in graph.ops:
             for t in op.inputs:
@@ -143,7 +142,11 @@ class Finder:
             target, _ = emit(found[0], self.view)
         except CannotEmit:
             return None
-        return sum(map(self.seconds, self._gone(found))) - len(found) * sum(map(self.seconds, target.ops))
+        roots = tuple(r.tensor for m in found for r in m.roots)
+        gone = sorted(self._gone(found), key=self.position.__getitem__)
+        made = {t for op in gone for t in op.outputs}
+        read = dict.fromkeys(t for op in gone for t in op.inputs if t.literal is None and t not in made)
+        return self.seconds(Graph(tuple(read), roots, gone)) - len(found) * self.seconds(target)
 
     def _gone(self, found: Sequence[Match]) -> set[Op]:
         """The ops that nothing needs once the roots are made in another way."""
@@ -162,19 +165,22 @@ class Finder:
         return gone
 
 
-def roofline(device: Device, flops: Callable[[Op], float]) -> Callable[[Op], float]:
-    """Seconds of an op by itself, for estimates: its arithmetic or its memory traffic, whichever takes longer."""
+def on_devices(machine: Machine, shard: Callable[[Op], Shard]) -> Callable[[Graph], float]:
+    """Seconds of a graph by itself as kernels, of all devices together, for estimates: its work is split evenly, and
+    every device starts every kernel. Loops and branches are left out.
 
-    def seconds(op: Op) -> float:
-        if op.name in _FREE:
-            return 0.0
-        moved = sum(t.nbytes for t in op.outputs)
-        if op.name not in ("gather", "dynamic_slice", "scatter-add"):
-            moved += sum(t.nbytes for t in op.inputs if t.literal is None)
-        elif op.name == "scatter-add":
-            moved += op.inputs[2].nbytes
-        rate = device.flops_per_second(op.inputs[0].dtype if op.name in PRODUCTS else "vector")
-        return max(flops(op) / rate, moved / device.memory_bandwidth)
+    **Arguments:** `shard`: an op that is not split.
+    """
+    device = machine.device
+
+    def seconds(graph: Graph) -> float:
+        every = [k for k in kernels(graph, device.compiler) if not k.root.bodies]
+        works = (total(op_work(shard(op), device, k.use(op, 0)) for op in k.ops) for k in every)
+        return sum(
+            w._replace(launches=machine.num_devices * bool(k.reads)).seconds(device)
+            for w, k in zip(works, every, strict=True)
+            if any(w)
+        )
 
     return seconds
 

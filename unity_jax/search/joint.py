@@ -25,7 +25,7 @@ from unity_jax.program import Program
 from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite, roofline
+from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, on_devices, rewrite
 from unity_jax.search.planner import Candidate, Pins, Planner
 from unity_jax.search.twin import Twin, replayed, shallow
 
@@ -39,6 +39,10 @@ MOST_VARIANTS = 32
 
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
+
+
+WHOLE = MeshAxes((), ())
+"""The mesh on which nothing is split."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +108,7 @@ def is_better(a: Variant, b: Variant, limit: float) -> bool:
 class _Search:
     def __init__(self, planner: Planner, rules: Sequence[Rule]) -> None:
         self.planner, self.rules = planner, rules
-        self.seconds = roofline(planner.machine.device, lambda op: planner.rules(op).flops)
+        self.seconds = on_devices(planner.machine, lambda op: planner.rules.shard(op, WHOLE, ()))
         self.known: dict[object, int] = {}
         self.seen: set[tuple[int, ...]] = set()
         self.tried: set[object] = set()
@@ -141,7 +145,7 @@ class _Search:
         """Places of all graphs of a program that are worth a plan, most promising first; what has been tried elsewhere
         comes last.
 
-        Not worth one is what costs too much on one device, and what is too small to matter even on the network.
+        Not worth one is what costs too much work, and what is too small to matter even on the network.
         """
         found = []
         worst = (WORSE - 1) * variant.seconds * self.planner.machine.num_devices
@@ -154,20 +158,16 @@ class _Search:
             ]
         return [(path, finder, place) for _, path, finder, place in sorted(found, key=lambda f: f[0])]
 
-    def _total(self, graph: Graph) -> float:
-        """Seconds of all ops on one device, one by one."""
-        return sum(map(self.seconds, graph.ops))
-
     def _following(
         self, graph: Graph, fresh: Collection[Op], total: float, undoing: Collection[str]
     ) -> tuple[Graph, frozenset[Op], Step, float] | None:
-        """The best of the steps near new ops that save time on one device and undo nothing, and the total after it."""
+        """The best of the steps near new ops that save arithmetic or traffic and undo nothing, and the total after it."""
         finder = Finder(graph, self.seconds)
         rules = [rule for rule in self.rules if rule.name not in undoing]
         gains = [p for p in finder.places(rules, near=fresh) if p.gain > 0]
         for place in sorted(gains, key=lambda p: -p.gain):
             made = rewrite(finder, place)
-            if made is not None and (now := self._total(made[0])) < (1 - NEGLIGIBLE**2) * total:
+            if made is not None and (now := self.seconds(made[0])) < (1 - NEGLIGIBLE**2) * total:
                 return *made, now
         return None
 
@@ -177,7 +177,7 @@ class _Search:
         if made is None:
             return None
         graph, fresh, first = made
-        steps, total = [(path, first)], self._total(graph)
+        steps, total = [(path, first)], self.seconds(graph)
         while following := self._following(graph, fresh, total, [inverse(step.rule) for _, step in steps]):
             graph, new, step, total = following
             fresh = (fresh | new) & frozenset(graph.ops)

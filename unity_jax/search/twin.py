@@ -138,7 +138,7 @@ def _periodic(kinds: np.ndarray, period: int) -> Iterator[_Run]:
 
 
 def replayed(
-    whole: Graph, twin: Graph, rewrites: Sequence[Rewrite], rules: Sequence[Rule], seconds: Callable[[Op], float]
+    whole: Graph, twin: Graph, rewrites: Sequence[Rewrite], rules: Sequence[Rule], seconds: Callable[[Graph], float]
 ) -> tuple[Graph, tuple[Rewrite, ...]]:
     """The whole program after the rewrites of its twin, as many of them as can be done there as well; what each saves
     grows with the number of its places.
