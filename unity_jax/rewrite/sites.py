@@ -65,8 +65,12 @@ class Place:
 
     @functools.cached_property
     def bytes(self) -> int:
-        every = {v.tensor for m in self.found for v in (*m.values.values(), *m.roots) if isinstance(v, Value)}
-        return sum(t.nbytes for t in every if t.literal is None)
+        return _bytes(self.found)
+
+
+def _bytes(found: Sequence[Match]) -> int:
+    every = {v.tensor for m in found for v in (*m.values.values(), *m.roots) if isinstance(v, Value)}
+    return sum(t.nbytes for t in every if t.literal is None)
 
 
 class Finder:
@@ -86,12 +90,12 @@ class Finder:
                 self.users.setdefault(t, set()).add(op)
 
     def places(
-        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf
+        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf, small: float = 0.0
     ) -> Iterator[Place]:
         """Every place for these rules.
 
         **Arguments:** `near`: look only at what these ops make and what reads it; `least`: leave out a place if as many
-        times the gain of its first spot as it has spots would be less.
+        times the gain of its first spot as it has spots would be less; `small`: likewise for bytes.
         """
         tensors = _anchors(self.graph, self.view, near)
         known: set[object] = set()
@@ -100,7 +104,7 @@ class Finder:
             for t in tensors.get(seen_as(rule.source[0].op), ()):
                 kinds.setdefault(self.kinds[t], []).append(t)
             for members in kinds.values():
-                place = self._place(rule, members, least)
+                place = self._place(rule, members, least, small)
                 key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
                 if place is not None and key not in known:  # operands can often change sides
                     known.add(key)
@@ -110,9 +114,9 @@ class Finder:
         """The place of a rule whose first results are of a kind; `near`: see `places`."""
         anchors = _anchors(self.graph, self.view, near).get(seen_as(rule.source[0].op), ())
         members = [t for t in anchors if self.kinds[t] == kind]
-        return self._place(rule, members, -math.inf) if members else None
+        return self._place(rule, members, -math.inf, 0.0) if members else None
 
-    def _place(self, rule: Rule, members: Sequence[Tensor], least: float) -> Place | None:
+    def _place(self, rule: Rule, members: Sequence[Tensor], least: float, small: float) -> Place | None:
         found: list[Match] = []
         which: list[int] = []
         used: set[Tensor] = set()
@@ -124,7 +128,7 @@ class Finder:
                     which.append(n)
                     used |= roots
                     break
-            if not found:
+            if not found or _bytes(found[:1]) * len(members) < small:
                 return None
             if len(found) == 1 and len(members) > 1:
                 first = self.gain(found)

@@ -152,7 +152,8 @@ class _Search:
         small = NEGLIGIBLE * variant.seconds * slowest(self.planner.machine.network)
         for path, graph, repeat in nested(variant.program.graph):
             finder = Finder(graph, self.seconds)
-            places = (p for p in finder.places(self.rules, least=-worst / repeat) if p.bytes * repeat >= small)
+            least = small / repeat
+            places = (p for p in finder.places(self.rules, None, -worst / repeat, least) if p.bytes >= least)
             found += [
                 ((p.key in self.tried, -p.gain * repeat), path, finder, p) for p in places if -p.gain * repeat <= worst
             ]

@@ -31,7 +31,8 @@ from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, coarser, refined
-from unity_jax.search.solver import solve
+from unity_jax.search.solver import solve, store_for
+from unity_jax.search.tables import Store
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +112,14 @@ class Planner:
         self._experts: dict[MeshAxes, dict[str, np.ndarray]] = {}
         self._resharders: dict[MeshAxes, Resharder] = {}
         self._interned: dict[MeshAxes, dict[Hashable, Any]] = {}
+        self._stores: dict[MeshAxes, Store] = {}
 
     def like(self, program: Program, limit: float | None = None, pins: Pins | None = None) -> Planner:
         """A planner for a variant of the program, with the same limit and pins unless given; what equal ops share is
         shared."""
         other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins)
         other.rules, other._resharders, other._interned = self.rules, self._resharders, self._interned
+        other._stores = self._stores
         return other
 
     def sketch(self, meshes: Sequence[MeshAxes]) -> Candidate | None:
@@ -209,7 +212,8 @@ class Planner:
             built = self._builder(mesh).build(keep=True)
             lifted = self._lifted(built, mesh)
             if len(mesh.names) == 1:
-                assignment = solve(built.problem).assignment  # exact: seeds could add nothing
+                store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
+                assignment = solve(built.problem, store=store).assignment  # exact: seeds could add nothing
             else:
                 # Plans of coarser meshes stand for the experts that those could express.
                 combined = [e for e in experts(mesh) if e.data and e.model] if len(mesh.names) == 2 else []
@@ -218,7 +222,8 @@ class Planner:
                 if by_one_axis_at_a_time(built):
                     assignment = by_axis(built, seeds)
                 else:
-                    assignment = solve(built.problem, seeds=seeds).assignment
+                    store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
+                    assignment = solve(built.problem, seeds=seeds, store=store).assignment
             self._solutions[mesh] = Solved(built, assignment, lifted)
         return self._solutions[mesh]
 
