@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.compute import op_work, total
-from unity_jax.cost.kernels import kernels
+from unity_jax.cost.kernels import PRODUCTS, kernels
+from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -20,10 +21,14 @@ from unity_jax.rewrite.apply import rewritten
 from unity_jax.rewrite.emit import CannotEmit, emit
 from unity_jax.rewrite.find import Match, matches
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import Value, View, names_of, seen_as
+from unity_jax.rewrite.view import Selection, Value, View, names_of, seen_as
 
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
+
+_FREE = frozenset("reshape squeeze expand_dims broadcast_in_dim transpose slice split unstack pad copy iota".split())
+"""Ops that take no time of their own: they relabel, or are part of what reads them."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -76,7 +81,7 @@ def _bytes(found: Sequence[Match]) -> int:
 class Finder:
     """Finds places in one graph.
 
-    **Arguments:** `seconds`: what a graph takes, see `on_devices`; `kinds`: numbers the kinds of places, for finders of
+    **Arguments:** `seconds`: what a graph takes, see `on_devices` and `one_by_one`; `kinds`: numbers the kinds of places, for finders of
     graphs that are compared.
     """
 
@@ -143,30 +148,40 @@ class Finder:
     def gain(self, found: Sequence[Match]) -> float | None:
         """Seconds that the ops take which go, less those that come; None where the target does not exist."""
         try:
-            target, _ = emit(found[0], self.view)
+            target, inputs = emit(found[0], self.view)
         except CannotEmit:
             return None
-        roots = tuple(r.tensor for m in found for r in m.roots)
-        gone = sorted(self._gone(found), key=self.position.__getitem__)
+        used = {t for op in target.ops for t in op.inputs} | set(target.outputs)
+        kept = {held for t, held in zip(target.inputs, inputs, strict=True) if t in used}
+        names = [name for name, value in found[0].values.items() if _held(value) in kept]
+        needed = {_held(m.values[name]) for m in found for name in names}
+        gone = sorted(self._gone(found, needed), key=self.position.__getitem__)
         made = {t for op in gone for t in op.outputs}
         read = dict.fromkeys(t for op in gone for t in op.inputs if t.literal is None and t not in made)
+        roots = tuple(r.tensor for m in found for r in m.roots)
         return self.seconds(Graph(tuple(read), roots, gone)) - len(found) * self.seconds(target)
 
-    def _gone(self, found: Sequence[Match]) -> set[Op]:
-        """The ops that nothing needs once the roots are made in another way."""
+    def _gone(self, found: Sequence[Match], needed: set[Tensor | None]) -> set[Op]:
+        """The ops that nothing needs once the roots are made in another way from some tensors."""
         view = self.view
         gone: set[Op] = set()
         roots = {r.tensor for m in found for r in m.roots}
-        outputs = set(self.graph.outputs)
+        kept = {*self.graph.outputs, *needed}
+        kept |= {t for n in needed if n is not None and (op := view.virtual(n)) is not None for t in op.inputs}
         waiting = [view.maker[t] for t in roots]
         while waiting:
             op = waiting.pop()
             if op in gone:
                 continue
-            if all(t in roots or (t not in outputs and self.users.get(t, frozenset()) <= gone) for t in op.outputs):
+            if all(t in roots or (t not in kept and self.users.get(t, frozenset()) <= gone) for t in op.outputs):
                 gone.add(op)
                 waiting += [self.graph.producer[t] for t in op.inputs if t in self.graph.producer]
         return gone
+
+
+def _held(value: Value | Selection) -> Tensor | None:
+    """The tensor that a variable stands for: values, or the numbers of rows."""
+    return value.tensor if isinstance(value, Value) else value.indices.tensor if value.indices else None
 
 
 def on_devices(machine: Machine, shard: Callable[[Op], Shard]) -> Callable[[Graph], float]:
@@ -187,6 +202,24 @@ def on_devices(machine: Machine, shard: Callable[[Op], Shard]) -> Callable[[Grap
         )
 
     return seconds
+
+
+def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph], float]:
+    """Seconds of the ops of a graph, each by itself: its arithmetic or its memory traffic, whichever takes longer. What
+    a chain of ops would save that are one kernel now counts here, before its last one is a matmul."""
+
+    def seconds(op: Op) -> float:
+        if op.name in _FREE:
+            return 0.0
+        moved = sum(t.nbytes for t in op.outputs)
+        if op.name not in ("gather", "dynamic_slice", "scatter-add"):
+            moved += sum(t.nbytes for t in op.inputs if t.literal is None)
+        elif op.name == "scatter-add":
+            moved += op.inputs[2].nbytes
+        rate = device.flops_per_second(op.inputs[0].dtype if op.name in PRODUCTS else "vector")
+        return max(flops(op) / rate, moved / device.memory_bandwidth)
+
+    return lambda graph: sum(map(seconds, graph.ops))
 
 
 def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] | None:

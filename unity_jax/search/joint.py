@@ -25,7 +25,7 @@ from unity_jax.program import Program
 from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, on_devices, rewrite
+from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, on_devices, one_by_one, rewrite
 from unity_jax.search.planner import Candidate, Pins, Planner
 from unity_jax.search.twin import Twin, replayed, shallow
 
@@ -109,6 +109,7 @@ class _Search:
     def __init__(self, planner: Planner, rules: Sequence[Rule]) -> None:
         self.planner, self.rules = planner, rules
         self.seconds = on_devices(planner.machine, lambda op: planner.rules.shard(op, WHOLE, ()))
+        self.apart = one_by_one(planner.machine.device, lambda op: planner.rules(op).flops)
         self.known: dict[object, int] = {}
         self.seen: set[tuple[int, ...]] = set()
         self.tried: set[object] = set()
@@ -162,13 +163,13 @@ class _Search:
     def _following(
         self, graph: Graph, fresh: Collection[Op], total: float, undoing: Collection[str]
     ) -> tuple[Graph, frozenset[Op], Step, float] | None:
-        """The best of the steps near new ops that save arithmetic or traffic and undo nothing, and the total after it."""
-        finder = Finder(graph, self.seconds)
+        """The best of the steps near new ops that save time op by op and undo nothing, and the total after it."""
+        finder = Finder(graph, self.apart)
         rules = [rule for rule in self.rules if rule.name not in undoing]
         gains = [p for p in finder.places(rules, near=fresh) if p.gain > 0]
         for place in sorted(gains, key=lambda p: -p.gain):
             made = rewrite(finder, place)
-            if made is not None and (now := self.seconds(made[0])) < (1 - NEGLIGIBLE**2) * total:
+            if made is not None and (now := self.apart(made[0])) < (1 - NEGLIGIBLE**2) * total:
                 return *made, now
         return None
 
@@ -178,7 +179,7 @@ class _Search:
         if made is None:
             return None
         graph, fresh, first = made
-        steps, total = [(path, first)], self.seconds(graph)
+        steps, total = [(path, first)], self.apart(graph)
         while following := self._following(graph, fresh, total, [inverse(step.rule) for _, step in steps]):
             graph, new, step, total = following
             fresh = (fresh | new) & frozenset(graph.ops)
