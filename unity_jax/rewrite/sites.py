@@ -52,8 +52,8 @@ class Step:
 class Place:
     """All places of one kind in one graph where a rule applies.
 
-    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: estimated seconds it saves, of all devices together;
-    `bytes`: of all that it makes or takes.
+    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: estimated seconds it saves, of all devices
+    together; `bytes`: of all that it makes or takes.
     """
 
     rule: Rule
@@ -81,8 +81,8 @@ def _bytes(found: Sequence[Match]) -> int:
 class Finder:
     """Finds places in one graph.
 
-    **Arguments:** `seconds`: what a graph takes, see `on_devices` and `one_by_one`; `kinds`: numbers the kinds of places, for finders of
-    graphs that are compared.
+    **Arguments:** `seconds`: what a graph takes, see `on_devices` and `one_by_one`; `kinds`: numbers the kinds of
+    places, for finders of graphs that are compared.
     """
 
     def __init__(self, graph: Graph, seconds: Callable[[Graph], float], kinds: dict[object, int] | None = None) -> None:
@@ -223,20 +223,26 @@ def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph]
 
 
 def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] | None:
-    """The graph with a place rewritten, the ops that are new, and what was done; None if it cannot be.
+    """The graph with a place rewritten, the ops to look at next, and what was done; None if it cannot be.
 
-    Where the spots depend on each other, as many are rewritten as can be together.
+    Next are the ops that are new, and those that still need what the rule has no use for any more. Where the spots
+    depend on each other, as many are rewritten as can be together.
     """
     n = len(place.found)
     where = {t: (i, j) for i, op in enumerate(finder.graph.ops) for j, t in enumerate(op.outputs)}
     while n:
+        found = place.found[:n]
         try:
-            graph, fresh = rewritten(finder.graph, place.found[:n], finder.view)
+            graph, fresh = rewritten(finder.graph, found, finder.view)
         except CannotEmit:
             n //= 2
             continue
-        spots = [(*where[m.roots[0].tensor], w) for m, w in zip(place.found[:n], place.which, strict=False)]
-        return graph, fresh, Step(place.rule.name, tuple(spots))
+        inner = {value.tensor for m in found for value, _ in m.terms.values()} - {
+            r.tensor for m in found for r in m.roots
+        }
+        readers = {op for op in graph.ops if not inner.isdisjoint(op.inputs)}
+        spots = [(*where[m.roots[0].tensor], w) for m, w in zip(found, place.which, strict=False)]
+        return graph, fresh | readers, Step(place.rule.name, tuple(spots))
     return None
 
 

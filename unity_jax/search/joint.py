@@ -26,8 +26,8 @@ from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, on_devices, one_by_one, rewrite
-from unity_jax.search.planner import Candidate, Pins, Planner
-from unity_jax.search.twin import Twin, replayed, shallow
+from unity_jax.search.planner import Candidate, Pins, Planner, best
+from unity_jax.search.twin import replayed, shallow
 
 WORSE = 1.05
 """How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""
@@ -70,24 +70,30 @@ def plan(
     A program that does not fit as it is is not rewritten: what it needs is memory, which is not what rewriting saves.
     """
     planner = Planner(program, machine, limit, pins)
-    first = Variant(program, planner.sketch(meshes) or planner.plan(meshes))
-    found = _rewritten(planner, first, rules) if first.candidate.fits(planner.limit) else first
-    chosen = planner.plan(meshes, [found.candidate])
-    if found is first or chosen is not found.candidate:
+    sketches = planner.sketch(meshes)
+    first = Variant(program, best(sketches, planner.limit))
+    if not first.candidate.fits(planner.limit):
+        first, sketches = Variant(program, planner.plan(meshes)), []
+    found, deep = _rewritten(planner, first, rules) if first.candidate.fits(planner.limit) else (first, False)
+    if found is first:
+        return Variant(program, planner.plan(meshes)) if sketches else first
+    chosen = planner.plan([c.mesh for c in sketches], [found.candidate])
+    if chosen is not found.candidate:
         return Variant(program, chosen)
     others = [m for m in meshes if m != chosen.mesh] or meshes
-    return dataclasses.replace(found, candidate=planner.like(found.program).plan(others, [chosen]))
+    return found if deep else dataclasses.replace(found, candidate=planner.like(found.program).plan(others, [chosen]))
 
 
-def _rewritten(planner: Planner, first: Variant, rules: Sequence[Rule]) -> Variant:
-    """A faster variant for the same mesh, if one is found; that of a deep program by what its shallow twin finds.
+def _rewritten(planner: Planner, first: Variant, rules: Sequence[Rule]) -> tuple[Variant, bool]:
+    """A faster variant for the same mesh, if one is found, and whether the program is deep: then it is made of what its
+    shallow twin finds.
 
     A twin needs less memory than the program: its plans have no limit.
     """
     program, pins, mesh = first.program, planner.pins, first.candidate.mesh
     twin = shallow(program)
     if len(twin.program.graph.ops) > len(program.graph.ops) // 2:
-        return _Search(planner, rules).run(first)
+        return _Search(planner, rules).run(first), False
     outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
     scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
     search = _Search(scout, rules)
@@ -95,7 +101,7 @@ def _rewritten(planner: Planner, first: Variant, rules: Sequence[Rule]) -> Varia
     graph, done = replayed(program.graph, twin.program.graph, found.program.rewrites, rules, search.seconds)
     changed = program.rewritten(graph, done)
     made = Variant(changed, planner.like(changed).promising(mesh)) if done else first
-    return made if is_better(made, first, planner.limit) else first
+    return (made if is_better(made, first, planner.limit) else first), True
 
 
 def is_better(a: Variant, b: Variant, limit: float) -> bool:
@@ -125,6 +131,8 @@ class _Search:
             if seconds > WORSE * chosen.seconds:
                 break
             for path, finder, place in self._proposals(variant):
+                if variant is not chosen and place.key in self.tried:
+                    continue  # of slower variants only what is new is rewritten further
                 made = self._stepped(variant, path, finder, place) if left > 0 else None
                 if made is None:
                     continue
@@ -161,12 +169,12 @@ class _Search:
         return [(path, finder, place) for _, path, finder, place in sorted(found, key=lambda f: f[0])]
 
     def _following(
-        self, graph: Graph, fresh: Collection[Op], total: float, undoing: Collection[str]
+        self, graph: Graph, near: Collection[Op], total: float, undoing: Collection[str]
     ) -> tuple[Graph, frozenset[Op], Step, float] | None:
-        """The best of the steps near new ops that save time op by op and undo nothing, and the total after it."""
+        """The best of the steps near some ops that save time op by op and undo nothing, and the total after it."""
         finder = Finder(graph, self.apart)
         rules = [rule for rule in self.rules if rule.name not in undoing]
-        gains = [p for p in finder.places(rules, near=fresh) if p.gain > 0]
+        gains = [p for p in finder.places(rules, near) if p.gain > 0]
         for place in sorted(gains, key=lambda p: -p.gain):
             made = rewrite(finder, place)
             if made is not None and (now := self.apart(made[0])) < (1 - NEGLIGIBLE**2) * total:
@@ -178,11 +186,11 @@ class _Search:
         made = rewrite(finder, place)
         if made is None:
             return None
-        graph, fresh, first = made
+        graph, near, first = made
         steps, total = [(path, first)], self.apart(graph)
-        while following := self._following(graph, fresh, total, [inverse(step.rule) for _, step in steps]):
+        while following := self._following(graph, near, total, [inverse(step.rule) for _, step in steps]):
             graph, new, step, total = following
-            fresh = (fresh | new) & frozenset(graph.ops)
+            near = (near | new) & frozenset(graph.ops)
             steps.append((path, step))
         whole = with_graph(variant.program.graph, path, graph)
         if not self._is_new(whole):

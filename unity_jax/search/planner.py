@@ -122,15 +122,14 @@ class Planner:
         other._stores = self._stores
         return other
 
-    def sketch(self, meshes: Sequence[MeshAxes]) -> Candidate | None:
-        """The best of the planner's own answers without a memory limit, if it fits; meshes are tried as in `plan`."""
+    def sketch(self, meshes: Sequence[MeshAxes]) -> list[Candidate]:
+        """The planner's own answers without a memory limit; meshes are tried as in `plan`."""
         found: list[Candidate] = []
         for mesh in meshes:
             found.append(self._proposed(mesh))
             if self._is_enough(found, mesh):
                 break
-        now = best(found, self.limit)
-        return now if now.fits(self.limit) else None
+        return found
 
     def plan(self, meshes: Sequence[MeshAxes], rivals: Sequence[Candidate] = ()) -> Candidate:
         """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory.

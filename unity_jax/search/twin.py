@@ -3,8 +3,8 @@
     BERT-Large, 24 layers, forward, backward and update: 18,719 ops    its twin: 2,263
 
 A train step repeats itself in every pass, so its ops in program order are periodic where layers follow each other. What
-is left reads, instead of what has been cut out, its like in the first layer: the types are the same, so that the twin is
-a program, with the costs of one with fewer layers, though no function of interest. What is found on the twin is done
+is left reads, instead of what has been cut out, its like in the first layer: the types are the same, so that the twin
+is a program, with the costs of one with fewer layers, though no function of interest. What is found on the twin is done
 again on the whole (`replayed`), to all places that are like those in the twin: every kind of place there is has one
 there. Whether it is worth it is for a plan of the whole to say.
 """
@@ -58,7 +58,9 @@ def shallow(program: Program) -> Twin:
     read = {t for op in left.ops for t in op.inputs} | set(left.outputs)
     read |= {graph.inputs[program.ties[i]] for i in outputs if i in program.ties}
     inputs = [i for i, t in enumerate(graph.inputs) if t in read]
-    return Twin(_of(program, Graph(tuple(graph.inputs[i] for i in inputs), left.outputs, left.ops), inputs, outputs), outputs)
+    return Twin(
+        _of(program, Graph(tuple(graph.inputs[i] for i in inputs), left.outputs, left.ops), inputs, outputs), outputs
+    )
 
 
 def _of(program: Program, graph: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
@@ -149,19 +151,19 @@ def replayed(
     kinds: dict[object, int] = {}
     found: list[Rewrite] = []
     for done in rewrites:
-        graph, steps, fresh = whole, [], dict[Path, frozenset[Op]]()
+        graph, steps, near = whole, [], dict[Path, frozenset[Op]]()
         for path, step in done.steps:
             inner, rule = graph_at(twin, path), by_name[step.rule]
             op, result, _ = step.spots[0]
             kind = Finder(inner, seconds, kinds).kinds[inner.ops[op].outputs[result]]
             for at in _alike(graph, inner, path):
                 finder = Finder(graph_at(graph, at), seconds, kinds)
-                place = finder.place(rule, kind, fresh.get(at))
+                place = finder.place(rule, kind, near.get(at))
                 made = place and rewrite(finder, place)
                 if not made:
                     return whole, tuple(found)
                 graph = with_graph(graph, at, made[0])
-                fresh[at] = (fresh.get(at, frozenset()) | made[1]) & frozenset(made[0].ops)
+                near[at] = (near.get(at, frozenset()) | made[1]) & frozenset(made[0].ops)
                 steps.append((at, made[2]))
             twin = with_graph(twin, path, step.applied(inner, rule))
         count = len(steps[0][1].spots)
