@@ -8,7 +8,7 @@ it, so XLA cannot merge the recomputation with the forward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -231,7 +231,7 @@ def without_dead_code(graph: Graph) -> Graph:
     for op in reversed(graph.ops):
         if op.name == "optimization_barrier":
             pairs = [(i, o) for i, o in zip(op.inputs, op.outputs, strict=True) if o in live]
-            op.inputs, op.outputs = tuple(i for i, _ in pairs), tuple(o for _, o in pairs)
+            op = replace(op, inputs=tuple(i for i, _ in pairs), outputs=tuple(o for _, o in pairs))
         if any(t in live for t in op.outputs) or has_effects(op):
             live.update(op.inputs)
             kept.append(op)

@@ -11,8 +11,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.kernels import PRODUCTS
+from unity_jax.cost.compute import op_work, total
+from unity_jax.cost.kernels import PRODUCTS, kernels
 from unity_jax.machine.device import Device
+from unity_jax.machine.machine import Machine
+from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten, target_ops, unknown
 from unity_jax.rewrite.dims import CannotEmit, Value
@@ -49,8 +52,8 @@ class Step:
 class Place:
     """All places of one kind in one graph where a rule applies.
 
-    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: estimated seconds it saves on one device;
-    `bytes`: of all that it makes or takes.
+    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: estimated seconds it saves, of all devices
+    together; `bytes`: of all that it makes or takes.
     """
 
     rule: Rule
@@ -67,31 +70,37 @@ class Place:
 
     @functools.cached_property
     def bytes(self) -> int:
-        every = {v.tensor for m in self.found for v in (*m.values.values(), *m.roots) if isinstance(v, Value)}
-        return sum(t.nbytes for t in every if t.literal is None)
+        return _bytes(self.found)
+
+
+def _bytes(found: Sequence[Match]) -> int:
+    every = {v.tensor for m in found for v in (*m.values.values(), *m.roots) if isinstance(v, Value)}
+    return sum(t.nbytes for t in every if t.literal is None)
 
 
 class Finder:
     """Finds places in one graph.
 
-    **Arguments:** `seconds`: what an op takes on one device.
+    **Arguments:** `seconds`: what a graph takes, see `on_devices` and `one_by_one`; `kinds`: numbers the kinds of
+    places, for finders of graphs that are compared.
     """
 
-    def __init__(self, graph: Graph, seconds: Callable[[Op], float]) -> None:
+    def __init__(self, graph: Graph, seconds: Callable[[Graph], float], kinds: dict[object, int] | None = None) -> None:
         self.graph, self.view, self.seconds = graph, View(graph), seconds
-        self.kinds = _kinds(graph)
+        self.kinds = _kinds(graph, {} if kinds is None else kinds)
+        self.position = {op: i for i, op in enumerate(graph.ops)}
         self.users: dict[Tensor, set[Op]] = {}
         for op in graph.ops:
             for t in op.inputs:
                 self.users.setdefault(t, set()).add(op)
 
     def places(
-        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf
+        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf, small: float = 0.0
     ) -> Iterator[Place]:
         """Every place for these rules.
 
         **Arguments:** `near`: look only at what these ops make and what reads it; `least`: leave out a place if as many
-        times the gain of its first spot as it has spots would be less.
+        times the gain of its first spot as it has spots would be less; `small`: likewise for bytes.
         """
         tensors = _anchors(self.graph, self.view, near)
         known: set[object] = set()
@@ -100,13 +109,19 @@ class Finder:
             for t in tensors.get(seen_as(rule.source[0].op), ()):
                 kinds.setdefault(self.kinds[t], []).append(t)
             for members in kinds.values():
-                place = self._place(rule, members, least)
+                place = self._place(rule, members, least, small)
                 key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
                 if place is not None and key not in known:  # operands can often change sides
                     known.add(key)
                     yield place
 
-    def _place(self, rule: Rule, members: Sequence[Tensor], least: float) -> Place | None:
+    def place(self, rule: Rule, kind: int, near: Iterable[Op] | None = None) -> Place | None:
+        """The place of a rule whose first results are of a kind; `near`: see `places`."""
+        anchors = _anchors(self.graph, self.view, near).get(seen_as(rule.source[0].op), ())
+        members = [t for t in anchors if self.kinds[t] == kind]
+        return self._place(rule, members, -math.inf, 0.0) if members else None
+
+    def _place(self, rule: Rule, members: Sequence[Tensor], least: float, small: float) -> Place | None:
         found: list[Match] = []
         which: list[int] = []
         used: set[Tensor] = set()
@@ -118,7 +133,7 @@ class Finder:
                     which.append(n)
                     used |= roots
                     break
-            if not found:
+            if not found or _bytes(found[:1]) * len(members) < small:
                 return None
             if len(found) == 1 and len(members) > 1:
                 first = self.gain(found)
@@ -133,32 +148,64 @@ class Finder:
     def gain(self, found: Sequence[Match]) -> float | None:
         """Seconds that the ops take which go, less those that come; None where the target does not exist."""
         try:
-            made, _ = target_ops(found[0], self.view)
+            made, results = target_ops(found[0], self.view)
         except CannotEmit:
             return None
-        new = unknown(made, self.view)
-        return sum(map(self.seconds, self._gone(found))) - len(found) * sum(map(self.seconds, new))
+        gone = sorted(self._gone(found), key=self.position.__getitem__)
+        roots = [r.tensor for m in found for r in m.roots]
+        come = _part(unknown(made, self.view), results.values())
+        return self.seconds(_part(gone, roots)) - len(found) * self.seconds(come)
 
     def _gone(self, found: Sequence[Match]) -> set[Op]:
         """The ops that nothing needs once the roots are made in another way."""
         view = self.view
         gone: set[Op] = set()
         roots = {r.tensor for m in found for r in m.roots}
-        outputs = {*self.graph.outputs, *(t for m in found for t in m.taken)}
+        needed = {t for m in found for t in m.taken}
+        kept = {*self.graph.outputs, *needed}
+        kept |= {t for n in needed if (op := view.virtual(n)) is not None for t in op.inputs}
         waiting = [view.maker[t] for t in roots]
         while waiting:
             op = waiting.pop()
             if op in gone:
                 continue
-            if all(t in roots or (t not in outputs and self.users.get(t, frozenset()) <= gone) for t in op.outputs):
+            if all(t in roots or (t not in kept and self.users.get(t, frozenset()) <= gone) for t in op.outputs):
                 gone.add(op)
                 waiting += [self.graph.producer[t] for t in op.inputs if t in self.graph.producer]
         return gone
 
 
-def roofline(device: Device, flops: Callable[[Op], float]) -> Callable[[Op], float]:
-    """Seconds of an op by itself, for estimates: its arithmetic or its memory traffic, whichever takes longer, and the
-    start of a kernel for products, which are not fused with each other."""
+def _part(ops: Sequence[Op], results: Iterable[Tensor]) -> Graph:
+    """Some ops of a graph as one of their own."""
+    made = {t for op in ops for t in op.outputs}
+    read = dict.fromkeys(t for op in ops for t in op.inputs if t.literal is None and t not in made)
+    return Graph(tuple(read), tuple(t for t in results if t in made), list(ops))
+
+
+def on_devices(machine: Machine, shard: Callable[[Op], Shard]) -> Callable[[Graph], float]:
+    """Seconds of a graph by itself as kernels, of all devices together, for estimates: its work is split evenly, and
+    every device starts every kernel. Loops and branches are left out.
+
+    **Arguments:** `shard`: an op that is not split.
+    """
+    device = machine.device
+
+    def seconds(graph: Graph) -> float:
+        every = [k for k in kernels(graph, device.compiler) if not k.root.bodies]
+        works = (total(op_work(shard(op), device, k.use(op, 0)) for op in k.ops) for k in every)
+        return sum(
+            w._replace(launches=machine.num_devices * bool(k.reads)).seconds(device)
+            for w, k in zip(works, every, strict=True)
+            if any(w)
+        )
+
+    return seconds
+
+
+def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph], float]:
+    """Seconds of the ops of a graph, each by itself: its arithmetic or its memory traffic, whichever takes longer, and
+    the start of a kernel for products, which are not fused with each other. What a chain of ops would save that are one
+    kernel now counts here, before its last one is a matmul."""
 
     def seconds(op: Op) -> float:
         if op.name in _FREE:
@@ -172,24 +219,30 @@ def roofline(device: Device, flops: Callable[[Op], float]) -> Callable[[Op], flo
         start = device.kernel_overhead if op.name in PRODUCTS else 0.0
         return start + max(flops(op) / rate, moved / device.memory_bandwidth)
 
-    return seconds
+    return lambda graph: sum(map(seconds, graph.ops))
 
 
 def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] | None:
-    """The graph with a place rewritten, the ops that are new, and what was done; None if it cannot be.
+    """The graph with a place rewritten, the ops to look at next, and what was done; None if it cannot be.
 
-    Where the spots depend on each other, as many are rewritten as can be together.
+    Next are the ops that are new, and those that still need what the rule has no use for any more. Where the spots
+    depend on each other, as many are rewritten as can be together.
     """
     n = len(place.found)
     where = {t: (i, j) for i, op in enumerate(finder.graph.ops) for j, t in enumerate(op.outputs)}
     while n:
+        found = place.found[:n]
         try:
-            graph, fresh = rewritten(finder.graph, place.found[:n], finder.view)
+            graph, fresh = rewritten(finder.graph, found, finder.view)
         except CannotEmit:
             n //= 2
             continue
-        spots = [(*where[m.roots[0].tensor], w) for m, w in zip(place.found[:n], place.which, strict=False)]
-        return graph, fresh, Step(place.rule.name, tuple(spots))
+        inner = {value.tensor for m in found for value, _ in m.terms.values()} - {
+            r.tensor for m in found for r in m.roots
+        }
+        readers = {op for op in graph.ops if not inner.isdisjoint(op.inputs)}
+        spots = [(*where[m.roots[0].tensor], w) for m, w in zip(found, place.which, strict=False)]
+        return graph, fresh | readers, Step(place.rule.name, tuple(spots))
     return None
 
 
@@ -214,9 +267,8 @@ def _around(view: View, near: Iterable[Op]) -> set[Op]:
     return chosen | {r for op in chosen for t in op.outputs for r in view.readers.get(t, ())}
 
 
-def _kinds(graph: Graph) -> dict[Tensor, int]:
+def _kinds(graph: Graph, own: dict[object, int]) -> dict[Tensor, int]:
     """A number for each tensor, equal where the ops that lead to it are equal for `DEPTH` steps."""
-    own: dict[object, int] = {}
     first = {t: own.setdefault((t.shape, str(t.dtype)), len(own)) for t in graph.inputs}
     first |= {t: own.setdefault((op.signature, _result(op, t)), len(own)) for op in graph.ops for t in op.outputs}
     kinds = first

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +25,9 @@ from unity_jax.program import Program
 from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite, roofline
+from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, on_devices, one_by_one, rewrite
 from unity_jax.search.planner import Candidate, Pins, Planner, best
+from unity_jax.search.twin import replayed, shallow
 
 WORSE = 1.05
 """How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""
@@ -37,6 +39,10 @@ MOST_VARIANTS = 32
 
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
+
+
+WHOLE = MeshAxes((), ())
+"""The mesh on which nothing is split."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,19 +70,52 @@ def plan(
     A program that does not fit as it is is not rewritten: what it needs is memory, which is not what rewriting saves.
     """
     planner = Planner(program, machine, limit, pins)
-    first = Variant(program, planner.plan(meshes))
-    found = _Search(planner, rules).run(first) if first.candidate.fits(planner.limit) else first
+    sketches = planner.sketch(meshes)
+    first = Variant(program, best(sketches, planner.limit))
+    if not first.candidate.fits(planner.limit):
+        first, sketches = Variant(program, planner.plan(meshes)), []
+    found, deep = _rewritten(planner, first, rules) if first.candidate.fits(planner.limit) else (first, False)
     if found is first:
-        return first
-    again = planner.like(found.program).plan([m for m in meshes if m != found.candidate.mesh] or meshes)
-    chosen = best([found.candidate, again], planner.limit)
-    return dataclasses.replace(found, candidate=chosen)
+        return Variant(program, planner.plan(meshes)) if sketches else first
+    chosen = planner.plan([c.mesh for c in sketches], [found.candidate])
+    if chosen is not found.candidate:
+        return Variant(program, chosen)
+    others = [m for m in meshes if m != chosen.mesh] or meshes
+    return found if deep else dataclasses.replace(found, candidate=planner.like(found.program).plan(others, [chosen]))
+
+
+def _rewritten(planner: Planner, first: Variant, rules: Sequence[Rule]) -> tuple[Variant, bool]:
+    """A faster variant for the same mesh, if one is found, and whether the program is deep: then it is made of what its
+    shallow twin finds.
+
+    A twin needs less memory than the program: its plans have no limit.
+    """
+    program, pins, mesh = first.program, planner.pins, first.candidate.mesh
+    twin = shallow(program)
+    if len(twin.program.graph.ops) > len(program.graph.ops) // 2:
+        return _Search(planner, rules).run(first), False
+    outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
+    scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
+    search = _Search(scout, rules)
+    found = search.run(Variant(twin.program, scout.promising(mesh)))
+    graph, done = replayed(program.graph, twin.program.graph, found.program.rewrites, rules, search.seconds)
+    changed = program.rewritten(graph, done)
+    made = Variant(changed, planner.like(changed).promising(mesh)) if done else first
+    return (made if is_better(made, first, planner.limit) else first), True
+
+
+def is_better(a: Variant, b: Variant, limit: float) -> bool:
+    """Whether a variant is worth its rewrites."""
+    if a.candidate.fits(limit) != b.candidate.fits(limit):
+        return a.candidate.fits(limit)
+    return a.seconds < (1 - NEGLIGIBLE) * b.seconds
 
 
 class _Search:
     def __init__(self, planner: Planner, rules: Sequence[Rule]) -> None:
         self.planner, self.rules = planner, rules
-        self.seconds = roofline(planner.machine.device, lambda op: planner.rules(op).flops)
+        self.seconds = on_devices(planner.machine, lambda op: planner.rules.shard(op, WHOLE, ()))
+        self.apart = one_by_one(planner.machine.device, lambda op: planner.rules(op).flops)
         self.known: dict[object, int] = {}
         self.seen: set[tuple[int, ...]] = set()
         self.tried: set[object] = set()
@@ -92,13 +131,15 @@ class _Search:
             if seconds > WORSE * chosen.seconds:
                 break
             for path, finder, place in self._proposals(variant):
+                if variant is not chosen and place.key in self.tried:
+                    continue  # of slower variants only what is new is rewritten further
                 made = self._stepped(variant, path, finder, place) if left > 0 else None
                 if made is None:
                     continue
                 left -= 1
                 self.tried.add(place.key)
                 heapq.heappush(waiting, (made.seconds, next(order), made))
-                if self._is_better(made, chosen):
+                if is_better(made, chosen, self.planner.limit):
                     chosen = made
                     break  # what else there is, is found again in the better variant
         return chosen
@@ -109,43 +150,34 @@ class _Search:
         self.seen.add(found)
         return new
 
-    def _is_better(self, a: Variant, b: Variant) -> bool:
-        limit = self.planner.limit
-        if a.candidate.fits(limit) != b.candidate.fits(limit):
-            return a.candidate.fits(limit)
-        return a.seconds < (1 - NEGLIGIBLE) * b.seconds
-
     def _proposals(self, variant: Variant) -> list[tuple[Path, Finder, Place]]:
         """Places of all graphs of a program that are worth a plan, most promising first; what has been tried elsewhere
         comes last.
 
-        Not worth one is what costs too much on one device, and what is too small to matter even on the network.
+        Not worth one is what costs too much work, and what is too small to matter even on the network.
         """
         found = []
         worst = (WORSE - 1) * variant.seconds * self.planner.machine.num_devices
         small = NEGLIGIBLE * variant.seconds * slowest(self.planner.machine.network)
         for path, graph, repeat in nested(variant.program.graph):
             finder = Finder(graph, self.seconds)
-            places = (p for p in finder.places(self.rules, least=-worst / repeat) if p.bytes * repeat >= small)
+            least = small / repeat
+            places = (p for p in finder.places(self.rules, None, -worst / repeat, least) if p.bytes >= least)
             found += [
                 ((p.key in self.tried, -p.gain * repeat), path, finder, p) for p in places if -p.gain * repeat <= worst
             ]
         return [(path, finder, place) for _, path, finder, place in sorted(found, key=lambda f: f[0])]
 
-    def _total(self, graph: Graph) -> float:
-        """Seconds of all ops on one device, one by one."""
-        return sum(map(self.seconds, graph.ops))
-
     def _following(
-        self, graph: Graph, fresh: Collection[Op], total: float, undoing: Collection[str]
+        self, graph: Graph, near: Collection[Op], total: float, undoing: Collection[str]
     ) -> tuple[Graph, frozenset[Op], Step, float] | None:
-        """The best of the steps near new ops that save time on one device and undo nothing, and the total after it."""
-        finder = Finder(graph, self.seconds)
+        """The best of the steps near some ops that save time op by op and undo nothing, and the total after it."""
+        finder = Finder(graph, self.apart)
         rules = [rule for rule in self.rules if rule.name not in undoing]
-        gains = [p for p in finder.places(rules, near=fresh) if p.gain > 0]
+        gains = [p for p in finder.places(rules, near) if p.gain > 0]
         for place in sorted(gains, key=lambda p: -p.gain):
             made = rewrite(finder, place)
-            if made is not None and (now := self._total(made[0])) < (1 - NEGLIGIBLE**2) * total:
+            if made is not None and (now := self.apart(made[0])) < (1 - NEGLIGIBLE**2) * total:
                 return *made, now
         return None
 
@@ -154,21 +186,22 @@ class _Search:
         made = rewrite(finder, place)
         if made is None:
             return None
-        graph, fresh, first = made
-        steps, total = [(path, first)], self._total(graph)
-        while following := self._following(graph, fresh, total, [inverse(step.rule) for _, step in steps]):
+        graph, near, first = made
+        steps, total = [(path, first)], self.apart(graph)
+        while following := self._following(graph, near, total, [inverse(step.rule) for _, step in steps]):
             graph, new, step, total = following
-            fresh = (fresh | new) & frozenset(graph.ops)
+            near = (near | new) & frozenset(graph.ops)
             steps.append((path, step))
         whole = with_graph(variant.program.graph, path, graph)
         if not self._is_new(whole):
             return None
         before = variant.program
-        candidate = self.planner.like(before.rewritten(whole, ())).promising(variant.candidate.mesh)
+        changed = before.rewritten(whole, before.rewrites)
+        candidate = self.planner.like(changed).promising(variant.candidate.mesh)
         where = _source(before.graph, path, place.found[0].roots[0].tensor)
         saved = variant.seconds - candidate.seconds
         did = Rewrite(place.rule.name, where, len(first.spots), saved, place.rule.proof, tuple(steps))
-        return Variant(before.rewritten(whole, (*before.rewrites, did)), candidate)
+        return Variant(dataclasses.replace(changed, rewrites=(*before.rewrites, did)), candidate)
 
 
 def _source(graph: Graph, path: Path, root: Tensor) -> str:

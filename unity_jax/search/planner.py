@@ -31,7 +31,8 @@ from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, coarser, refined
-from unity_jax.search.solver import solve
+from unity_jax.search.solver import solve, store_for
+from unity_jax.search.tables import Store
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,50 +108,79 @@ class Planner:
         self.traffic = Traffic.of(program.graph, machine.device.compiler)
         self._builders: dict[MeshAxes, Builder] = {}
         self._solutions: dict[MeshAxes, Solved] = {}
+        self._proposals: dict[MeshAxes, Candidate] = {}
         self._experts: dict[MeshAxes, dict[str, np.ndarray]] = {}
         self._resharders: dict[MeshAxes, Resharder] = {}
         self._interned: dict[MeshAxes, dict[Hashable, Any]] = {}
+        self._stores: dict[MeshAxes, Store] = {}
 
-    def like(self, program: Program) -> Planner:
-        """A planner for a variant of the program; what equal ops share is shared."""
-        other = Planner(program, self.machine, self.limit, self.pins)
+    def like(self, program: Program, limit: float | None = None, pins: Pins | None = None) -> Planner:
+        """A planner for a variant of the program, with the same limit and pins unless given; what equal ops share is
+        shared."""
+        other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins)
         other.rules, other._resharders, other._interned = self.rules, self._resharders, self._interned
+        other._stores = self._stores
         return other
 
-    def plan(self, meshes: Sequence[MeshAxes]) -> Candidate:
+    def sketch(self, meshes: Sequence[MeshAxes]) -> list[Candidate]:
+        """The planner's own answers without a memory limit; meshes are tried as in `plan`."""
+        found: list[Candidate] = []
+        for mesh in meshes:
+            found.append(self._proposed(mesh))
+            if self._is_enough(found, mesh):
+                break
+        return found
+
+    def plan(self, meshes: Sequence[MeshAxes], rivals: Sequence[Candidate] = ()) -> Candidate:
         """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory.
 
         Meshes are tried in order, until a plan fits whose arithmetic waits little for communication.
+
+        **Arguments:** `rivals`: plans made before, of this program or a variant, which take part.
         """
-        found: list[Candidate] = []
+        found = list(rivals)
         for mesh in meshes:
-            found += self.candidates(mesh)
-            now = best(found, self.limit)
-            if now.fits(self.limit):
-                if now.timeline.exposed_communication_seconds < NEGLIGIBLE * now.seconds:
-                    break
-            elif len(mesh.names) == 1 and self.least_bytes(mesh) > self.limit:
-                break  # finer meshes split no tensor further
+            self._compete(found, mesh)
+            if self._is_enough(found, mesh):
+                break
         return best(found, self.limit)
+
+    def _is_enough(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
+        """Whether no more meshes are tried after this one."""
+        now = best(found, self.limit)
+        if now.fits(self.limit):
+            return now.timeline.exposed_communication_seconds < NEGLIGIBLE * now.seconds
+        return len(mesh.names) == 1 and self.least_bytes(mesh) > self.limit  # finer meshes split no tensor further
 
     def promising(self, mesh: MeshAxes) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be."""
-        solved = self._solved(mesh)
-        found = [self._finish(solved.built, solved.assignment, True, "search")]
+        found = [self._proposed(mesh)]
         if not found[0].fits(self.limit):
-            self._within_limit(found, mesh)
+            self._within_limit(found, found[0])
         return best(found, self.limit)
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
         """The planner's answer for one mesh, then the seeds that were worth a simulation."""
-        solved = self._solved(mesh)
-        found = [self._finish(solved.built, solved.assignment, True, "search")]
+        found: list[Candidate] = []
+        self._compete(found, mesh)
+        return found
+
+    def _compete(self, found: list[Candidate], mesh: MeshAxes) -> None:
+        """Add the planner's answer for one mesh, and the seeds that could be better than all that is there."""
+        solved, own = self._solved(mesh), self._proposed(mesh)
+        found.append(own)
         self._contend(found, solved.built, True, solved.lifted)
         if best(found, self.limit).seconds > least_seconds(solved.built):
             self._contend(found, solved.built, True, self._expert_seeds(mesh))
-        if not found[0].fits(self.limit):
-            self._within_limit(found, mesh)
-        return found
+        if not own.fits(self.limit):
+            self._within_limit(found, own)
+
+    def _proposed(self, mesh: MeshAxes) -> Candidate:
+        """What the problem of a mesh without a memory limit proposes."""
+        if mesh not in self._proposals:
+            solved = self._solved(mesh)
+            self._proposals[mesh] = self._finish(solved.built, solved.assignment, True, "search")
+        return self._proposals[mesh]
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits."""
@@ -181,7 +211,8 @@ class Planner:
             built = self._builder(mesh).build(keep=True)
             lifted = self._lifted(built, mesh)
             if len(mesh.names) == 1:
-                assignment = solve(built.problem).assignment  # exact: seeds could add nothing
+                store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
+                assignment = solve(built.problem, store=store).assignment  # exact: seeds could add nothing
             else:
                 # Plans of coarser meshes stand for the experts that those could express.
                 combined = [e for e in experts(mesh) if e.data and e.model] if len(mesh.names) == 2 else []
@@ -190,7 +221,8 @@ class Planner:
                 if by_one_axis_at_a_time(built):
                     assignment = by_axis(built, seeds)
                 else:
-                    assignment = solve(built.problem, seeds=seeds).assignment
+                    store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
+                    assignment = solve(built.problem, seeds=seeds, store=store).assignment
             self._solutions[mesh] = Solved(built, assignment, lifted)
         return self._solutions[mesh]
 
@@ -212,12 +244,14 @@ class Planner:
             self._experts[mesh] = expert_seeds(self.program, self._solved(mesh).built, mesh, self.rules)
         return self._experts[mesh]
 
-    def _within_limit(self, found: list[Candidate], mesh: MeshAxes) -> None:
-        """Add plans under the memory limit, which gather weights again for the backward pass.
+    def _within_limit(self, found: list[Candidate], free: Candidate) -> None:
+        """Add plans under the memory limit for the mesh of one without (`free`); they gather weights again for the
+        backward pass.
 
         Unless a plan now fits that is nearly as fast as the one without a limit, the problem is solved under the limit:
         what its liveness misses tightens its limit, and it is solved again.
         """
+        mesh = free.mesh
         built = self._builder(mesh).build(keep=False)
         problem = built.problem
         problem.usage = usage(self.program, built, self.traffic.written)
@@ -227,7 +261,7 @@ class Planner:
         seeds = expert_seeds(self.program, built, mesh, self.rules)
         self._contend(found, built, False, seeds)
         now, limit = best(found, self.limit), self.limit
-        if now.fits(limit) and now.seconds <= CLOSE * found[0].seconds:
+        if now.fits(limit) and now.seconds <= CLOSE * free.seconds:
             return
         for _ in range(3):
             problem.limit = limit

@@ -21,20 +21,23 @@ from .optimum import optimum
 from .problem import Edge, Problem, Shared, Solution, Usage
 from .tables import Store
 
-__all__ = ["Edge", "Problem", "Shared", "Solution", "Usage", "solve"]
+__all__ = ["Edge", "Problem", "Shared", "Solution", "Usage", "solve", "store_for"]
 
 
-def solve(problem: Problem, *, seeds: Sequence[np.ndarray] = (), table_limit: int = 10**7) -> Solution:
+def solve(
+    problem: Problem, *, seeds: Sequence[np.ndarray] = (), table_limit: int = 10**7, store: Store | None = None
+) -> Solution:
     """The cheapest assignment of a problem, never worse than a seed that fits the limit.
 
     **Arguments:**
     - `problem`: costs, and the memory limit if there is one.
     - `seeds`: full assignments, such as expert plans.
     - `table_limit`: the most entries of any table; below it the result without a memory limit is exact.
+    - `store`: what problems that are alike share; see `store_for`.
 
     **Returns:** a `Solution`; `feasible` is False if nothing was found that is allowed and fits.
     """
-    store = Store(_largest_cost(problem))
+    store = store or store_for(problem)
     model = Model.of(problem, store)
     seeds = [np.asarray(s, np.int64) for s in seeds]
     free = optimum(model, seeds, table_limit)
@@ -48,6 +51,12 @@ def solve(problem: Problem, *, seeds: Sequence[np.ndarray] = (), table_limit: in
     feasible = bool(np.isfinite(cost)) and problem.fits(best)
     proved = float(bound / store.scale)
     return Solution(best, cost, min(proved, cost) if feasible else proved, peak, feasible, store.largest)
+
+
+def store_for(problem: Problem, known: Store | None = None) -> Store:
+    """A store in which the sums of a problem are exact: the known one if it is one."""
+    largest = _largest_cost(problem)
+    return known if known is not None and known.holds(largest) else Store(largest)
 
 
 def _largest_cost(problem: Problem) -> float:

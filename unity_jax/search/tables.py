@@ -28,12 +28,17 @@ class Store:
     def __init__(self, largest_cost: float) -> None:
         exponent = np.floor(EXACT_BITS - np.log2(largest_cost)) if largest_cost > 0 else 0.0
         self.scale = float(2.0 ** np.clip(exponent, -900, 900))
+        self.most = 2.0 * largest_cost
         self.arrays: list[np.ndarray] = []
         self.contractions = 0
         self.largest = 0
         self._names: dict[Hashable, int] = {}
         self._objects: dict[int, tuple[np.ndarray, int]] = {}  # the array is kept, so that its id stays its own
         self._memo: dict[Hashable, Any] = {}
+
+    def holds(self, cost: float) -> bool:
+        """Whether sums of this size are exact as well."""
+        return cost <= self.most
 
     def __getitem__(self, name: int) -> np.ndarray:
         return self.arrays[name]
