@@ -27,6 +27,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.build import Builder, Built
+from unity_jax.search.decompose import decompose
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
@@ -265,12 +266,12 @@ def finish(
     bound: float = 0.0,
 ) -> Candidate:
     """The planned graph of some decisions, with its memory and, when asked for, its timeline."""
-    mesh = resharder.mesh
-    graph = assemble(program.graph, decisions, resharder, rules)
-    device = resharder.machine.device
+    mesh, machine = resharder.mesh, resharder.machine
+    graph = decompose(assemble(program.graph, decisions, resharder, rules), decisions.rings, mesh, machine)
+    device = machine.device
     traffic = Traffic.of(graph, device.compiler)
     peak = memory(graph, traffic, mesh, device, program.donated)
-    return Candidate(mesh, resharder.machine, decisions, graph, traffic, peak, label, bound)
+    return Candidate(mesh, machine, decisions, graph, traffic, peak, label, bound)
 
 
 def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
