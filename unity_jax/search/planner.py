@@ -8,6 +8,7 @@ because each is simulated too unless its floor (`floors`) shows that it cannot w
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,12 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.build import Builder, Built
-from unity_jax.search.decompose import decompose
+from unity_jax.search.decompose import Place, decompose
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, coarser, refined
+from unity_jax.search.rings import with_rings
 from unity_jax.search.solver import solve
 
 
@@ -132,7 +134,7 @@ class Planner:
                     break
             elif len(mesh.names) == 1 and self.least_bytes(mesh) > self.limit:
                 break  # finer meshes split no tensor further
-        return best(found, self.limit)
+        return self._best(found)
 
     def promising(self, mesh: MeshAxes) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be."""
@@ -140,7 +142,7 @@ class Planner:
         found = [self._finish(solved.built, solved.assignment, True, "search")]
         if not found[0].fits(self.limit):
             self._within_limit(found, mesh)
-        return best(found, self.limit)
+        return self._best(found)
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
         """The planner's answer for one mesh, then the seeds that were worth a simulation."""
@@ -152,6 +154,17 @@ class Planner:
         if not found[0].fits(self.limit):
             self._within_limit(found, mesh)
         return found
+
+    def _best(self, found: Sequence[Candidate]) -> Candidate:
+        """The best of some candidates, its collectives as rings where that is faster."""
+
+        def make(base: Candidate, places: frozenset[Place]) -> Candidate:
+            decisions = dataclasses.replace(base.decisions, rings=places)
+            resharder = self._builder(base.mesh).resharder
+            return finish(self.program, decisions, resharder, self.rules, base.label, base.lower_bound)
+
+        now = best(found, self.limit)
+        return with_rings(found, self.limit, make) if now.fits(self.limit) else now
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits."""
