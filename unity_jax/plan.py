@@ -80,7 +80,7 @@ class Record:
     strategies: tuple[tuple[int, ...] | None, ...]
     layouts: tuple[Layout | None, ...]
     outputs: tuple[Layout, ...]
-    rings: tuple[tuple[int, int], ...]
+    rings: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
