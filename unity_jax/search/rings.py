@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 NEGLIGIBLE = 1e-3
 """The part of a step that rings must save."""
 
-TRIALS = 2
-"""Simulations of a whole plan with rings: for a large model each takes as long as another candidate."""
+SIMULATED_OPS = 30_000
+"""Ops of all plans with rings together that are simulated, beyond the first plan: a large model has tens of thousands,
+and each takes as long as another candidate."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,39 @@ def with_rings(
     """The fastest candidate that fits, with rings or without. `found`: candidates of which one fits; `make`: one of
     them with rings.
 
-    They are tried in the order of their estimates, all that is proposed at once, until none promises more.
+    They are tried in the order of their estimates, until none promises more: all that is proposed for one at once, then
+    one kind after the other, of which those stay that help.
     """
     fitting = [c for c in found if c.fits(limit)]
     now = min(fitting, key=lambda c: (c.seconds, c.memory.peak_bytes))
     known: dict[object, float] = {}
-    enough = now.seconds * (1 - NEGLIGIBLE)
     # Rings hide communication: no candidate becomes faster than its arithmetic.
-    proposed = [(c, proposals(c, known)) for c in fitting if c.timeline.compute_seconds < enough]
+    open_to = [c for c in fitting if c.timeline.compute_seconds < _less(now.seconds)]
+    proposed = [(c, proposals(c, known)) for c in open_to]
     ranked = sorted((c.seconds - sum(p.seconds for p in ps), i) for i, (c, ps) in enumerate(proposed) if ps)
-    for expected, i in ranked[:TRIALS]:
-        if expected < now.seconds * (1 - NEGLIGIBLE):
-            base, kinds = proposed[i]
-            made = make(base, frozenset().union(*(p.places for p in kinds)))
-            if made.fits(limit) and made.seconds < now.seconds * (1 - NEGLIGIBLE):
+    left = float(SIMULATED_OPS)
+    for expected, i in ranked:
+        base, kinds = proposed[i]
+        if expected >= _less(now.seconds):
+            break
+        everything = frozenset(place for p in kinds for place in p.places)
+        steps = [everything, *(p.places for p in kinds)] if len(kinds) > 1 else [everything]
+        least, taken = base.seconds, frozenset[Place]()
+        for places in steps:
+            if left <= 0:
+                return now
+            made = make(base, taken | places)
+            left -= len(made.graph.ops)
+            if made.fits(limit) and made.seconds < _less(least) and places is not everything:
+                least, taken = made.seconds, taken | places
+            if made.fits(limit) and made.seconds < _less(now.seconds):
                 now = made
     return now
+
+
+def _less(seconds: float) -> float:
+    """What is less by enough."""
+    return seconds * (1 - NEGLIGIBLE)
 
 
 def proposals(base: Candidate, known: dict[object, float]) -> list[Proposal]:
