@@ -73,7 +73,7 @@ def test_random_plans_with_rings_wherever_they_match(cases):
     seen = Counter()
     with jax.enable_x64(True):
         for name, case in cases.items():
-            for seed in range(5):
+            for seed in range(4):
                 sizes, machine = MESHES[seed % len(MESHES)]
                 machine = Machine.preset(machine)
                 plan, forms = forced(case.sample(sizes, seed), machine)
@@ -86,7 +86,6 @@ def test_random_plans_with_rings_wherever_they_match(cases):
                 ]
                 lowered = lower(case.program, plan.graph, plan.mesh).compiler_ir("stablehlo")
                 assert count_difference(planned, stablehlo_collectives(lowered, plan.axes)) == [], f"{name}, seed {seed}"
-    print(seen)
     forms = {(kind, how, loop) for kind, _, how, loop, _ in seen}
     assert forms == {
         ("combine", "slice", ""),

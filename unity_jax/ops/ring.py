@@ -50,7 +50,8 @@ def take(x: Tensor, chunk: Tensor, where: Chunks, product: Op, mesh: MeshAxes) -
 def repeat(chunk: Tensor, whole: Tensor, where: Chunks, product: Op, mesh: MeshAxes) -> Op:
     """An array of the size of `whole` with `chunk` in every place, of which one is the right one."""
     copies = (chunk,) * len(where.of)
-    return _local("concatenate", copies, whole, lambda *xs: jnp.concatenate(xs, where.dim), product, mesh)
+    moved = 1 + 1 / len(copies)
+    return _local("concatenate", copies, whole, lambda *xs: jnp.concatenate(xs, where.dim), product, mesh, moved)
 
 
 def put(whole: Tensor, chunk: Tensor, result: Tensor, where: Chunks, product: Op, mesh: MeshAxes) -> Op:

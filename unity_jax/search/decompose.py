@@ -18,7 +18,7 @@ import numpy as np
 
 from unity_jax import _compat
 from unity_jax.cost.reshard import Move
-from unity_jax.cost.ring import Ring, Shift, ring_of
+from unity_jax.cost.ring import Shift, ring_of
 from unity_jax.machine.machine import Machine
 from unity_jax.ops import ring as local
 from unity_jax.ops.ring import Chunks
@@ -129,12 +129,9 @@ def decompose(graph: Graph, chosen: Collection[Place], mesh: MeshAxes, machine: 
     return Graph(graph.inputs, graph.outputs, writer.ops)
 
 
-def _distances(ring: Ring) -> list[int]:
-    """How far away shards are, in the order in which they arrive: alternately from both directions if there are two."""
-    n = len(ring.members)
-    if ring.ways == 1:
-        return list(range(1, n))
-    return [(i // 2 + 1) * (-1 if i % 2 else 1) for i in range(n - 1)]
+def _distances(n: int, both: bool) -> list[int]:
+    """How far away the other shards are, nearest first: `both` ahead and behind in turns, or all ahead."""
+    return [(i // 2 + 1) * (-1 if i % 2 else 1) for i in range(n - 1)] if both else list(range(1, n))
 
 
 class _Writer:
@@ -145,11 +142,14 @@ class _Writer:
         self.ops: list[Op] = []
         self.shards: dict[Op, dict[int, Tensor]] = {}  # of each all-gather, by how far away they come from
 
-    def _shift(self, x: Tensor, move: Move, by: int, ways: int, of: str, backward: bool) -> Tensor:
+    def _shift(self, x: Tensor, move: Move, by: int, of: str, index: int, backward: bool) -> Tensor:
+        """`x` of the neighbour. `index` of the pass among those of the ring: where it has two directions, the first
+        and the second run at once, the third and the fourth, ..."""
         assert x.layout is not None
         ring = ring_of(self.machine, self.mesh, move.axes)
+        paired = ring.ways == 2 and (index % 2 == 1 or index + 1 < len(ring.members) - 1)
         moved = dataclasses.replace(x, name="", literal=None)
-        shift = Shift("shift", move.axes, move.dim, None, x.layout, x.layout, ring.members, by, of, ways)
+        shift = Shift("shift", move.axes, move.dim, None, x.layout, x.layout, ring.members, by, of, 1 + paired)
         self.ops.append(Op("shift", (x,), (moved,), {"move": shift}, backward=backward))
         return moved
 
@@ -158,11 +158,9 @@ class _Writer:
         move: Move = gather.params["move"]
         ring = ring_of(self.machine, self.mesh, move.axes)
         shards = self.shards[gather] = {0: gather.inputs[0]}
-        distances = _distances(ring)
-        for i, d in enumerate(distances):
+        for i, d in enumerate(_distances(len(ring.members), ring.ways == 2)):
             step = 1 if d > 0 else -1
-            paired = ring.ways == 2 and (i % 2 == 1 or i + 1 < len(distances))
-            shards[d] = self._shift(shards[d - step], move, -step, 1 + paired, "all_gather", gather.backward)
+            shards[d] = self._shift(shards[d - step], move, -step, "all_gather", i, gather.backward)
 
     def gathered(self, op: Op, side: int, gather: Op) -> None:
         """A contraction with a gathered operand: of each shard, a slice of the result or a term of it."""
@@ -172,6 +170,8 @@ class _Writer:
         where = {d: Chunks(part.result_dim, move.axes, ring.ahead(d)) for d in self.shards[gather]}
         made: Tensor | None = None
         for i, (distance, shard) in enumerate(self.shards[gather].items()):
+            if made is not None and part.result_dim >= 0:
+                shard, made = self._after(shard, made, op)
             term = self._product(op, part, {side: shard}, ring.ahead(distance), move.axes)
             last = i + 1 == len(where)
             if part.result_dim < 0:
@@ -190,22 +190,43 @@ class _Writer:
 
     def scattered(self, op: Op, scatter: Op) -> None:
         """A contraction whose result is reduce-scattered: partial sums travel to where they belong, and every device
-        adds its term to those that it passes on."""
+        adds its term to those that it passes on.
+
+        They come from both sides in turns, whatever the network: XLA adds a term to the sum that arrived as part of
+        the product, which then waits for that sum, while the other one travels.
+        """
         move: Move = scatter.params["move"]
         part = _Part.of(op, RESULT, move, self.mesh)
         ring = ring_of(self.machine, self.mesh, move.axes)
+        sliced = next(i for i, dim in enumerate(part.dims) if dim >= 0)
         sums: dict[int, Tensor] = {}
-        distances = _distances(ring)
-        for i, d in reversed(list(enumerate(distances))):
+        for i, d in reversed(list(enumerate(_distances(len(ring.members), both=True)))):
             step = 1 if d > 0 else -1
-            term = self._product(op, part, {}, ring.ahead(d), move.axes)
-            total = self._added(sums[step], term, None, op) if step in sums else term
-            paired = ring.ways == 2 and (i % 2 == 1 or i + 1 < len(distances))
-            sums[step] = self._shift(total, move, step, 1 + paired, "reduce_scatter", scatter.backward)
+            total = self._product(op, part, {}, ring.ahead(d), move.axes)
+            if step in sums:
+                total = self._added(sums[step], total, None, op)
+            x, total = self._after(op.inputs[sliced], total, op)
+            op = dataclasses.replace(op, inputs=(*op.inputs[:sliced], x, *op.inputs[sliced + 1 :]))
+            sums[step] = self._shift(total, move, step, "reduce_scatter", i, scatter.backward)
         made = self._product(op, part, {}, ring.ahead(0), move.axes)
-        for i, total in enumerate(sums.values()):
-            last = i + 1 == len(sums)
-            made = self._added(total, made, scatter.outputs[0] if last else None, op)
+        if -1 in sums:
+            made = self._added(sums[-1], made, None, op)
+        # The last sum to arrive is added by itself, so that the product does not wait for it.
+        (made,) = self._held((made,), op)
+        self._added(sums[1], made, scatter.outputs[0], op)
+
+    def _after(self, x: Tensor, done: Tensor, op: Op) -> tuple[Tensor, Tensor]:
+        """`x`, for a product that follows the one that made `done`.
+
+        XLA:GPU merges products that share an operand (`DotMerger`), and all shards would have to be there first.
+        """
+        x, done = self._held((x, done), op)
+        return x, done
+
+    def _held(self, tensors: tuple[Tensor, ...], op: Op) -> tuple[Tensor, ...]:
+        held = tuple(dataclasses.replace(t, name="") for t in tensors)
+        self.ops.append(Op("optimization_barrier", tensors, held, backward=op.backward))
+        return held
 
     def _product(
         self, op: Op, part: _Part, shards: dict[int, Tensor], chunk: tuple[int, ...], axes: tuple[str, ...]
