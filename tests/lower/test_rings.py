@@ -62,7 +62,9 @@ def forced(plan, machine):
             found.update(match.places)
             product, side = match.products[0]
             move = match.move.params["move"]
-            (factor,) = product.shard.rule.results[0][move.dim] if side == 2 else product.shard.rule.operands[side][move.dim]
+            (factor,) = (
+                product.shard.rule.results[0][move.dim] if side == 2 else product.shard.rule.operands[side][move.dim]
+            )
             summed = product.shard.rule.factors[factor].kind == "sum"
             seen[move.kind, side, "term" if summed else "slice", "loop" if path else "", len(match.products) > 1] += 1
     graph = decompose(plan.graph, found, plan.axes, machine)
@@ -85,7 +87,9 @@ def test_random_plans_with_rings_wherever_they_match(cases):
                     Collective(c.kind, c.axes, c.bytes, c.count) for c in collectives(plan.graph, plan.axes, machine)
                 ]
                 lowered = lower(case.program, plan.graph, plan.mesh).compiler_ir("stablehlo")
-                assert count_difference(planned, stablehlo_collectives(lowered, plan.axes)) == [], f"{name}, seed {seed}"
+                assert count_difference(planned, stablehlo_collectives(lowered, plan.axes)) == [], (
+                    f"{name}, seed {seed}"
+                )
     forms = {(kind, how, loop) for kind, _, how, loop, _ in seen}
     assert forms == {
         ("combine", "slice", ""),

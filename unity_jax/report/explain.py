@@ -162,6 +162,8 @@ def _movers(tensor: Tensor, readers: dict[Tensor, list[Op]]) -> Iterator[Op]:
     for op in readers.get(tensor, ()):
         if "move" in op.params:
             yield op
+        elif op.name == "optimization_barrier":
+            yield from _movers(op.outputs[op.inputs.index(tensor)], readers)
         elif _is_of_ring(op):
             yield from _movers(op.outputs[0], readers)
 
@@ -169,9 +171,12 @@ def _movers(tensor: Tensor, readers: dict[Tensor, list[Op]]) -> Iterator[Op]:
 def _chain(tensor: Tensor, graph: Graph) -> Iterator[Op]:
     """The moves that made a tensor, last first; of the passes of a ring the last."""
     maker = graph.producer.get(tensor)
-    while maker is not None and "move" in maker.params:
+    if maker is not None and maker.name == "optimization_barrier":
+        yield from _chain(maker.inputs[maker.outputs.index(tensor)], graph)
+    elif maker is not None and "move" in maker.params:
         yield maker
-        maker = None if isinstance(maker.params["move"], Shift) else graph.producer.get(maker.inputs[0])
+        if not isinstance(maker.params["move"], Shift):
+            yield from _chain(maker.inputs[0], graph)
 
 
 def _op(op: Op, shard: Shard, around: list[tuple[str, Op]]) -> Iterator[str]:
