@@ -64,8 +64,7 @@ def op_work(shard: Shard, device: Device, use: Use) -> Work:
         for i, n in enumerate(counts[len(op.inputs) :]):
             fits = shard.result_bytes(i) <= device.fast_bytes
             rate = fits * device.fast_results_per_second or device.results_per_second
-            written = shard.operand_shape(1) if op.name == "dynamic_update_slice" else shard.result_shape(i)
-            results += n * math.prod(written) / rate
+            results += n * math.prod(shard.result_shape(i)) / rate
     if op.name in PRODUCTS:
         return Work(matrix_seconds(shard, device), results, 0.0, memory, chip, swept, turned, launches)
     vector = shard.flops / device.flops_per_second("vector")

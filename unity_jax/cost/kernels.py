@@ -59,12 +59,12 @@ class Fusing:
     """What a compiler fuses.
 
     With matmuls: `grows`: producers whose operands are larger than their result, in every dot that reads them;
-    `epilogue`: elementwise consumers and reductions, and what writes the result into a part of an array; `softmax`:
-    what follows a reduction of the rows of a batch of products. `by_position`: what can be computed from an element's
-    position is elementwise: random bits hash it, a scatter of one element per row compares it, and other scatters fill
-    in a constant operand themselves. `tiles`: arrays lie in tiles, so that it matters which dimension comes last.
-    `repeats`: costly functions, too, are computed by every reader, gathers included, if one is no loop and that moves
-    no more bytes (`PriorityFusion` of XLA:GPU, which weighs time).
+    `epilogue`: elementwise consumers and reductions; `softmax`: what follows a reduction of the rows of a batch of
+    products. `by_position`: what can be computed from an element's position is elementwise: random bits hash it, a
+    scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
+    arrays lie in tiles, so that it matters which dimension comes last. `repeats`: costly functions, too, are computed
+    by every reader, gathers included, if one is no loop and that moves no more bytes (`PriorityFusion` of XLA:GPU,
+    which weighs time).
     """
 
     grows: bool = False
@@ -293,8 +293,6 @@ class _Fuser:
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
-        if c.name == "dynamic_update_slice":  # a matmul writes its result where it belongs
-            return self.fusing.epilogue and p.name in PRODUCTS and _elements(p.outputs[0]) == _elements(c.inputs[1])
         if not (c in self.loops or c.name in REDUCTIONS):
             return False
         if p in self.within:

@@ -110,8 +110,7 @@ class _Buffers:
             return
         turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
         buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
-        in_place = any(op.name == "dynamic_update_slice" for op in kernel.ops)
-        own = (root.name in _OWN_BUFFER and not in_place) or bool(root.bodies) or "move" in root.params
+        own = root.name in _OWN_BUFFER or bool(root.bodies) or "move" in root.params
         at = self._add(Step(after, reads, buffers, _cost(root), None, self._inside(kernel), not own))
         self.maker.update((t, at) for t in kernel.writes)
         for t in turned:

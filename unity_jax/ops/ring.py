@@ -1,7 +1,7 @@
 """What a device does between the passes of a ring: it takes and writes the chunks that belong to the shard at hand.
 
     w_1 = dynamic_slice(w)                       # the rows of w that the shard x_1 meets
-    y = dynamic_update_slice(y, dot(x_1, w))     # the rows of y that it makes
+    y = dynamic_update_slice(y, dot(x_1, w))     # the rows of y that it makes; y is empty at first
     y = add(y, dot(x_1, w_1))                    # or a term of all of y
 
 Which chunk that is differs from device to device: it is looked up in a table over the members of the group. The arrays
@@ -47,11 +47,11 @@ def take(x: Tensor, chunk: Tensor, where: Chunks, product: Op, mesh: MeshAxes) -
     return _local("dynamic_slice", (x,), chunk, local, product, mesh, moved=2.0)
 
 
-def repeat(chunk: Tensor, whole: Tensor, where: Chunks, product: Op, mesh: MeshAxes) -> Op:
-    """An array of the size of `whole` with `chunk` in every place, of which one is the right one."""
-    copies = (chunk,) * len(where.of)
-    moved = 1 + 1 / len(copies)
-    return _local("concatenate", copies, whole, lambda *xs: jnp.concatenate(xs, where.dim), product, mesh, moved)
+def empty(whole: Tensor, product: Op, mesh: MeshAxes) -> Op:
+    """An array whose values do not matter: on TPU and GPU just memory (XLA's `AllocateBuffer`)."""
+    assert whole.layout is not None
+    shape = whole.layout.local_shape(whole.shape, mesh)
+    return _local("empty", (), whole, lambda: lax.empty(shape, whole.dtype), product, mesh, moved=0.0)
 
 
 def put(whole: Tensor, chunk: Tensor, result: Tensor, where: Chunks, product: Op, mesh: MeshAxes) -> Op:
@@ -82,7 +82,7 @@ def _local(
     local: Callable[..., Any],
     product: Op,
     mesh: MeshAxes,
-    moved: float = 0.0,
+    moved: float | None = None,
 ) -> Op:
     """An op on what a device holds, for a contraction. `moved`: how often its result goes through memory, where that is
     not all operands and results once."""
@@ -94,7 +94,7 @@ def _local(
         (),
         local=lambda shard, *xs: local(*xs),
         flops=float(math.prod(result.layout.local_shape(result.shape, mesh))) if name == "add" else 0.0,
-        bytes=(lambda shard: moved * shard.result_bytes()) if moved else None,
+        bytes=None if moved is None else lambda shard: moved * shard.result_bytes(),
         mask=False,
         fixed=layouts,
     )

@@ -169,21 +169,22 @@ class _Writer:
         ring = ring_of(self.machine, self.mesh, move.axes)
         where = {d: Chunks(part.result_dim, move.axes, ring.ahead(d)) for d in self.shards[gather]}
         made: Tensor | None = None
+        if part.result_dim >= 0:
+            made = dataclasses.replace(op.outputs[0], name="")
+            self.ops.append(local.empty(made, op, self.mesh))
         for i, (distance, shard) in enumerate(self.shards[gather].items()):
-            if made is not None and part.result_dim >= 0:
-                shard, made = self._after(shard, made, op)
-            term = self._product(op, part, {side: shard}, ring.ahead(distance), move.axes)
             last = i + 1 == len(where)
             if part.result_dim < 0:
+                term = self._product(op, part, {side: shard}, ring.ahead(distance), move.axes)
                 exact = last and part.result.dtype == op.outputs[0].dtype
                 made = term if made is None else self._added(made, term, op.outputs[0] if exact else None, op)
-                continue
-            whole = op.outputs[0] if last else dataclasses.replace(op.outputs[0], name="")
-            if made is None:
-                self.ops.append(local.repeat(term, whole, where[distance], op, self.mesh))
             else:
+                assert made is not None
+                shard, made = self._after(shard, made, op)
+                term = self._product(op, part, {side: shard}, ring.ahead(distance), move.axes)
+                whole = op.outputs[0] if last else dataclasses.replace(op.outputs[0], name="")
                 self.ops.append(local.put(made, term, whole, where[distance], op, self.mesh))
-            made = whole
+                made = whole
         assert made is not None
         if made is not op.outputs[0]:
             self.ops.append(local.convert(made, op.outputs[0], op, self.mesh))
