@@ -145,7 +145,7 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
 
     def made(label: str, candidate: Any) -> tuple[str, Plan]:
         mesh = jax.sharding.AbstractMesh(candidate.mesh.sizes, candidate.mesh.names)
-        return label, make_plan(program, mesh, machine, machine.device.memory_bytes, candidate, NO_PINS)
+        return label, make_plan(mesh, machine, machine.device.memory_bytes, candidate, NO_PINS)
 
     planner, rules = Planner(program, machine), RuleCache()
     traffic = Traffic.of(program.graph, machine.device.compiler)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from unity_jax.report.verification import Verification
 
 FORMAT = "unity_jax plan"
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,14 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Record:
-    """The decisions in a form that does not need the program: strategies in program order, layouts by position."""
+    """The decisions in a form that does not need the program: strategies in program order, layouts by position, rings
+    by the position of the contraction."""
 
     keep: bool
     strategies: tuple[tuple[int, ...] | None, ...]
     layouts: tuple[Layout | None, ...]
     outputs: tuple[Layout, ...]
+    rings: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,6 +307,7 @@ class Plan:
                 "strategies": self.record.strategies,
                 "layouts": [_layout_json(x) for x in self.record.layouts],
                 "outputs": [_layout_json(x) for x in self.record.outputs],
+                "rings": self.record.rings,
             },
         }
 
@@ -341,6 +344,7 @@ def _from_json(data: dict[str, Any]) -> Plan:
         tuple(None if s is None else tuple(map(int, s)) for s in d["strategies"]),
         tuple(None if x is None else _layout(x) for x in d["layouts"]),
         tuple(map(_layout, d["outputs"])),
+        tuple((int(op), int(side)) for op, side in d["rings"]),
     )
     found = tuple(Collective(**{**c, "axes": tuple(c["axes"])}) for c in p["collectives"])
     names, sizes, order = (data["mesh"][key] for key in ("names", "sizes", "order"))
@@ -367,9 +371,9 @@ def _from_json(data: dict[str, Any]) -> Plan:
 # Making plans
 
 
-def make_plan(program: Program, mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
+def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
     """The plan that a candidate of the search stands for."""
-    axes, graph, timeline = found.mesh, found.graph, found.timeline
+    program, axes, graph, timeline = found.program, found.mesh, found.graph, found.timeline
     predicted = Predicted(
         timeline.step_seconds,
         timeline.compute_seconds,
@@ -427,11 +431,13 @@ def _replicated(graph: Graph) -> tuple[str, ...]:
 
 def to_record(graph: Graph, decisions: Decisions) -> Record:
     """Decisions by position in the program."""
+    position = {op: i for i, op in enumerate(graph.walk())}
     return Record(
         decisions.keep,
-        tuple(decisions.strategies.get(op) for op in graph.walk()),
+        tuple(decisions.strategies.get(op) for op in position),
         tuple(decisions.layouts.get(t) for t in _places(graph)),
         decisions.outputs,
+        tuple(sorted((position[op], side) for op, side in decisions.rings)),
     )
 
 
@@ -445,6 +451,7 @@ def from_record(graph: Graph, record: Record) -> Decisions:
         {t: lay for t, lay in zip(places, record.layouts, strict=True) if lay is not None},
         record.outputs,
         record.keep,
+        frozenset((ops[i], side) for i, side in record.rings),
     )
 
 

@@ -99,9 +99,8 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         known_plan = cache.load(path, program.hash)
         if known_plan is not None:
             return rebuild(program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked)
-    found = joint.plan(program, machine, limit, wanted, meshes, applicable())
-    best = found.candidate
-    plan = make_plan(found.program, _with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
+    best = joint.plan(program, machine, limit, wanted, meshes, applicable())
+    plan = make_plan(_with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
     if path is not None:
         cache.store(plan, path)
     return plan
@@ -122,7 +121,7 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
     decisions = from_record(program.graph, saved.record)
     resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
     made = finish(program, decisions, resharder, RuleCache(), saved.label, bound)
-    return make_plan(program, mesh, machine, saved.memory_limit, made, asked)
+    return make_plan(mesh, machine, saved.memory_limit, made, asked)
 
 
 def _mesh(program: Program, call: Call, settings: Settings, base: Plan | None) -> Any:

@@ -32,7 +32,7 @@ from unity_jax.pcg.mesh import MeshAxes
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
 
-_BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange"), "tpu": ("combine",), "cpu": ()}
+_BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange", "shift"), "tpu": ("combine", "shift"), "cpu": ()}
 """The moves whose collectives run beside kernels. XLA:TPU starts and awaits others apart only inside kernels."""
 
 

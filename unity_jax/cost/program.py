@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unity_jax.cost.communication import collective_seconds
 from unity_jax.cost.compute import PRODUCTS, op_work, total
 from unity_jax.cost.kernels import Kernel, Use
 from unity_jax.cost.reshard import collective_kind, move_bytes
+from unity_jax.cost.ring import Shift
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard
@@ -26,7 +27,8 @@ class Collective:
 
     **Fields:** `kind`: all_gather, reduce_scatter, all_reduce, all_to_all or permute; `axes`: mesh axes; `bytes`: the
     larger of operand and result on one device; `count`: how often it stands in the program; `trips`: how often each
-    runs in a step (more than once inside a loop); `seconds` of one run; `source`: the user's line it serves.
+    runs in a step (more than once inside a loop); `seconds` of one run; `source`: the user's line it serves; `of`: the
+    collective that is decomposed into permutes of which this is one.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Collective:
     trips: int
     seconds: float
     source: str
+    of: str = ""
 
 
 def local_bytes(tensor: Tensor, mesh: MeshAxes) -> int:
@@ -87,9 +90,10 @@ def op_collectives(op: Op, mesh: MeshAxes, machine: Machine, repeat: int = 1) ->
         if kind is not None:
             t = op.inputs[0]
             nbytes = move_bytes(move, t.shape, t.dtype, mesh)
-            yield Collective(
-                kind, move.axes, nbytes, 1, repeat, collective_seconds(machine, mesh, kind, nbytes, move.axes), ""
-            )
+            of, ways = (move.of, move.ways) if isinstance(move, Shift) else ("", 1)
+            # Passes in different directions share the time of one.
+            seconds = collective_seconds(machine, mesh, kind, nbytes / ways, move.axes)
+            yield Collective(kind, move.axes, nbytes, 1, repeat, seconds, "", of)
     elif op.shard is not None and op.shard.rule.inner is not None:
         for c in op.shard.rule.inner(op.shard):
             seconds = collective_seconds(machine, mesh, c.kind, c.bytes, c.axes)
@@ -100,11 +104,8 @@ def collectives(graph: Graph, mesh: MeshAxes, machine: Machine) -> tuple[Collect
     """Every collective of a planned graph, equal ones merged, in order of total time."""
     counts: dict[tuple[object, ...], list[Collective]] = {}
     for c in _all_collectives(graph, mesh, machine, 1):
-        counts.setdefault((c.kind, c.axes, c.bytes, c.trips, c.source), []).append(c)
-    merged = (
-        Collective(c[0].kind, c[0].axes, c[0].bytes, len(c), c[0].trips, c[0].seconds, c[0].source)
-        for c in counts.values()
-    )
+        counts.setdefault((c.kind, c.axes, c.bytes, c.trips, c.source, c.of, c.seconds), []).append(c)
+    merged = (replace(c[0], count=len(c)) for c in counts.values())
     return tuple(sorted(merged, key=lambda c: (-c.seconds * c.count * c.trips, c.kind, c.axes, c.bytes, c.source)))
 
 
@@ -116,7 +117,7 @@ def _all_collectives(graph: Graph, mesh: MeshAxes, machine: Machine, repeat: int
         for c in op_collectives(op, mesh, machine, repeat):
             user = served.get(op, op)
             source = c.source or (user.source if user is not None else "output")
-            yield Collective(c.kind, c.axes, c.bytes, c.count, c.trips, c.seconds, source)
+            yield replace(c, source=source)
 
 
 def serves(graph: Graph) -> dict[Op, Op | None]:

@@ -34,10 +34,11 @@ COLLECTIVES: dict[str, str | None] = {
     "reduce": "all_reduce",
     "reduce_scatter": "reduce_scatter",
     "exchange": "all_to_all",
+    "shift": "permute",  # `cost.ring`
 }
 """The kinds of moves, and the collective that each one emits."""
 
-_KINDS = tuple(COLLECTIVES)
+_KINDS = tuple(kind for kind in COLLECTIVES if kind != "shift")  # those that change layouts
 
 # Passes over the result in device memory: slices and masks read and write it, shards of an inner dimension are copied
 # into place. A small term beside the network's, which breaks ties the way a device would.
@@ -184,7 +185,7 @@ class Resharder:
         self.machine, self.mesh = machine, mesh
         subsets = range(1 << len(mesh.names))
         self._group_size = np.array([math.prod(s for i, s in enumerate(mesh.sizes) if b >> i & 1) for b in subsets])
-        lines = all_lines(machine, mesh, [k for k in COLLECTIVES.values() if k is not None])
+        lines = all_lines(machine, mesh, [k for k in map(COLLECTIVES.get, _KINDS) if k is not None])
         # (kind of move, axes) -> the least over algorithms of the greatest of lines (seconds, seconds per byte)
         self._lines = _padded([[lines.get((COLLECTIVES[k], b), (((0.0, 0.0),),)) for b in subsets] for k in _KINDS])
         self._passes = np.array([_PASSES[k] * slices for k in _KINDS]) / machine.device.memory_bandwidth
@@ -320,7 +321,7 @@ class Resharder:
             at = rows[e.kind == _KINDS.index(kind)]
             payload[at, dim[at]] = local[state[at], dim[at]] * k[at]
         local_bytes = local.prod(axis=1) * size
-        has_collective = np.array([c is not None for c in COLLECTIVES.values()])[e.kind]
+        has_collective = np.array([COLLECTIVES[k] is not None for k in _KINDS])[e.kind]
         nbytes = payload.prod(axis=1) * size * has_collective
         latency, per_byte = np.moveaxis(self._lines[e.kind, e.axes], -1, 0)
         seconds = (latency + per_byte * nbytes[:, None, None]).max(axis=2).min(axis=1)

@@ -10,6 +10,7 @@ from jax import lax
 
 from unity_jax import _compat
 from unity_jax.cost.reshard import Move
+from unity_jax.cost.ring import Shift
 from unity_jax.pcg.mesh import MeshAxes
 
 
@@ -55,6 +56,11 @@ def _replicate(x: Any, move: Move, local: tuple[int, ...], mesh: MeshAxes) -> An
     return jnp.where(lax.axis_index(move.axes) == 0, x, jnp.full_like(x, identity))
 
 
+def _shift(x: Any, move: Move, local: tuple[int, ...], mesh: MeshAxes) -> Any:
+    assert isinstance(move, Shift)
+    return lax.ppermute(x, move.axes, move.pairs)
+
+
 _APPLY = {
     "partition": _partition,
     "combine": _combine,
@@ -62,6 +68,7 @@ _APPLY = {
     "reduce_scatter": _reduce_scatter,
     "exchange": _exchange,
     "replicate": _replicate,
+    "shift": _shift,
 }
 
 _REDUCE = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}

@@ -18,8 +18,8 @@ import numpy as np
 from unity_jax import _compat
 from unity_jax.pcg.layout import Layout, short_dtype
 
-PARALLEL_OPS = ("partition", "combine", "replicate", "reduce", "reduce_scatter", "exchange")
-"""The ops that change a tensor's layout and not its value; `ops/halo.py` adds Shift inside windowed ops."""
+PARALLEL_OPS = ("partition", "combine", "replicate", "reduce", "reduce_scatter", "exchange", "shift")
+"""The ops that change a tensor's layout and not its value; and Shift, which passes shards on along a ring."""
 
 
 @dataclass(eq=False, slots=True)
@@ -105,7 +105,8 @@ _UNSIGNED = (*_JAXPRS, "sharding", "out_sharding", "weak_type", "accuracy", "mes
 
 @dataclass(eq=False)
 class Graph:
-    """A straight-line program over tensors. `inputs` are its arguments; `outputs` may repeat or be inputs or literals."""
+    """A straight-line program over tensors. `inputs` are its arguments; `outputs` may repeat, or be inputs or
+    literals."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]

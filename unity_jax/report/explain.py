@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from unity_jax.cost.program import local_bytes
 from unity_jax.cost.reshard import Resharder, collective_kind
+from unity_jax.cost.ring import Shift
 from unity_jax.ops.rule import REDUCTIONS, Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
@@ -125,7 +126,9 @@ def _rewrite(done: Rewrite) -> Iterator[str]:
 def _ops(graph: Graph, pattern: str) -> Iterator[str]:
     found: dict[tuple[str, ...], int] = {}
     for op, around in _with_moves(graph):
-        if op.shard is not None and any(matches(text, pattern) for text in (op.scope, op.name, op.source)):
+        if op.shard is None or _is_of_ring(op):
+            continue
+        if any(matches(text, pattern) for text in (op.scope, op.name, op.source)):
             entry = tuple(_op(op, op.shard, around))
             found[entry] = found.get(entry, 0) + 1
     for entry, count in list(found.items())[:OPS]:
@@ -145,16 +148,35 @@ def _with_moves(graph: Graph) -> Iterator[tuple[Op, list[tuple[str, Op]]]]:
         for body in op.bodies:
             yield from _with_moves(body)
         before = [("before", m) for t in op.inputs for m in reversed(list(_chain(t, graph)))]
-        after = [("after", m) for t in op.outputs for m in readers.get(t, ()) if "move" in m.params]
+        after = [("after", m) for t in op.outputs for m in _movers(t, readers)]
         yield op, [(when, m) for when, m in before + after if collective_kind(m.params["move"])]
 
 
+def _is_of_ring(op: Op) -> bool:
+    """Whether it puts together what the partial contractions of a ring make."""
+    return op.shard is not None and op.traced is None
+
+
+def _movers(tensor: Tensor, readers: dict[Tensor, list[Op]]) -> Iterator[Op]:
+    """The moves that read a tensor, or what a ring makes of it."""
+    for op in readers.get(tensor, ()):
+        if "move" in op.params:
+            yield op
+        elif op.name == "optimization_barrier":
+            yield from _movers(op.outputs[op.inputs.index(tensor)], readers)
+        elif _is_of_ring(op):
+            yield from _movers(op.outputs[0], readers)
+
+
 def _chain(tensor: Tensor, graph: Graph) -> Iterator[Op]:
-    """The moves that made a tensor, last first."""
+    """The moves that made a tensor, last first; of the passes of a ring the last."""
     maker = graph.producer.get(tensor)
-    while maker is not None and "move" in maker.params:
+    if maker is not None and maker.name == "optimization_barrier":
+        yield from _chain(maker.inputs[maker.outputs.index(tensor)], graph)
+    elif maker is not None and "move" in maker.params:
         yield maker
-        maker = graph.producer.get(maker.inputs[0])
+        if not isinstance(maker.params["move"], Shift):
+            yield from _chain(maker.inputs[0], graph)
 
 
 def _op(op: Op, shard: Shard, around: list[tuple[str, Op]]) -> Iterator[str]:
@@ -165,7 +187,8 @@ def _op(op: Op, shard: Shard, around: list[tuple[str, Op]]) -> Iterator[str]:
     for when, move in around:
         kind, axes = collective_kind(move.params["move"]), ",".join(move.params["move"].axes)
         nbytes = max(local_bytes(t, shard.mesh) for t in (*move.inputs, *move.outputs))
-        yield f"  {when}: {kind} over {axes}, {size(nbytes)}: {move.inputs[0]} -> {move.outputs[0]}"
+        of = f" of a decomposed {move.params['move'].of}" if isinstance(move.params["move"], Shift) else ""
+        yield f"  {when}: {kind} over {axes}{of}, {size(nbytes)}: {move.inputs[0]} -> {move.outputs[0]}"
     if shard.rule.inner is not None:
         for c in shard.rule.inner(shard):
             yield f"  inside: {c.kind} over {','.join(c.axes)}, {size(c.bytes)}"

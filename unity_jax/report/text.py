@@ -242,16 +242,17 @@ def _listing(names: Sequence[str], width: int = 32) -> str:
 
 def _collectives(found: Sequence[Collective]) -> Table:
     """Collectives of one kind for one line are one row, in order of total time."""
-    groups: dict[tuple[str, tuple[str, ...], int, str], list[Collective]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...], int, str], list[Collective]] = {}
     for c in found:
-        groups.setdefault((c.kind, c.axes, c.trips, short_source(c.source)), []).append(c)
+        groups.setdefault((c.kind, c.of, c.axes, c.trips, short_source(c.source)), []).append(c)
     totals = sorted(((_total(cs), key) for key, cs in groups.items()), key=lambda t: -t[0][2])
     rows = columns(
         "collective", "axes", "count", "bytes", "time", "serves", right=(2, 3, 4), title="Collectives in one step"
     )
-    for (count, nbytes, time), (kind, axes, trips, source) in totals[:SHOWN]:
+    for (count, nbytes, time), (kind, of, axes, trips, source) in totals[:SHOWN]:
         times = f"{count} x {trips}" if trips > 1 else str(count)
-        rows.add_row(kind.replace("_", "-"), ",".join(axes), times, size(nbytes), seconds(time), source)
+        name = f"{kind} ({of})" if of else kind  # a permute of a decomposed collective
+        rows.add_row(name.replace("_", "-"), ",".join(axes), times, size(nbytes), seconds(time), source)
     if len(totals) > SHOWN:
         count, nbytes, time = (sum(t[0][i] for t in totals[SHOWN:]) for i in range(3))
         rows.add_row(f"{len(totals) - SHOWN} more rows", "", str(count), size(nbytes), seconds(time), "")

@@ -26,13 +26,15 @@ class Decisions:
     **Fields:** `strategies`: one per op without bodies; `layouts`: one per graph input, body input (constants, carries
     and slices of a loop) and result of a `scan` or `cond` that is not a carry, and for those op results that are held
     in another layout than they are made in; `outputs`: one per graph output; `keep`: whether the backward pass reuses
-    what the forward pass gathered (faster) or gathers again (smaller).
+    what the forward pass gathered (faster) or gathers again (smaller); `rings`: the collectives that `decompose` takes
+    apart, by the contraction beside each.
     """
 
     strategies: dict[Op, Strategy] = field(default_factory=dict)
     layouts: dict[Tensor, Layout] = field(default_factory=dict)
     outputs: tuple[Layout, ...] = ()
     keep: bool = True
+    rings: frozenset[tuple[Op, int]] = frozenset()
 
 
 class RuleCache:

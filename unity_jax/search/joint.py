@@ -15,7 +15,6 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import slowest
@@ -45,18 +44,6 @@ WHOLE = MeshAxes((), ())
 """The mesh on which nothing is split."""
 
 
-@dataclass(frozen=True, eq=False)
-class Variant:
-    """A program, rewritten or not, with its best plan."""
-
-    program: Program
-    candidate: Candidate
-
-    @property
-    def seconds(self) -> float:
-        return self.candidate.seconds
-
-
 def plan(
     program: Program,
     machine: Machine,
@@ -64,50 +51,51 @@ def plan(
     pins: Pins,
     meshes: Sequence[MeshAxes],
     rules: Sequence[Rule],
-) -> Variant:
+) -> Candidate:
     """The best plan over meshes and rewrites. Never worse than that of the program as it is.
 
     A program that does not fit as it is is not rewritten: what it needs is memory, which is not what rewriting saves.
     """
     planner = Planner(program, machine, limit, pins)
     sketches = planner.sketch(meshes)
-    first = Variant(program, best(sketches, planner.limit))
-    if not first.candidate.fits(planner.limit):
-        first, sketches = Variant(program, planner.plan(meshes)), []
-    found, deep = _rewritten(planner, first, rules) if first.candidate.fits(planner.limit) else (first, False)
+    first = best(sketches, planner.limit)
+    if not first.fits(planner.limit):
+        first, sketches = planner.plan(meshes), []
+    found, deep = _rewritten(planner, first, rules) if first.fits(planner.limit) else (first, False)
     if found is first:
-        return Variant(program, planner.plan(meshes)) if sketches else first
-    chosen = planner.plan([c.mesh for c in sketches], [found.candidate])
-    if chosen is not found.candidate:
-        return Variant(program, chosen)
+        return planner.plan(meshes) if sketches else first
+    chosen = planner.plan([c.mesh for c in sketches], [found])
+    if chosen.program is program or deep:
+        return chosen
     others = [m for m in meshes if m != chosen.mesh] or meshes
-    return found if deep else dataclasses.replace(found, candidate=planner.like(found.program).plan(others, [chosen]))
+    return planner.like(chosen.program).plan(others, [chosen])
 
 
-def _rewritten(planner: Planner, first: Variant, rules: Sequence[Rule]) -> tuple[Variant, bool]:
+def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tuple[Candidate, bool]:
     """A faster variant for the same mesh, if one is found, and whether the program is deep: then it is made of what its
     shallow twin finds.
 
     A twin needs less memory than the program: its plans have no limit.
     """
-    program, pins, mesh = first.program, planner.pins, first.candidate.mesh
+    program, pins, mesh = first.program, planner.pins, first.mesh
     twin = shallow(program)
     if len(twin.program.graph.ops) > len(program.graph.ops) // 2:
         return _Search(planner, rules).run(first), False
     outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
     scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
     search = _Search(scout, rules)
-    found = search.run(Variant(twin.program, scout.promising(mesh)))
+    found = search.run(scout.promising(mesh))
     graph, done = replayed(program.graph, twin.program.graph, found.program.rewrites, rules, search.seconds)
-    changed = program.rewritten(graph, done)
-    made = Variant(changed, planner.like(changed).promising(mesh)) if done else first
+    if not done:
+        return first, True
+    made = planner.like(program.rewritten(graph, done)).promising(mesh)
     return (made if is_better(made, first, planner.limit) else first), True
 
 
-def is_better(a: Variant, b: Variant, limit: float) -> bool:
-    """Whether a variant is worth its rewrites."""
-    if a.candidate.fits(limit) != b.candidate.fits(limit):
-        return a.candidate.fits(limit)
+def is_better(a: Candidate, b: Candidate, limit: float) -> bool:
+    """Whether the plan of a variant is worth its rewrites."""
+    if a.fits(limit) != b.fits(limit):
+        return a.fits(limit)
     return a.seconds < (1 - NEGLIGIBLE) * b.seconds
 
 
@@ -119,11 +107,13 @@ class _Search:
         self.known: dict[object, int] = {}
         self.seen: set[tuple[int, ...]] = set()
         self.tried: set[object] = set()
+        self.done: dict[Graph, tuple[Rewrite, ...]] = {}
 
-    def run(self, first: Variant) -> Variant:
+    def run(self, first: Candidate) -> Candidate:
         """The fastest variant that fits, within the budget."""
         left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
         self._is_new(first.program.graph)
+        self.done[first.program.graph] = first.program.rewrites
         chosen, order = first, itertools.count()
         waiting = [(first.seconds, next(order), first)]
         while waiting and left > 0:
@@ -142,7 +132,10 @@ class _Search:
                 if is_better(made, chosen, self.planner.limit):
                     chosen = made
                     break  # what else there is, is found again in the better variant
-        return chosen
+        if chosen is first:
+            return first
+        graph = chosen.program.graph
+        return dataclasses.replace(chosen, program=chosen.program.rewritten(graph, self.done[graph]))
 
     def _is_new(self, graph: Graph) -> bool:
         found = fingerprint(graph, self.known)
@@ -150,7 +143,7 @@ class _Search:
         self.seen.add(found)
         return new
 
-    def _proposals(self, variant: Variant) -> list[tuple[Path, Finder, Place]]:
+    def _proposals(self, variant: Candidate) -> list[tuple[Path, Finder, Place]]:
         """Places of all graphs of a program that are worth a plan, most promising first; what has been tried elsewhere
         comes last.
 
@@ -181,7 +174,7 @@ class _Search:
                 return *made, now
         return None
 
-    def _stepped(self, variant: Variant, path: Path, finder: Finder, place: Place) -> Variant | None:
+    def _stepped(self, variant: Candidate, path: Path, finder: Finder, place: Place) -> Candidate | None:
         """The variant after one step and what follows from it, planned; None if it cannot be made or is known."""
         made = rewrite(finder, place)
         if made is None:
@@ -196,12 +189,12 @@ class _Search:
         if not self._is_new(whole):
             return None
         before = variant.program
-        changed = before.rewritten(whole, before.rewrites)
-        candidate = self.planner.like(changed).promising(variant.candidate.mesh)
+        candidate = self.planner.like(before.rewritten(whole, ())).promising(variant.mesh)
         where = _source(before.graph, path, place.found[0].roots[0].tensor)
         saved = variant.seconds - candidate.seconds
         did = Rewrite(place.rule.name, where, len(first.spots), saved, place.rule.proof, tuple(steps))
-        return Variant(dataclasses.replace(changed, rewrites=(*before.rewrites, did)), candidate)
+        self.done[whole] = *self.done[before.graph], did
+        return candidate
 
 
 def _source(graph: Graph, path: Path, root: Tensor) -> str:

@@ -8,6 +8,7 @@ because each is simulated too unless its floor (`floors`) shows that it cannot w
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,19 +28,22 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.build import Builder, Built
+from unity_jax.search.decompose import Place, decompose
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, coarser, refined
+from unity_jax.search.rings import with_rings
 from unity_jax.search.solver import solve, store_for
 from unity_jax.search.tables import Store
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One complete plan: decisions, the graph they make, what it costs, and a lower bound (0 if unknown) of the seconds
-    of every plan for its mesh."""
+    """One complete plan: the program, rewritten or not, decisions, the graph they make, what it costs, and a lower bound
+    (0 if unknown) of the seconds of every plan for its mesh."""
 
+    program: Program
     mesh: MeshAxes
     machine: Machine
     decisions: Decisions
@@ -143,7 +147,7 @@ class Planner:
             self._compete(found, mesh)
             if self._is_enough(found, mesh):
                 break
-        return best(found, self.limit)
+        return self._with_rings(found)
 
     def _is_enough(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
         """Whether no more meshes are tried after this one."""
@@ -181,6 +185,17 @@ class Planner:
             solved = self._solved(mesh)
             self._proposals[mesh] = self._finish(solved.built, solved.assignment, True, "search")
         return self._proposals[mesh]
+
+    def _with_rings(self, found: Sequence[Candidate]) -> Candidate:
+        """The best of some candidates, its collectives as rings where that is faster."""
+
+        def make(base: Candidate, places: frozenset[Place]) -> Candidate:
+            decisions = dataclasses.replace(base.decisions, rings=places)
+            resharder = self._resharders[base.mesh]
+            return finish(base.program, decisions, resharder, self.rules, base.label, base.lower_bound)
+
+        now = best(found, self.limit)
+        return with_rings(found, self.limit, make) if now.fits(self.limit) else now
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits."""
@@ -299,12 +314,12 @@ def finish(
     bound: float = 0.0,
 ) -> Candidate:
     """The planned graph of some decisions, with its memory and, when asked for, its timeline."""
-    mesh = resharder.mesh
-    graph = assemble(program.graph, decisions, resharder, rules)
-    device = resharder.machine.device
+    mesh, machine = resharder.mesh, resharder.machine
+    graph = decompose(assemble(program.graph, decisions, resharder, rules), decisions.rings, mesh, machine)
+    device = machine.device
     traffic = Traffic.of(graph, device.compiler)
     peak = memory(graph, traffic, mesh, device, program.donated)
-    return Candidate(mesh, resharder.machine, decisions, graph, traffic, peak, label, bound)
+    return Candidate(program, mesh, machine, decisions, graph, traffic, peak, label, bound)
 
 
 def best(candidates: Sequence[Candidate], limit: float) -> Candidate:

@@ -1,0 +1,154 @@
+"""Which collectives of a plan to run as rings: those with which the simulated step is faster.
+
+An estimate proposes: each kind of place, such as the same projection of all layers, is simulated by itself, as
+collective and contraction and as a ring, and weighed by how much of the collective nothing hides in the plan. A
+simulation of the whole plan decides.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unity_jax.cost.kernels import Traffic
+from unity_jax.cost.program import op_collectives, serves
+from unity_jax.cost.tasks import COMPUTE, tasks
+from unity_jax.cost.timeline import Timeline, simulate
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph, Op, nested
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.decompose import Match, Place, decompose, matches
+
+if TYPE_CHECKING:
+    from unity_jax.search.planner import Candidate
+
+NEGLIGIBLE = 1e-3
+"""The part of a step that rings must save."""
+
+SIMULATED_OPS = 30_000
+"""Ops of all plans with rings together that are simulated, beyond the first plan: a large model has tens of thousands,
+and each takes as long as another candidate."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Places of one kind, and the seconds of a step that rings there are estimated to save."""
+
+    places: frozenset[Place]
+    seconds: float
+
+
+def with_rings(
+    found: Sequence[Candidate], limit: float, make: Callable[[Candidate, frozenset[Place]], Candidate]
+) -> Candidate:
+    """The fastest candidate that fits, with rings or without. `found`: candidates of which one fits; `make`: one of
+    them with rings.
+
+    They are tried in the order of their estimates, until none promises more: all that is proposed for one at once, then
+    one kind after the other, of which those stay that help.
+    """
+    fitting = [c for c in found if c.fits(limit)]
+    now = min(fitting, key=lambda c: (c.seconds, c.memory.peak_bytes))
+    known: dict[object, float] = {}
+    # Rings hide communication: no candidate becomes faster than its arithmetic.
+    open_to = [c for c in fitting if c.timeline.compute_seconds < _less(now.seconds)]
+    proposed = [(c, proposals(c, known)) for c in open_to]
+    ranked = sorted((c.seconds - sum(p.seconds for p in ps), i) for i, (c, ps) in enumerate(proposed) if ps)
+    left = float(SIMULATED_OPS)
+    for expected, i in ranked:
+        base, kinds = proposed[i]
+        if expected >= _less(now.seconds):
+            break
+        everything = frozenset(place for p in kinds for place in p.places)
+        steps = [everything, *(p.places for p in kinds)] if len(kinds) > 1 else [everything]
+        least, taken = base.seconds, frozenset[Place]()
+        for places in steps:
+            if left <= 0:
+                return now
+            made = make(base, taken | places)
+            left -= len(made.graph.ops)
+            if made.fits(limit) and made.seconds < _less(least) and places is not everything:
+                least, taken = made.seconds, taken | places
+            if made.fits(limit) and made.seconds < _less(now.seconds):
+                now = made
+    return now
+
+
+def _less(seconds: float) -> float:
+    """What is less by enough."""
+    return seconds * (1 - NEGLIGIBLE)
+
+
+def proposals(base: Candidate, known: dict[object, float]) -> list[Proposal]:
+    """The kinds of places where rings are estimated to be faster, best first; each contraction in one of them.
+
+    **Arguments:** `known`: what a ring of each kind saves by itself, as far as it was simulated already.
+    """
+    exposed = exposures(base.timeline)
+    saved: dict[object, float] = defaultdict(float)
+    places: dict[object, list[Place]] = defaultdict(list)
+    for _, graph, repeat in nested(base.graph):
+        served = serves(graph)
+        for match in matches(graph, base.mesh):
+            (c,) = op_collectives(match.move, base.mesh, base.machine)
+            waits = exposed.get((served[match.move], c.kind, c.axes, c.bytes), 0.0)
+            if waits * repeat > NEGLIGIBLE**2 * base.seconds:
+                kind = _kind(match)
+                if (kind, base.mesh) not in known:
+                    known[kind, base.mesh] = _gain(match, base.mesh, base.machine)
+                saved[kind] += repeat * (waits - c.seconds + known[kind, base.mesh])
+                places[kind] += match.places
+    found: list[Proposal] = []
+    taken: set[Op] = set()
+    for kind in sorted(saved, key=lambda k: -saved[k]):
+        ops = {op for op, _ in places[kind]}
+        if saved[kind] > NEGLIGIBLE * base.seconds and taken.isdisjoint(ops):
+            taken |= ops
+            found.append(Proposal(frozenset(places[kind]), saved[kind]))
+    return found
+
+
+def exposures(timeline: Timeline) -> dict[tuple[Op | None, str, tuple[str, ...], int], float]:
+    """Seconds of each collective in which no arithmetic runs: by the op that it serves, kind, axes and bytes; of loops
+    in their first iteration. The mean, where there are several such collectives."""
+    times = zip(timeline.tasks, timeline.starts, timeline.ends, strict=True)
+    computing = [(start, end) for t, start, end in times if t.stream == COMPUTE and end > start]
+    starts, ends = np.sort(np.reshape(computing, (-1, 2)), axis=0).T  # they follow each other
+    before = np.concatenate([[0.0], np.cumsum(ends - starts)])  # seconds of arithmetic until each begins
+
+    def busy(time: float) -> float:
+        n = int(np.searchsorted(starts, time, side="right"))
+        return float(before[n] - max(0.0, ends[n - 1] - time)) if n else 0.0
+
+    found: dict[tuple[Op | None, str, tuple[str, ...], int], list[float]] = defaultdict(list)
+    for t, start, end in zip(timeline.tasks, timeline.starts, timeline.ends, strict=True):
+        if (c := t.collective) is not None:
+            found[t.op, c.kind, c.axes, c.bytes].append(end - start - (busy(end) - busy(start)))
+    return {key: sum(waits) / len(waits) for key, waits in found.items()}
+
+
+def _kind(match: Match) -> object:
+    """Equal for matches whose rings take equally long."""
+    move = match.move
+    products = tuple((op.traced.signature, op.shard.strategy, side) for op, side in match.products if op.traced)
+    return move.params["move"], move.inputs[0].shape, str(move.inputs[0].dtype), products
+
+
+def _gain(match: Match, mesh: MeshAxes, machine: Machine) -> float:
+    """Seconds that a ring saves where nothing else runs."""
+    products = [op for op, _ in match.products]
+    first = match.move.params["move"].kind == "combine"
+    ops = [match.move, *products] if first else [*products, match.move]
+    made = {t for op in ops for t in op.outputs}
+    read = dict.fromkeys(t for op in ops for t in op.inputs if t not in made and t.literal is None)
+    results = [op.outputs[0] for op in (products if first else [match.move])]
+    whole = Graph(tuple(read), tuple(results), ops)
+
+    def seconds(graph: Graph) -> float:
+        return simulate(tasks(graph, Traffic.of(graph, machine.device.compiler), mesh, machine), machine).step_seconds
+
+    return seconds(whole) - seconds(decompose(whole, match.places, mesh, machine))
