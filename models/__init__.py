@@ -22,7 +22,8 @@ from models._common import Batch, Metrics, Model, TrainState, resize
 
 __all__ = ["Batch", "Metrics", "Model", "TrainState", "get", "names", "sizes", "step"]
 
-_FILES = {name: f"models.{name}" for name in ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")}
+_NAMES = "bert candle_uno dlrm gpt lstm_lm mlp moe resnext xdl"
+_FILES = {name: f"models.{name}" for name in _NAMES.split()}
 
 
 def names() -> tuple[str, ...]:

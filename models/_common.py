@@ -195,6 +195,15 @@ def is_matrix(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(named, params)
 
 
+def uniform_within(bound: float) -> Callable[..., Array]:
+    """An initializer: uniform within `bound` of zero."""
+
+    def init(key: Array, shape: tuple[int, ...], dtype: Any, **kwargs: Any) -> Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound, **kwargs)
+
+    return init
+
+
 def zipf(rng: np.random.Generator, shape: tuple[int, ...], size: int) -> np.ndarray:
     """Ids i32[shape] in [0, size) whose frequency falls as 1/rank (Zipf's law), by the inverse of its distribution."""
     ranks = np.exp(rng.random(shape) * math.log(size + 1)) - 1.0

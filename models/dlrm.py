@@ -28,7 +28,7 @@ import optax
 from flax import nnx
 from jax import ShapeDtypeStruct
 
-from models._common import Array, Batch, Metrics, Model, Precision, make_precision, zipf
+from models._common import Array, Batch, Metrics, Model, Precision, make_precision, uniform_within, zipf
 
 _M = 1_000_000
 # fmt: off
@@ -107,7 +107,7 @@ class Dlrm(nnx.Module):
             nnx.Embed(
                 rows,
                 config.width,
-                embedding_init=_uniform(rows),
+                embedding_init=uniform_within(rows**-0.5),
                 param_dtype=precision.param,
                 rngs=rngs,
             )
@@ -137,15 +137,6 @@ class Dlrm(nnx.Module):
         logits = self.top(self.interact([dense, *bags]))[:, 0].astype(self.precision.param)
         labels = batch["labels"].astype(logits.dtype)
         return optax.sigmoid_binary_cross_entropy(logits, labels).mean(), {}
-
-
-def _uniform(rows: int) -> Any:
-    """The reference initializer: uniform within 1/sqrt(rows) of zero."""
-
-    def init(key: Array, shape: tuple[int, ...], dtype: Any, **kwargs: Any) -> Array:
-        return jax.random.uniform(key, shape, dtype, -(rows**-0.5), rows**-0.5, **kwargs)
-
-    return init
 
 
 def _batch_spec(config: Config) -> Batch:

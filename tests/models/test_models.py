@@ -32,7 +32,13 @@ PARAMETERS = {
     ("mlp", "towers"): 956_301_312,
     # 204,184,588 rows x 128, bottom MLP 171,392, top MLP 2,197,505 (479 inputs: 128 + 27 x 26 / 2).
     ("dlrm", "full"): 204_184_588 * 128 + 171_392 + 2_197_505,
+    # Unity's towers (942 + 2 x 5270 + 2 x 2048) 4192 + 5 x 7 x 4192^2, head (5 x 4192 + 2) 4192 + 3 x 4192^2 + 4192; the
+    # benchmark's as its own run prints it (Pilot1/Uno/save, 2018).
+    ("candle_uno", "full"): 15_578 * 4192 + 35 * 4192**2 + 20_962 * 4192 + 3 * 4192**2 + 4192,
+    ("candle_uno", "benchmark"): 38_094_001,
     ("resnext", "full"): 25_028_904,
+    # 4 tables of 10^6 x 64, then 256 x 256 + 256 x 256 + 256 x 2.
+    ("xdl", "full"): 256_000_000 + 2 * 256**2 + 512,
     # 2 x 10,000 x 1500 + 10,000 in the embedding and output, 2 x (2 x 1500 x 6000 + 6000) in the layers.
     ("lstm_lm", "full"): 66_022_000,
     ("lstm_lm", "medium"): 19_775_200,
