@@ -22,7 +22,7 @@ from models._common import Batch, Metrics, Model, TrainState, resize
 
 __all__ = ["Batch", "Metrics", "Model", "TrainState", "get", "names", "sizes", "step"]
 
-_NAMES = "bert candle_uno dlrm gpt lstm_lm mlp moe resnext xdl"
+_NAMES = "bert candle_uno dlrm gpt inception lstm_lm mlp moe resnet resnext vit xdl"
 _FILES = {name: f"models.{name}" for name in _NAMES.split()}
 
 

@@ -84,7 +84,9 @@ PUBLISHED = {"benchmark": 38_094_001}
 class Dense(nnx.Module):
     """Linear layers, each with ReLU, dropout and (where shapes agree) a residual."""
 
-    def __init__(self, inputs: int, widths: tuple[int, ...], config: Config, precision: Precision, rngs: nnx.Rngs):
+    def __init__(
+        self, inputs: int, widths: tuple[int, ...], config: Config, precision: Precision, rngs: nnx.Rngs
+    ) -> None:
         self.layers = nnx.List(
             [_linear(a, b, config, precision, rngs) for a, b in itertools.pairwise([inputs, *widths])]
         )

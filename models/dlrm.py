@@ -2,14 +2,19 @@
 
 Source: Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (arXiv
 1906.00091). `full` has the tables, bags and MLPs of the MLPerf training benchmark on Criteo 1TB since version 3.0
-(multi-hot, Adagrad at 0.005), with the paper's dot interaction in place of the benchmark's cross network. `unity`
-follows the larger program of Unity's artifact (8 tables of a million rows, interaction by concatenation).
+(multi-hot, Adagrad at 0.005), with the paper's dot interaction in place of the benchmark's cross network. `kaggle` and
+`terabyte` are the two Criteo runs of the paper's released code (one id per table; the larger caps tables at ten
+million rows). `unity` follows the larger program of Unity's artifact (8 tables of a million rows, interaction by
+concatenation), `unity-24` the variant of its scripts with 24 narrower tables. All use Adagrad.
 
-| size  | tables (rows)    | ids | width | bottom MLP     | top MLP                 | parameters     |
-|-------|------------------|-----|-------|----------------|-------------------------|----------------|
-| full  | 26 (204,184,588) | 214 | 128   | 13-512-256-128 | 479-1024-1024-512-256-1 | 26,137,996,161 |
-| unity | 8 (8,000,000)    | 8   | 256   | 13-8x1024-256  | 2304-4x1024-1           | 2,061,134,081  |
-| tiny  | 5 (1,378)        | 12  | 16    | 13-32-16       | 31-32-16-1              | 24,593         |
+| size     | tables (rows)    | ids | width | bottom MLP       | top MLP                 | parameters     |
+|----------|------------------|-----|-------|------------------|-------------------------|----------------|
+| full     | 26 (204,184,588) | 214 | 128   | 13-512-256-128   | 479-1024-1024-512-256-1 | 26,137,996,161 |
+| kaggle   | 26 (33,762,577)  | 26  | 16    | 13-512-256-64-16 | 367-512-256-1           | 540,677,217    |
+| terabyte | 26 (49,126,297)  | 26  | 64    | 13-512-256-64    | 415-512-512-256-1       | 3,144,845,185  |
+| unity    | 8 (8,000,000)    | 8   | 256   | 13-8x1024-256    | 2304-4x1024-1           | 2,061,134,081  |
+| unity-24 | 24 (24,000,000)  | 24  | 64    | 64-512-512-64    | 1600-3x1024-1           | 1,540,068,417  |
+| tiny     | 5 (1,378)        | 12  | 16    | 13-32-16         | 31-32-16-1              | 24,593         |
 
 `ids` is the number of ids per sample, over all tables.
 
@@ -36,6 +41,14 @@ _CRITEO_ROWS = (
     40 * _M, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40 * _M, 3_067_956, 405_282, 10,
     2_209, 11_938, 155, 4, 976, 14, 40 * _M, 40 * _M, 40 * _M, 590_152, 12_973, 108, 36,
 )
+_KAGGLE_ROWS = (
+    1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194,
+    27, 14_992, 5_461_306, 10, 5_652, 2_173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
+)
+_TERABYTE_ROWS = (
+    3, 4, 10, 14, 36, 61, 101, 122, 970, 1_442, 2_208, 7_112, 7_378, 11_156, 12_420, 17_217, 20_134,
+    36_084, 313_829, 415_421, 1_333_352, 7_267_859, 9_758_201, 9_946_608, 9_980_333, 9_994_222,
+)
 _CRITEO_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 # fmt: on
 
@@ -58,12 +71,38 @@ class Config:
 
 SIZES = {
     "full": Config(),
+    "kaggle": Config(
+        rows=_KAGGLE_ROWS,
+        bags=(1,) * 26,
+        width=16,
+        bottom=(512, 256, 64, 16),
+        top=(512, 256, 1),
+        batch_size=128,
+    ),
+    "terabyte": Config(
+        rows=_TERABYTE_ROWS,
+        bags=(1,) * 26,
+        width=64,
+        bottom=(512, 256, 64),
+        top=(512, 512, 256, 1),
+        batch_size=2048,
+    ),
     "unity": Config(
         rows=(_M,) * 8,
         bags=(1,) * 8,
         width=256,
         bottom=(1024,) * 8 + (256,),
         top=(1024,) * 4 + (1,),
+        interaction="concat",
+        batch_size=4096,
+    ),
+    "unity-24": Config(
+        rows=(_M,) * 24,
+        bags=(1,) * 24,
+        width=64,
+        dense=64,
+        bottom=(512, 512, 64),
+        top=(1024,) * 3 + (1,),
         interaction="concat",
         batch_size=4096,
     ),

@@ -17,12 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
-from jax import ShapeDtypeStruct
 
 from models._common import Array, Batch, Metrics, Model, Precision, make_precision
+from models._image import ConvNorm, cross_entropy, image_batch, image_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,53 +57,17 @@ SIZES = {
 PUBLISHED = {"full": 25_028_904}
 
 
-class ConvNorm(nnx.Module):
-    """Convolution without bias, then batch normalization; statistics in f32 or wider, momentum 0.9."""
-
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        size: int,
-        precision: Precision,
-        rngs: nnx.Rngs,
-        *,
-        stride: int = 1,
-        groups: int = 1,
-    ) -> None:
-        self.conv = nnx.Conv(
-            inputs,
-            outputs,
-            (size, size),
-            stride,
-            padding=[(size // 2, size // 2)] * 2,
-            feature_group_count=groups,
-            use_bias=False,
-            kernel_init=nnx.initializers.variance_scaling(2.0, "fan_out", "normal"),
-            rngs=rngs,
-            **precision.kwargs,
-        )
-        self.norm = nnx.BatchNorm(outputs, momentum=0.9, epsilon=1e-5, rngs=rngs, **precision.kwargs)
-        # nnx makes the running statistics float32 whatever param_dtype is, which a float64 run cannot store into.
-        self.norm.mean = nnx.BatchStat(jnp.zeros((outputs,), precision.param))
-        self.norm.var = nnx.BatchStat(jnp.ones((outputs,), precision.param))
-
-    def __call__(self, x: Array, train: bool) -> Array:
-        """f[B, H, W, inputs] -> f[B, H / stride, W / stride, outputs]."""
-        return self.norm(self.conv(x), use_running_average=not train)
-
-
 class Block(nnx.Module):
     """1x1, grouped 3x3, 1x1, around a residual that is projected where shapes change."""
 
     def __init__(
         self, inputs: int, width: int, outputs: int, stride: int, groups: int, precision: Precision, rngs: nnx.Rngs
     ) -> None:
-        self.reduce = ConvNorm(inputs, width, 1, precision, rngs)
-        self.grouped = ConvNorm(width, width, 3, precision, rngs, stride=stride, groups=groups)
-        self.expand = ConvNorm(width, outputs, 1, precision, rngs)
+        self.reduce = ConvNorm(inputs, width, (1, 1), precision, rngs)
+        self.grouped = ConvNorm(width, width, (3, 3), precision, rngs, stride=stride, groups=groups)
+        self.expand = ConvNorm(width, outputs, (1, 1), precision, rngs)
         changes = stride != 1 or inputs != outputs
-        self.project = ConvNorm(inputs, outputs, 1, precision, rngs, stride=stride) if changes else None
+        self.project = ConvNorm(inputs, outputs, (1, 1), precision, rngs, stride=stride) if changes else None
 
     def __call__(self, x: Array, train: bool) -> Array:
         """f[B, H, W, inputs] -> f[B, H / stride, W / stride, outputs]."""
@@ -118,7 +81,7 @@ class ResNext(nnx.Module):
     """Stem, stages of blocks, global average pool, classifier."""
 
     def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
-        self.stem = ConvNorm(3, config.stem, 7, precision, rngs, stride=2)
+        self.stem = ConvNorm(3, config.stem, (7, 7), precision, rngs, stride=2)
         blocks = []
         inputs = config.stem
         for stage, count in enumerate(config.stages):
@@ -140,14 +103,7 @@ class ResNext(nnx.Module):
         for block in self.blocks:
             x = block(x, train)
         logits = self.classifier(x.mean(axis=(1, 2))).astype(self.precision.param)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean(), {}
-
-
-def _make_batch(config: Config, rng: np.random.Generator) -> Batch:
-    return {
-        "images": rng.standard_normal((config.batch_size, config.image, config.image, 3), np.float32),
-        "labels": rng.integers(0, config.classes, config.batch_size, np.int32),
-    }
+        return cross_entropy(logits, batch["labels"]), {}
 
 
 def build(size: str, config: Config) -> Model:
@@ -162,10 +118,7 @@ def build(size: str, config: Config) -> Model:
             optax.add_decayed_weights(config.weight_decay),
             optax.sgd(config.learning_rate, momentum=0.9, nesterov=True),
         ),
-        batch_spec={
-            "images": ShapeDtypeStruct((config.batch_size, config.image, config.image, 3), jnp.float32),
-            "labels": ShapeDtypeStruct((config.batch_size,), jnp.int32),
-        },
-        make_numpy_batch=lambda rng: _make_batch(config, rng),
+        batch_spec=image_spec(config.batch_size, config.image),
+        make_numpy_batch=lambda rng: image_batch(rng, config.batch_size, config.image, config.classes),
         published_parameters=PUBLISHED.get(size) if config.stages == SIZES[size].stages else None,
     )

@@ -32,11 +32,27 @@ PARAMETERS = {
     ("mlp", "towers"): 956_301_312,
     # 204,184,588 rows x 128, bottom MLP 171,392, top MLP 2,197,505 (479 inputs: 128 + 27 x 26 / 2).
     ("dlrm", "full"): 204_184_588 * 128 + 171_392 + 2_197_505,
-    # Unity's towers (942 + 2 x 5270 + 2 x 2048) 4192 + 5 x 7 x 4192^2, head (5 x 4192 + 2) 4192 + 3 x 4192^2 + 4192; the
-    # benchmark's as its own run prints it (Pilot1/Uno/save, 2018).
+    # Rows x width, bottom and top MLP; the inputs of the top are 16 + 351, 64 + 351 and 25 x 64.
+    ("dlrm", "kaggle"): 33_762_577 * 16 + 155_984 + 320_001,
+    ("dlrm", "terabyte"): 49_126_297 * 64 + 154_944 + 607_233,
+    ("dlrm", "unity-24"): 24_000_000 * 64 + 328_768 + 3_739_649,
+    # Unity's towers (942 + 2 x 5270 + 2 x 2048) 4192 + 5 x 7 x 4192^2 + (5 x 4192 + 2) 4192 + 3 x 4192^2 + 4192;
+    # the benchmark's as its own run prints it (Pilot1/Uno/save, 2018).
     ("candle_uno", "full"): 15_578 * 4192 + 35 * 4192**2 + 20_962 * 4192 + 3 * 4192**2 + 4192,
     ("candle_uno", "benchmark"): 38_094_001,
+    # torchvision's `inception_v3`, with the auxiliary head and without. Unity's has 17,216 biases where that has twice
+    # as many norm parameters, and 10 classes: 990 x 2049 fewer.
+    ("inception", "full"): 27_161_264,
+    ("inception", "plain"): 23_834_568,
+    ("inception", "unity"): 23_834_568 - 17_216 - 990 * 2049,
+    # torchvision's `resnet50` and `resnet18` (101 and 152 are more of the same blocks).
+    ("resnet", "full"): 25_557_032,
+    ("resnet", "18"): 11_689_512,
     ("resnext", "full"): 25_028_904,
+    # torchvision's `vit_l_16`, `vit_b_16` and `vit_h_14`.
+    ("vit", "full"): 304_326_632,
+    ("vit", "base"): 86_567_656,
+    ("vit", "huge"): 632_045_800,
     # 4 tables of 10^6 x 64, then 256 x 256 + 256 x 256 + 256 x 2.
     ("xdl", "full"): 256_000_000 + 2 * 256**2 + 512,
     # 2 x 10,000 x 1500 + 10,000 in the embedding and output, 2 x (2 x 1500 x 6000 + 6000) in the layers.

@@ -24,6 +24,8 @@ from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 
 STEPS = 3
+CORE = ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")
+"""Models that have what the others are made of: checks that take many seconds run on these alone."""
 
 
 def slow(preset: str = "h100:8", factor: float = 1e5) -> Machine:

@@ -9,7 +9,7 @@ import pytest
 
 import models
 from tests.numerics.harness import QUICK, TOLERANCE, Case
-from tests.numerics.steps import Reference, slow
+from tests.numerics.steps import CORE, Reference, slow
 
 MACHINE = slow()
 CHEAP = ("mlp", "dlrm", "lstm_lm")  # programs that XLA compiles in seconds under any plan
@@ -54,7 +54,7 @@ def test_random_plan(ref, sizes):
     check(ref, ref.case.sample(sizes, seed=len(sizes), machine="h100"))
 
 
-@pytest.mark.parametrize("ref", [n for n in models.names() if n not in CHEAP], indirect=True)
+@pytest.mark.parametrize("ref", [n for n in CORE if n not in CHEAP], indirect=True)
 @pytest.mark.slow
 def test_random_plan_of_large_programs(ref):
     check(ref, ref.case.sample((2, 4), seed=0, machine="h100"))

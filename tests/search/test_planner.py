@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-import models
-from tests.numerics.steps import slow
+from tests.numerics.steps import CORE, slow
 from tests.search.planning import mesh, planner, program
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.contention import ASYNCHRONOUS
@@ -34,7 +33,7 @@ def experts_of(plan, axes: MeshAxes):
 
 
 @pytest.mark.parametrize("machine", ["h100:8", "v5e:2x4"])
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", CORE)
 def test_never_worse_than_an_expert_on_one_axis(name: str, machine: str) -> None:
     plan = planner(program(name), machine)
     chosen = best(plan.candidates(mesh(8)), plan.limit)
@@ -43,7 +42,7 @@ def test_never_worse_than_an_expert_on_one_axis(name: str, machine: str) -> None
     assert all(chosen.seconds <= e.seconds * (1 + 1e-9) for e in fitting)
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", CORE)
 def test_never_worse_than_an_expert_on_several_axes(name: str) -> None:
     overrides = {"layers": 1} if name in ("bert", "gpt", "moe") else {}
     plan = planner(program(name, **overrides))
@@ -83,7 +82,7 @@ def test_problem_prices_what_the_planned_graph_costs() -> None:
 
 
 @pytest.mark.parametrize("machine", ["h100:8", "v5e:2x4", "cpu:8"])
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", CORE)
 def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
     """What rules a seed out unseen is below its simulated step, and the bound of a mesh below all of them."""
     plan = planner(program(name, **({"layers": 1} if name in ("bert", "gpt", "moe") else {})), machine)
