@@ -28,7 +28,7 @@ from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.build import Builder, Built
 from unity_jax.search.experts import expert_seeds, experts
-from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
+from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.problem import Usage
 from unity_jax.search.refine import by_axis, coarser, refined
@@ -87,7 +87,8 @@ def by_one_axis_at_a_time(built: Built) -> bool:
 
 
 NEGLIGIBLE = 0.08
-"""The part of a step that exposed communication may take before other meshes are worth trying."""
+"""The part of a step that exposed communication and undivided arguments may take before other meshes are worth
+trying."""
 
 
 class Solved(NamedTuple):
@@ -121,14 +122,16 @@ class Planner:
     def plan(self, meshes: Sequence[MeshAxes]) -> Candidate:
         """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory.
 
-        Meshes are tried in order, until a plan fits whose arithmetic waits little for communication.
+        Meshes are tried in order, until a plan fits whose arithmetic waits little for communication, and whose
+        arguments the mesh splits.
         """
         found: list[Candidate] = []
         for mesh in meshes:
             found += self.candidates(mesh)
             now = best(found, self.limit)
             if now.fits(self.limit):
-                if now.timeline.exposed_communication_seconds < NEGLIGIBLE * now.seconds:
+                undivided = undivided_seconds(self._solved(mesh).built, self.machine.device)
+                if now.timeline.exposed_communication_seconds + undivided < NEGLIGIBLE * now.seconds:
                     break
             elif len(mesh.names) == 1 and self._is_hopeless(mesh):
                 break
