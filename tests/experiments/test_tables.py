@@ -135,13 +135,14 @@ def test_tables_that_all_devices_do_not_divide_are_split_over_some():
 
 
 def test_one_device_is_rewritten_too():
-    """`x @ v` and `x @ w` side by side: one product."""
+    """Of a projection of all positions a few are needed."""
 
-    def step(w, x):
-        return [0.9 * v for v in w], [x @ v for v in w]
+    def step(w, x, positions):
+        return w, jnp.take_along_axis(jnp.tanh(x) @ w, positions[:, :, None], axis=1)
 
-    shapes = [jax.ShapeDtypeStruct((512, 64), jnp.float32)] * 8, jax.ShapeDtypeStruct((4096, 512), jnp.float32)
-    assert alone(trace(step, shapes, {}), Machine.preset("h100:8")).program.rewrites
+    shapes = jax.ShapeDtypeStruct((512, 4096), jnp.float32), jax.ShapeDtypeStruct((32, 256, 512), jnp.float32)
+    program = trace(step, (*shapes, jax.ShapeDtypeStruct((32, 8), jnp.int32)), {})
+    assert alone(program, Machine.preset("h100:8")).program.rewrites
 
 
 def test_experts_split_tables_over_all_data_axes_or_one():
