@@ -6,10 +6,13 @@ it may not fit. `experiments/unity_table.py` and `experiments/mesh_sweep.py` pri
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import optax
 
 import models
 from unity_jax.cost.kernels import Traffic
@@ -36,9 +39,16 @@ STYLES: dict[str, Callable[[Expert], bool]] = {
 BEST = "expert"
 
 
-def program_of(model: str, size: str = "full", **overrides: Any) -> Program:
-    """The train step of a zoo model, its state donated, traced from shapes alone."""
+def program_of(
+    model: str, size: str = "full", optimizer: optax.GradientTransformation | None = None, **overrides: Any
+) -> Program:
+    """The train step of a zoo model, its state donated, traced from shapes alone.
+
+    **Arguments:** `optimizer`: instead of the model's own; `overrides`: fields of its Config.
+    """
     made = models.get(model, size, **overrides)
+    if optimizer is not None:
+        made = dataclasses.replace(made, optimizer=optimizer)
     return trace(made.train_step, (made.abstract_state(), made.abstract_batch()), {}, donate_argnums=0)
 
 
