@@ -16,9 +16,9 @@ from unity_jax.machine.presets import CHIPS
 GPUS_PER_NODE = {"v100-summit": 6}
 """Of the others eight, as in https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html"""
 
-LONGEST_SIDE = {2: 16, 3: 64}
-"""Chips along a torus axis, by dimensions: slices of v5e and v6e have at most 16 x 16
-(https://docs.cloud.google.com/tpu/docs/v5e); a v4 or v5p pod has at most 64 chips along any axis."""
+LONGEST_SIDE = {2: 16}
+"""Chips along a torus axis, by dimensions: a slice of v5e or v6e has at most 16 x 16
+(https://docs.cloud.google.com/tpu/docs/v5e)."""
 
 
 def machine_of(family: str, devices: int) -> Machine:
@@ -40,7 +40,7 @@ def spec(family: str, devices: int) -> str:
             raise ValueError(f"{devices} devices of {family} are no whole number of nodes of {node}")
         return f"{family}:{devices // node}x{node}"
     chips, rest = divmod(devices, chip.cores)
-    sides = None if rest else cube(chips, chip.ranks[0], LONGEST_SIDE[chip.ranks[0]])
+    sides = None if rest else cube(chips, chip.ranks[0], LONGEST_SIDE.get(chip.ranks[0], chips))
     if sides is None:
         raise ValueError(f"no slice of {family} has {devices} devices")
     return f"{family}:{'x'.join(map(str, sides))}"

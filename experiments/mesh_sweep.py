@@ -98,37 +98,46 @@ def _step(row: Row, name: str) -> str:
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Speed-up and step time against devices, of the chosen plans and of the experts; hollow where it does not fit.
+    """Step time and efficiency against devices, of the chosen plans and of the experts; hollow where it does not fit.
 
     As wide as a README shows it, 800 px, at twice the resolution.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, PercentFormatter
 
-    figure = Figure(figsize=(8, 3.6), dpi=200, layout="constrained")
-    time, speed = figure.subplots(1, 2)
+    figure = Figure(figsize=(8, 3.4), dpi=200, layout="constrained")
+    time, efficiency = figure.subplots(1, 2)
     for name, color, marker in zip(("chosen", *OTHERS), ("C3", "C0", "C1", "C2"), "osD^", strict=True):
         made = [row for row in rows if row.get(f"{name} seconds")]
-        devices = [int(row["devices"]) for row in made]
-        steps = [float(row[f"{name} seconds"]) for row in made]
-        one = [
-            speed_up(int(r["batch"]), s, int(r["batch on one"]), float(r["one device seconds"]))
-            for r, s in zip(made, steps, strict=True)
-        ]
-        fill = [color if row[f"{name} fits"] == "True" else "white" for row in made]
-        for axes, values in ((time, steps), (speed, one)):
-            axes.plot(devices, values, color=color, zorder=2 if name == "chosen" else 1)
-            axes.scatter(devices, values, c=fill, edgecolors=color, marker=marker, zorder=3, label=name)
+        devices, steps = [int(row["devices"]) for row in made], [float(row[f"{name} seconds"]) for row in made]
+        shares = [_efficiency(row, step) for row, step in zip(made, steps, strict=True)]
+        hollow = [i for i, row in enumerate(made) if row[f"{name} fits"] != "True"]
+        front = 5 if name == "chosen" else 3
+        for axes, values in ((time, steps), (efficiency, shares)):
+            axes.plot(devices, values, color=color, marker=marker, label=name, zorder=front)
+            over = [devices[i] for i in hollow], [values[i] for i in hollow]
+            axes.plot(*over, color=color, marker=marker, markerfacecolor="white", linestyle="", zorder=front)
     every = [int(row["devices"]) for row in rows]
-    speed.plot(every, every, color="0.6", linestyle=":", label="linear")
-    for axes, label in ((time, "seconds per step"), (speed, "examples per second over one device")):
-        axes.set(xscale="log", yscale="log", xlabel="devices", ylabel=label)
+    for axes, label in ((time, "seconds per step"), (efficiency, "speed-up over one device, per device")):
+        axes.set(xscale="log", xlabel="devices", title=label)
         axes.set_xticks(every, [str(n) for n in every])
-        axes.minorticks_off()
         axes.grid(alpha=0.3)
-    speed.legend(fontsize="small")
-    figure.suptitle(title, fontsize="medium")
+    time.set_yscale("log")
+    for axes in (time, efficiency):
+        axes.minorticks_off()
+    time.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    time.yaxis.set_major_formatter("{x:g}")
+    efficiency.yaxis.set_major_formatter(PercentFormatter(1))
+    efficiency.set_ylim(bottom=0)
+    efficiency.legend(loc="lower left")
+    figure.suptitle(title + " (hollow: more memory than there is)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def _efficiency(row: Row, step_seconds: float) -> float:
+    one = int(row["batch on one"]), float(row["one device seconds"])
+    return speed_up(int(row["batch"]), step_seconds, *one) / int(row["devices"])
 
 
 def main() -> None:
