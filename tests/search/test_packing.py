@@ -93,7 +93,7 @@ def test_merged_bert_computes_the_same():
 def merges(program):
     """What the search does to the layer, whatever it gains."""
     planner = Planner(program, H100)
-    first = joint.Variant(program, planner.promising(mesh_candidates(8, H100)[0]))
+    first = planner.promising(mesh_candidates(8, H100)[0])
     search = joint._Search(planner, MERGING)
     made = [search._stepped(first, *proposal) for proposal in search._proposals(first)]
     steps = max((m.program.rewrites[0].steps for m in made if m is not None), key=len)

@@ -6,10 +6,12 @@ of a step's duration. These are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.timeline import unhidden
+from unity_jax.machine.device import Device
 from unity_jax.search.build import Built
 
 
@@ -17,6 +19,20 @@ def least_seconds(built: Built) -> float:
     """No plan takes less: the arithmetic of every op, split as well as it can be."""
     distinct = {id(seconds): float(seconds.min()) for seconds in built.arithmetic}
     return sum(distinct[id(seconds)] for seconds in built.arithmetic)
+
+
+def undivided_seconds(built: Built, device: Device) -> float:
+    """What reading and writing the arguments takes longer than if each was split over all devices, at best.
+
+    A finer mesh may split what this one cannot: a table of a million rows over 2 of 2 x 3 devices.
+    """
+    beyond = 0.0
+    for node in (built.nodes[i] for i in built.inputs):
+        t = node.tensor
+        assert t is not None
+        least = min(math.prod(layout.local_shape(t.shape, built.mesh)) for layout in node.layouts)
+        beyond += t.itemsize * max(0.0, least - math.prod(t.shape) / built.mesh.num_devices)
+    return 2 * beyond / device.memory_bandwidth
 
 
 def arithmetic_seconds(built: Built, assignment: Sequence[int]) -> float:

@@ -147,11 +147,13 @@ class _Search:
         """Places of all graphs of a program that are worth a plan, most promising first; what has been tried elsewhere
         comes last.
 
-        Not worth one is what costs too much work, and what is too small to matter even on the network.
+        Not worth one is what costs too much work, and what is too small to matter even on the network, or, on one
+        device, in its memory.
         """
         found = []
         worst = (WORSE - 1) * variant.seconds * self.planner.machine.num_devices
-        small = NEGLIGIBLE * variant.seconds * slowest(self.planner.machine.network)
+        machine = self.planner.machine
+        small = NEGLIGIBLE * variant.seconds * min(slowest(machine.network), machine.device.memory_bandwidth)
         for path, graph, repeat in nested(variant.program.graph):
             finder = Finder(graph, self.seconds)
             least = small / repeat

@@ -30,8 +30,9 @@ from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.build import Builder, Built
 from unity_jax.search.decompose import Place, decompose
 from unity_jax.search.experts import expert_seeds, experts
-from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
+from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
+from unity_jax.search.problem import Usage
 from unity_jax.search.refine import by_axis, coarser, refined
 from unity_jax.search.rings import with_rings
 from unity_jax.search.solver import solve, store_for
@@ -40,8 +41,8 @@ from unity_jax.search.tables import Store
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One complete plan: the program, rewritten or not, decisions, the graph they make, what it costs, and a lower bound
-    (0 if unknown) of the seconds of every plan for its mesh."""
+    """One complete plan: the program, rewritten or not, decisions, the graph they make, what it costs, and a lower
+    bound (0 if unknown) of the seconds of every plan for its mesh."""
 
     program: Program
     mesh: MeshAxes
@@ -91,7 +92,8 @@ def by_one_axis_at_a_time(built: Built) -> bool:
 
 
 NEGLIGIBLE = 0.08
-"""The part of a step that exposed communication may take before other meshes are worth trying."""
+"""The part of a step that exposed communication and undivided arguments may take before other meshes are worth
+trying."""
 
 
 class Solved(NamedTuple):
@@ -138,7 +140,8 @@ class Planner:
     def plan(self, meshes: Sequence[MeshAxes], rivals: Sequence[Candidate] = ()) -> Candidate:
         """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory.
 
-        Meshes are tried in order, until a plan fits whose arithmetic waits little for communication.
+        Meshes are tried in order, until a plan fits whose arithmetic waits little for communication, and whose
+        arguments the mesh splits.
 
         **Arguments:** `rivals`: plans made before, of this program or a variant, which take part.
         """
@@ -153,8 +156,9 @@ class Planner:
         """Whether no more meshes are tried after this one."""
         now = best(found, self.limit)
         if now.fits(self.limit):
-            return now.timeline.exposed_communication_seconds < NEGLIGIBLE * now.seconds
-        return len(mesh.names) == 1 and self.least_bytes(mesh) > self.limit  # finer meshes split no tensor further
+            undivided = undivided_seconds(self._solved(mesh).built, self.machine.device)
+            return now.timeline.exposed_communication_seconds + undivided < NEGLIGIBLE * now.seconds
+        return len(mesh.names) == 1 and self._is_hopeless(mesh)
 
     def promising(self, mesh: MeshAxes) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be."""
@@ -230,7 +234,7 @@ class Planner:
                 assignment = solve(built.problem, store=store).assignment  # exact: seeds could add nothing
             else:
                 # Plans of coarser meshes stand for the experts that those could express.
-                combined = [e for e in experts(mesh) if e.data and e.model] if len(mesh.names) == 2 else []
+                combined = [e for e in experts(mesh) if e.is_combined] if len(mesh.names) == 2 else []
                 styles = combined if len(lifted) == len(mesh.names) - 1 else None
                 seeds = [*expert_seeds(self.program, built, mesh, self.rules, styles).values(), *lifted.values()]
                 if by_one_axis_at_a_time(built):
@@ -298,6 +302,15 @@ class Planner:
         """
         built = self._solved(mesh).built
         return least_peak(usage(self.program, built, self.traffic.written))
+
+    def _is_hopeless(self, mesh: MeshAxes) -> bool:
+        """Whether nothing fits on so many devices, not even were every tensor split evenly over all of them.
+
+        A finer mesh may split what this one cannot: a million rows over 2 of 2 x 3 devices.
+        """
+        whole = usage(self.program, self._solved(mesh).built, self.traffic.written)
+        split = (Usage(u.node, u.bytes.max(keepdims=True) / mesh.num_devices, u.start, u.end) for u in whole)
+        return least_peak(list(split)) > self.limit
 
     def _finish(self, built: Built, assignment: np.ndarray, keep: bool, label: str) -> Candidate:
         resharder = self._builder(built.mesh).resharder
