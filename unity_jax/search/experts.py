@@ -2,17 +2,19 @@
 yardstick.
 
 Data parallelism, ZeRO-1 (arXiv:1910.02054), FSDP (ZeRO-3), Megatron tensor parallelism (arXiv:1909.08053) with and
-without sequence sharding (arXiv:2205.05198), and their two-dimensional combinations.
+without sequence sharding (arXiv:2205.05198), and their two-dimensional combinations; for recommendation models, tables
+split over the devices and everything else data parallel (arXiv:2104.05158).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from unity_jax.pcg.graph import Tensor
+from unity_jax.ops.rule import Strategy
+from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
@@ -30,19 +32,25 @@ class Expert:
     shard_params: bool = False  # over the data axes (FSDP)
     shard_state: bool = False  # optimizer state over the data axes (ZeRO-1)
     sequence: bool = False  # activations between tensor-parallel blocks are split too
+    tables: tuple[str, ...] = ()  # of the data axes, those that split tables of rows instead of the batch
 
     @property
     def name(self) -> str:
         data = "fsdp" if self.shard_params else "zero1" if self.shard_state else "dp"
         model = "tp+sp" if self.sequence else "tp"
-        parts = [f"{data}({','.join(self.data)})"] * bool(self.data) + [f"{model}({','.join(self.model)})"] * bool(
-            self.model
-        )
-        return " x ".join(parts)
+        styles = {data: self.data, model: self.model, "tables": self.tables}
+        return " x ".join(f"{style}({','.join(axes)})" for style, axes in styles.items() if axes)
+
+    @property
+    def is_combined(self) -> bool:
+        """Whether it does different things on different axes; other experts are those of a coarser mesh."""
+        return bool(self.data and self.model) or len(self.tables) not in (0, len(self.data))
 
 
 def experts(mesh: MeshAxes) -> Iterator[Expert]:
-    """The experts of a mesh: every split of its axes into data (outer) and model (inner) axes, in every style."""
+    """The experts of a mesh: every split of its axes into data (outer) and model (inner) axes, in every style; and data
+    parallelism with tables over all axes or one.
+    """
     names = mesh.names
     for cut in range(len(names), -1, -1):
         data, model = names[:cut], names[cut:]
@@ -50,6 +58,8 @@ def experts(mesh: MeshAxes) -> Iterator[Expert]:
         for params, state in styles:
             for sequence in (False, True) if model else (False,):
                 yield Expert(data, model, params, state, sequence)
+    for tables in dict.fromkeys([names, *((name,) for name in names)]):
+        yield Expert(names, tables=tables)
 
 
 def expert_seeds(
@@ -63,6 +73,8 @@ def expert_seeds(
     found: dict[bytes, str] = {}
     seeds: dict[str, np.ndarray] = {}
     for expert in experts(mesh) if styles is None else styles:
+        if expert.tables and not completion.tables:
+            continue
         assignment = completion.complete(expert)
         if np.isfinite(built.problem.cost(assignment)) and assignment.tobytes() not in found:
             found[assignment.tobytes()] = expert.name
@@ -98,6 +110,7 @@ class _Completion:
         forward = {t for op in program.graph.walk() if not op.backward for t in op.inputs}
         self.params = state & forward
         self.state = state - forward
+        self.tables = {t.shape for t in looked_up(program.graph, self.params)}
         self.considered: dict[object, np.ndarray] = {}
         self.lazy = [self._waits(n) for n in built.nodes]
         self.wants = [self._batch_of(n) for n in built.nodes]
@@ -223,9 +236,11 @@ class _Completion:
         wants = frozenset(self.wants[node.index][0])
         if node.ops:
             positions = self.along[node.index]
-            key: object = (expert, id(node.strategies[0]), wants, positions, node.ops[0].name in _WEIGHTED)
+            kind = node.ops[0].name in _WEIGHTED, self._is_table(node.ops[0].inputs[:1])
+            key: object = (expert, id(node.strategies[0]), wants, positions, kind)
         else:
-            key = (expert, id(node.layouts), wants, node.kind, node.tensor in self.params)
+            kind = node.tensor in self.params, self._is_table([node.tensor])
+            key = (expert, id(node.layouts), wants, node.kind, kind)
         if key not in self.considered:
             if node.ops:
                 allowed = self._allowed_op(node, expert, positions)
@@ -238,6 +253,8 @@ class _Completion:
 
     def _allowed_place(self, node: Node, layout: Layout, expert: Expert) -> bool:
         where = layout.axis_dim
+        if expert.tables and self._is_table([node.tensor]):
+            return node.kind != "input" or set(where).intersection(expert.data) == set(expert.tables)
         dims = self.wants[node.index][0]
         if dims:
             return all(where.get(a) in dims for a in expert.data if self._fits(node, dims, expert.data))
@@ -256,6 +273,8 @@ class _Completion:
     def _allowed_op(self, node: Node, expert: Expert, positions: frozenset[int]) -> np.ndarray:
         """Data axes split the batch wherever an op has one; model axes split what else the op has."""
         first, strategies, batch = node.ops[0], node.strategies[0], self.wants[node.index][0]
+        if expert.tables and first.name in _ROWS and self._is_table(first.inputs[:1]):
+            return self._allowed_rows(first, strategies, batch, expert)
         at = [self.mesh.names.index(a) for a in expert.data]
         model = [self.mesh.names.index(a) for a in expert.model]
         allowed = np.ones(node.size, bool)
@@ -270,6 +289,35 @@ class _Completion:
             allowed &= np.array([not any(s[i] in kept for i in model) for s in strategies])
         return allowed
 
+    def _allowed_rows(self, op: Op, strategies: Sequence[Strategy], batch: set[int], expert: Expert) -> np.ndarray:
+        """Axes of tables split rows or columns. The others split the batch of a lookup; of the updates whatever is
+        cheapest: the tables are alike along them.
+        """
+        own = {f[0] for f in self.rules(op).operands[0] if f}
+        wanted = [own if a in expert.tables else batch if op.name == "gather" else None for a in self.mesh.names]
+        return np.array([all(w is None or f in w for f, w in zip(s, wanted, strict=True)) for s in strategies])
+
+    def _is_table(self, tensors: Sequence[Tensor | None]) -> bool:
+        return any(t is not None and t.shape in self.tables for t in tensors)
+
+
+def looked_up(graph: Graph, params: set[Tensor]) -> set[Tensor]:
+    """The parameters of which only rows are read, by index; none, unless they are most of the parameters."""
+    read: dict[Tensor, list[Op]] = {}
+    for op in graph.ops:
+        for t in op.inputs if not op.backward else ():
+            read.setdefault(t, []).append(op)
+
+    def only_rows(t: Tensor) -> bool:
+        return t not in graph.outputs and all(
+            (op.name == "gather" and op.inputs[0] is t and op.inputs[1] is not t)
+            or (op.name == "convert_element_type" and only_rows(op.outputs[0]))
+            for op in read[t]
+        )
+
+    found = {t for t in params if t in read and only_rows(t)}
+    return found if 2 * sum(t.nbytes for t in found) > sum(t.nbytes for t in params) else set()
+
 
 def _dim_of(layout: Layout, axes: tuple[str, ...]) -> int | None:
     """The one dimension that all of these axes split."""
@@ -277,4 +325,5 @@ def _dim_of(layout: Layout, axes: tuple[str, ...]) -> int | None:
     return dims.pop() if len(dims) == 1 else None
 
 
-_WEIGHTED = ("dot_general", "conv_general_dilated", "gather", "scatter-add")
+_ROWS = ("gather", "scatter-add")
+_WEIGHTED = ("dot_general", "conv_general_dilated", *_ROWS)

@@ -30,6 +30,7 @@ from unity_jax.search.build import Builder, Built
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
+from unity_jax.search.problem import Usage
 from unity_jax.search.refine import by_axis, coarser, refined
 from unity_jax.search.solver import solve
 
@@ -129,8 +130,8 @@ class Planner:
             if now.fits(self.limit):
                 if now.timeline.exposed_communication_seconds < NEGLIGIBLE * now.seconds:
                     break
-            elif len(mesh.names) == 1 and self.least_bytes(mesh) > self.limit:
-                break  # finer meshes split no tensor further
+            elif len(mesh.names) == 1 and self._is_hopeless(mesh):
+                break
         return best(found, self.limit)
 
     def promising(self, mesh: MeshAxes) -> Candidate:
@@ -184,7 +185,7 @@ class Planner:
                 assignment = solve(built.problem).assignment  # exact: seeds could add nothing
             else:
                 # Plans of coarser meshes stand for the experts that those could express.
-                combined = [e for e in experts(mesh) if e.data and e.model] if len(mesh.names) == 2 else []
+                combined = [e for e in experts(mesh) if e.is_combined] if len(mesh.names) == 2 else []
                 styles = combined if len(lifted) == len(mesh.names) - 1 else None
                 seeds = [*expert_seeds(self.program, built, mesh, self.rules, styles).values(), *lifted.values()]
                 if by_one_axis_at_a_time(built):
@@ -249,6 +250,15 @@ class Planner:
         """
         built = self._solved(mesh).built
         return least_peak(usage(self.program, built, self.traffic.written))
+
+    def _is_hopeless(self, mesh: MeshAxes) -> bool:
+        """Whether nothing fits on so many devices, not even were every tensor split evenly over all of them.
+
+        A finer mesh may split what this one cannot: a million rows over 2 of 2 x 3 devices.
+        """
+        whole = usage(self.program, self._solved(mesh).built, self.traffic.written)
+        split = (Usage(u.node, u.bytes.max(keepdims=True) / mesh.num_devices, u.start, u.end) for u in whole)
+        return least_peak(list(split)) > self.limit
 
     def _finish(self, built: Built, assignment: np.ndarray, keep: bool, label: str) -> Candidate:
         resharder = self._builder(built.mesh).resharder

@@ -1,0 +1,116 @@
+"""What a step would cost without the planner: what an expert would have run, and rewriting before parallelization.
+
+Every baseline is a `Candidate`: a full plan, its seconds by the same simulation as the planner's and its peak bytes;
+it may not fit. `experiments/unity_table.py` and `experiments/mesh_sweep.py` print them side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+from unity_jax.cost.kernels import Traffic
+from unity_jax.cost.reshard import Resharder
+from unity_jax.machine.machine import Machine
+from unity_jax.machine.network import Level
+from unity_jax.program import Program
+from unity_jax.rewrite.library import applicable
+from unity_jax.search import joint as search
+from unity_jax.search.assemble import RuleCache
+from unity_jax.search.build import Builder
+from unity_jax.search.experts import Expert, expert_seeds, experts
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import NO_PINS, Candidate, Planner, best, finish
+
+STYLES: dict[str, Callable[[Expert], bool]] = {
+    "data parallel": lambda e: not (e.model or e.tables or e.shard_params or e.shard_state),
+    "fsdp": lambda e: not e.model and e.shard_params,
+    "megatron": lambda e: bool(e.model) and not e.shard_params,
+    "others": lambda e: bool(e.tables or (e.model and e.shard_params) or (not e.model and e.shard_state)),
+}
+"""Every expert belongs to one style. Megatron's data parallelism is plain or shards the optimizer state (ZeRO-1)."""
+
+BEST = "expert"
+
+
+def baselines(program: Program, machine: Machine, limit: float | None = None) -> dict[str, Candidate]:
+    """The best plan of each style over the meshes that it can use, and under `BEST` the best of all.
+
+    **Arguments:** `limit`: bytes per device, those of the machine by default.
+    """
+    limit = machine.device.memory_bytes if limit is None else limit
+    experts_of = _Experts(program, machine)
+    found: dict[str, Candidate] = {}
+    for style in STYLES:
+        plans = list(experts_of(style, keep=True))
+        if not any(c.fits(limit) for c in plans):
+            plans += experts_of(style, keep=False)
+        if plans:
+            found[style] = best(plans, limit)
+    found[BEST] = best(list(found.values()), limit)
+    return {name: c for name, c in found.items() if name != "others"}
+
+
+class _Experts:
+    """Completes experts to plans; holds what styles share."""
+
+    def __init__(self, program: Program, machine: Machine) -> None:
+        self.program, self.machine, self.rules = program, machine, RuleCache()
+        self.traffic = Traffic.of(program.graph, machine.device.compiler)
+        self.builders = {
+            mesh: Builder(program.graph, program.ties, Resharder(machine, mesh), machine, self.rules, self.traffic)
+            for mesh in mesh_candidates(machine.num_devices, machine)
+        }
+        self.built = functools.cache(lambda mesh, keep: self.builders[mesh].build(keep))
+
+    def __call__(self, style: str, keep: bool) -> Iterator[Candidate]:
+        """All plans of a style.
+
+        **Arguments:** `keep`: whether the backward pass keeps what the forward pass gathered, or gathers it again.
+        """
+        for mesh, builder in self.builders.items():
+            one = len(mesh.names) == 1
+            styles = [e for e in experts(mesh) if STYLES[style](e) and (one or e.is_combined)]
+            if not styles:
+                continue
+            built = self.built(mesh, keep)
+            for name, seed in expert_seeds(self.program, built, mesh, self.rules, styles).items():
+                decisions = built.decisions(seed, keep)
+                yield finish(self.program, decisions, builder.resharder, self.rules, f"{name} on ({mesh})")
+
+
+def additive_seconds(plan: Candidate) -> float:
+    """A step in which nothing is hidden: its arithmetic, then all of its communication.
+
+    What Unity's simulator and those before it count (OSDI 22, section 5). Of the data-parallel plan of a program as it
+    is written this is the baseline that such papers compare with: gradients of tables are dense, and summed whole.
+    """
+    return plan.timeline.compute_seconds + plan.timeline.communication_seconds
+
+
+def one_device(machine: Machine) -> Machine:
+    """A single device of the same kind."""
+    return Machine(f"one {machine.device.kind}", (machine.device,), (Level("device", 1, math.inf, 0.0),))
+
+
+def alone(program: Program, machine: Machine) -> Candidate:
+    """The program as it is on one device of the machine, whatever it holds."""
+    single = one_device(machine)
+    return Planner(program, single, math.inf).plan(mesh_candidates(1, single))
+
+
+def sequential(program: Program, machine: Machine, limit: float | None = None) -> Candidate:
+    """First the rewrites that are best for one device, whatever it holds, then the best parallelization of the result:
+    what TASO in front of FlexFlow does (Unity, section 6).
+    """
+    single = one_device(machine)
+    variant = search.plan(program, single, math.inf, NO_PINS, mesh_candidates(1, single), applicable())
+    meshes = mesh_candidates(machine.num_devices, machine)
+    return Planner(variant.program, machine, limit).plan(meshes)
+
+
+def joint(program: Program, machine: Machine, limit: float | None = None) -> search.Variant:
+    """The planner's answer: rewrites and parallelization chosen together."""
+    meshes = mesh_candidates(machine.num_devices, machine)
+    return search.plan(program, machine, limit, NO_PINS, meshes, applicable())
