@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import models
 from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
-from unity_jax.program import Program
+from unity_jax.program import Program, trace
 from unity_jax.rewrite.library import applicable
 from unity_jax.search import joint as search
 from unity_jax.search.assemble import RuleCache
@@ -32,6 +34,18 @@ STYLES: dict[str, Callable[[Expert], bool]] = {
 """Every expert belongs to one style. Megatron's data parallelism is plain or shards the optimizer state (ZeRO-1)."""
 
 BEST = "expert"
+
+
+def program_of(model: str, size: str = "full", **overrides: Any) -> Program:
+    """The train step of a zoo model, its state donated, traced from shapes alone."""
+    made = models.get(model, size, **overrides)
+    return trace(made.train_step, (made.abstract_state(), made.abstract_batch()), {}, donate_argnums=0)
+
+
+def columns(name: str, plan: Candidate, limit: float) -> dict[str, Any]:
+    """What tables say of a plan."""
+    found = {"seconds": plan.seconds, "bytes": plan.memory.peak_bytes, "fits": plan.fits(limit), "plan": plan.label}
+    return {f"{name} {what}": value for what, value in found.items()}
 
 
 def baselines(program: Program, machine: Machine, limit: float | None = None) -> dict[str, Candidate]:
@@ -77,7 +91,8 @@ class _Experts:
             built = self.built(mesh, keep)
             for name, seed in expert_seeds(self.program, built, mesh, self.rules, styles).items():
                 decisions = built.decisions(seed, keep)
-                yield finish(self.program, decisions, builder.resharder, self.rules, f"{name} on ({mesh})")
+                label = f"{name} on {mesh}"
+                yield finish(self.program, decisions, builder.resharder, self.rules, label)
 
 
 def additive_seconds(plan: Candidate) -> float:
@@ -100,14 +115,14 @@ def alone(program: Program, machine: Machine) -> Candidate:
     return Planner(program, single, math.inf).plan(mesh_candidates(1, single))
 
 
-def sequential(program: Program, machine: Machine, limit: float | None = None) -> Candidate:
+def sequential(program: Program, machine: Machine, limit: float | None = None) -> search.Variant:
     """First the rewrites that are best for one device, whatever it holds, then the best parallelization of the result:
     what TASO in front of FlexFlow does (Unity, section 6).
     """
     single = one_device(machine)
     variant = search.plan(program, single, math.inf, NO_PINS, mesh_candidates(1, single), applicable())
     meshes = mesh_candidates(machine.num_devices, machine)
-    return Planner(variant.program, machine, limit).plan(meshes)
+    return search.Variant(variant.program, Planner(variant.program, machine, limit).plan(meshes))
 
 
 def joint(program: Program, machine: Machine, limit: float | None = None) -> search.Variant:

@@ -1,0 +1,177 @@
+"""Unity's evaluation (OSDI 22, section 6): its seven models and GPT, planned for Summit, H100 and v5e.
+
+    python experiments/unity_table.py                                        # what is not in the file yet, smallest first
+    python experiments/unity_table.py --models dlrm,mlp --on v100-summit:1x6,v100-summit:2x6
+    python experiments/unity_table.py --rows 0                               # only print what there is
+
+Seconds of a step, all by the same simulation, with the paper's batch for each device (weak scaling):
+
+    additive       data parallelism of the program as written with nothing hidden (`baselines.additive_seconds`)
+    data parallel  the same plan, simulated
+    expert         the best of data parallel, ZeRO-1, FSDP, Megatron, their products, and split tables
+    sequential     rewritten for one device, then parallelized
+    joint          the planner's answer: rewritten and parallelized together
+
+A `!` marks a plan that needs more memory than a device has: its time is only computed. The published ratios are over the
+best that existed then, on up to 192 GPUs. On Summit everything is in float32, as Unity was; elsewhere in bfloat16.
+Rows are kept in `experiments/results/unity.csv`; delete one to have it made again.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from baselines import additive_seconds, baselines, columns, joint, program_of, sequential
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rows import Row, Rows
+
+import models
+from unity_jax.machine.machine import Machine
+from unity_jax.planning import uncollected
+from unity_jax.report.text import seconds
+
+RESULTS = Path(__file__).parent / "results" / "unity.csv"
+SETTINGS = ("model", "machine", "batch per device")
+MANY = 1.1
+"""How much faster than the sequential plan counts as better."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model as the paper ran it. `published`: throughput over the best that existed; None where it did not run it."""
+
+    size: str
+    batch: int  # per device
+    published: float | None
+
+
+CASES = {
+    "dlrm": Case("unity", 1024, 3.6),
+    "mlp": Case("full", 256, 2.0),
+    "xdl": Case("full", 1024, 1.9),
+    "candle_uno": Case("full", 256, 1.6),
+    "inception": Case("full", 64, 1.3),
+    "resnext": Case("full", 64, 1.0),
+    "bert": Case("full", 4, 1.0),
+    "gpt": Case("gpt3-1.3b", 4, None),
+}
+SUMMIT = tuple(f"v100-summit:{nodes}x6" for nodes in (1, 2, 4, 8, 16, 32))
+OTHERS = ("v100-summit:2x4", "v100-summit:8x4", "h100:8", "h100:4x8", "h100:8x8", "h100:12x8")
+TPUS = ("v5e:2x4", "v5e:4x8", "v5e:8x12", "v5e:16x16")
+PLANS = ("data parallel", "expert", "sequential", "joint")
+
+
+def measure(model: str, on: str, batch: int) -> dict[str, Any]:
+    """One row."""
+    machine = Machine.preset(on)
+    dtype = jnp.float32 if machine.device.kind == "v100" else None
+    program = program_of(model, CASES[model].size, batch_size=batch * machine.num_devices, dtype=dtype)
+    limit = machine.device.memory_bytes
+    found = baselines(program, machine)
+    row: dict[str, Any] = {"devices": machine.num_devices, "ops": sum(1 for _ in program.graph.walk())}
+    row["additive seconds"] = additive_seconds(found["data parallel"])
+    for name, plan in found.items():
+        row |= columns(name, plan, limit)
+    for name, variant in (("sequential", sequential(program, machine)), ("joint", joint(program, machine))):
+        row |= columns(name, variant.candidate, limit)
+        row[f"{name} plan"] = f"{variant.candidate.label} on {variant.candidate.mesh}"
+        row[f"{name} rewrites"] = "; ".join(f"{r.rule} x {r.count}" for r in variant.program.rewrites)
+    return row
+
+
+def over(row: Row, name: str) -> float:
+    """How many times as fast as another plan the joint one is."""
+    return float(row[f"{name} seconds"]) / float(row["joint seconds"])
+
+
+def comparable(row: Row, name: str) -> bool:
+    """Whether both plans fit, or neither does; else they answer different questions."""
+    return row[f"{name} fits"] == row["joint fits"]
+
+
+def table(rows: Sequence[Row], title: str) -> Table:
+    made = Table(
+        *("model", "on", "additive", *PLANS, "/ additive", "published", "/ data p.", "/ expert", "/ sequential"),
+        title=title,
+        padding=(0, 0),
+    )
+    for row in sorted(rows, key=lambda r: (list(CASES).index(r["model"]), int(r["devices"]))):
+        times = [seconds(float(row["additive seconds"]))]
+        times += [seconds(float(row[f"{p} seconds"])) + "!" * (row[f"{p} fits"] != "True") for p in PLANS]
+        published = CASES[row["model"]].published
+        ratios = [f"{over(row, name):.2f}" for name in ("additive", "data parallel", "expert", "sequential")]
+        made.add_row(row["model"], row["machine"], *times, ratios[0], str(published or ""), *ratios[1:])
+    return made
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """What the rows say about the paper's claims, one line each."""
+    said = []
+    on_summit = [r for r in rows if r["machine"].startswith("v100-summit")]
+    ratios = _most(on_summit, lambda r: over(r, "additive"))
+    published = {m: c.published for m, c in CASES.items() if c.published and m in ratios}
+    met = [m for m, ratio in published.items() if ratios[m] >= ratio]
+    each = ", ".join(f"{m} {ratios[m]:.2f} ({p})" for m, p in published.items())
+    said.append(f"on Summit over additive data parallelism (published): {each}; met by {len(met)} of {len(published)}")
+    for name in PLANS[:-1]:
+        worse = [r for r in rows if comparable(r, name) and over(r, name) < 1 - 1e-6]
+        lost = [r for r in rows if r[f"{name} fits"] == "True" != r["joint fits"]]
+        where = ", ".join(f"{r['model']} on {r['machine']} ({over(r, name):.3f})" for r in worse + lost)
+        said.append(f"joint is slower than {name}, or does not fit where that does: {where or 'never'}")
+    best = _most([r for r in rows if comparable(r, "sequential")], lambda r: over(r, "sequential"))
+    better = ", ".join(f"{m} {ratio:.2f}" for m, ratio in best.items())
+    count = sum(ratio >= MANY for ratio in best.values())
+    said.append(f"joint over sequential, the most: {better}; at least {MANY} on {count} models")
+    return said
+
+
+def _most(rows: Sequence[Row], ratio: Callable[[Row], float]) -> dict[str, float]:
+    """By model, the largest ratio of any of its rows."""
+    return {m: max(ratio(r) for r in rows if r["model"] == m) for m in CASES if any(r["model"] == m for r in rows)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(m for m in CASES if m in models.names()))
+    parser.add_argument("--on", default=",".join((*SUMMIT, *OTHERS, *TPUS)))
+    parser.add_argument("--rows", type=int, help="make at most so many")
+    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
+    options = parser.parse_args()
+    rows = Rows.of(options.out, SETTINGS)
+    machines = sorted(options.on.split(","), key=lambda on: Machine.preset(on).num_devices)
+    wanted = [
+        {"model": model, "machine": on, "batch per device": CASES[model].batch}
+        for on in machines
+        for model in options.models.split(",")
+    ]
+    missing = [w for w in wanted if rows.get(w) is None][: options.rows]
+    columns_shown = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns_shown, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(missing))
+        for what in missing:
+            progress.update(task, description=f"{what['model']} on {what['machine']}")
+            with uncollected():
+                rows.make(what, lambda w=what: measure(*w.values()))
+            progress.advance(task)
+    console = Console(width=150)
+    shown = [row for w in wanted if (row := rows.get(w)) is not None]
+    for kind in ("v100-summit", "h100", "v5e"):
+        if some := [r for r in shown if r["machine"].startswith(kind)]:
+            console.print(table(some, kind))
+    for line in verdicts(shown):
+        console.print(line, highlight=False)
+
+
+if __name__ == "__main__":
+    main()
