@@ -1,6 +1,6 @@
 """Machines of one kind and many sizes: `machine_of("v5e", 32)` is the preset `v5e:4x8`.
 
-A family is the name of a chip (`v5e`, `h100`, `v100-summit`, ...) or a machine file, of which the first devices are taken.
+A family is the name of a chip (`v5e`, `h100`, `v100-summit`, ...) or a machine file, whose first devices are taken.
 """
 
 from __future__ import annotations

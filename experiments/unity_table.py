@@ -1,8 +1,8 @@
 """Unity's evaluation (OSDI 22, section 6): its seven models and GPT, planned for Summit, H100 and v5e.
 
-    python experiments/unity_table.py                                        # what is not in the file yet, smallest first
+    python experiments/unity_table.py                # what is not in the file yet, smallest machines first
     python experiments/unity_table.py --models dlrm,mlp --on v100-summit:1x6,v100-summit:2x6
-    python experiments/unity_table.py --rows 0                               # only print what there is
+    python experiments/unity_table.py --rows 0       # only print what there is
 
 Seconds of a step, all by the same simulation, with the paper's batch for each device (weak scaling):
 
@@ -12,8 +12,8 @@ Seconds of a step, all by the same simulation, with the paper's batch for each d
     sequential     rewritten for one device, then parallelized
     joint          the planner's answer: rewritten and parallelized together
 
-A `!` marks a plan that needs more memory than a device has: its time is only computed. The published ratios are over the
-best that existed then, on up to 192 GPUs. On Summit everything is in float32, as Unity was; elsewhere in bfloat16.
+A `!` marks a plan that needs more memory than a device has: its time is only computed. The published ratios are over
+the best that existed then, on up to 192 GPUs. On Summit everything is in float32, as Unity was; elsewhere in bfloat16.
 Rows are kept in `experiments/results/unity.csv`; delete one to have it made again.
 """
 
