@@ -109,23 +109,28 @@ def one_device(machine: Machine) -> Machine:
     return Machine(f"one {machine.device.kind}", (machine.device,), (Level("device", 1, math.inf, 0.0),))
 
 
-def alone(program: Program, machine: Machine) -> Candidate:
-    """The program as it is on one device of the machine, whatever it holds."""
+def alone(program: Program, machine: Machine) -> search.Variant:
+    """The program rewritten for one device of the machine, whatever that holds."""
     single = one_device(machine)
-    return Planner(program, single, math.inf).plan(mesh_candidates(1, single))
-
-
-def sequential(program: Program, machine: Machine, limit: float | None = None) -> search.Variant:
-    """First the rewrites that are best for one device, whatever it holds, then the best parallelization of the result:
-    what TASO in front of FlexFlow does (Unity, section 6).
-    """
-    single = one_device(machine)
-    variant = search.plan(program, single, math.inf, NO_PINS, mesh_candidates(1, single), applicable())
-    meshes = mesh_candidates(machine.num_devices, machine)
-    return search.Variant(variant.program, Planner(variant.program, machine, limit).plan(meshes))
+    return search.plan(program, single, math.inf, NO_PINS, mesh_candidates(1, single), applicable())
 
 
 def joint(program: Program, machine: Machine, limit: float | None = None) -> search.Variant:
     """The planner's answer: rewrites and parallelization chosen together."""
     meshes = mesh_candidates(machine.num_devices, machine)
     return search.plan(program, machine, limit, NO_PINS, meshes, applicable())
+
+
+def sequential(
+    program: Program, machine: Machine, limit: float | None = None, known: search.Variant | None = None
+) -> search.Variant:
+    """First the rewrites that are best for one device, whatever it holds, then the best parallelization of the result:
+    what TASO in front of FlexFlow does (Unity, section 6).
+
+    **Arguments:** `known`: the joint answer, which this one is too if neither rewrites anything.
+    """
+    rewritten = alone(program, machine).program
+    if known is not None and not rewritten.rewrites and not known.program.rewrites:
+        return known
+    meshes = mesh_candidates(machine.num_devices, machine)
+    return search.Variant(rewritten, Planner(rewritten, machine, limit).plan(meshes))

@@ -83,7 +83,8 @@ def measure(model: str, on: str, batch: int) -> dict[str, Any]:
     row["additive seconds"] = additive_seconds(found["data parallel"])
     for name, plan in found.items():
         row |= columns(name, plan, limit)
-    for name, variant in (("sequential", sequential(program, machine)), ("joint", joint(program, machine))):
+    together = joint(program, machine)
+    for name, variant in (("sequential", sequential(program, machine, known=together)), ("joint", together)):
         row |= columns(name, variant.candidate, limit)
         row[f"{name} plan"] = f"{variant.candidate.label} on {variant.candidate.mesh}"
         row[f"{name} rewrites"] = "; ".join(f"{r.rule} x {r.count}" for r in variant.program.rewrites)
