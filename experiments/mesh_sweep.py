@@ -150,7 +150,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     fixed = options.batch or made.config.batch_size
-    rows, wanted = Rows.of(options.out, SETTINGS), []
+    rows, wanted = Rows(options.out, SETTINGS), []
     for n in sizes:
         batch, one = batches(fixed, options.batch_per_device, n)
         wanted.append(dict(zip(SETTINGS, (options.model, options.size, options.machine, n, batch, one), strict=True)))

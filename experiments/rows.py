@@ -1,6 +1,6 @@
 """Tables that are made row by row and go on where they stopped: a CSV file of them.
 
-    rows = Rows.of("sweep.csv", settings=("model", "devices"))
+    rows = Rows(Path("sweep.csv"), settings=("model", "devices"))
     for n in track(sizes):
         rows.make({"model": "gpt", "devices": n}, lambda: measure(n))   # not again if the file has such a row
 
@@ -25,20 +25,19 @@ class Rows:
 
     path: Path
     settings: tuple[str, ...]
-    found: list[Row]
 
-    @staticmethod
-    def of(path: str | Path, settings: Sequence[str]) -> Rows:
-        """What the file has; nothing, if it is not there."""
-        path, found = Path(path), []
-        if path.exists():
-            with path.open(newline="") as file:
-                reader = csv.DictReader(file)
-                found = list(reader)
-            missing = [s for s in settings if s not in (reader.fieldnames or ())]
-            if missing:
-                raise ValueError(f"{path} has no column {missing[0]!r}: it was written by another script; move it away")
-        return Rows(path, tuple(settings), found)
+    @property
+    def found(self) -> list[Row]:
+        """What the file has now; nothing, if it is not there."""
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            found = list(reader)
+        missing = [s for s in self.settings if s not in (reader.fieldnames or ())]
+        if missing:
+            raise ValueError(f"{self.path} has no column {missing[0]!r}: it is another script's; name another file")
+        return found
 
     def get(self, settings: Mapping[str, Any]) -> Row | None:
         """The row about these settings, if it has been made."""
@@ -50,19 +49,18 @@ class Rows:
         row = self.get(settings)
         if row is None:
             row = {name: _text(value) for name, value in {**settings, **measure()}.items()}
-            self.found.append(row)
-            self._write()
+            self._write([*self.found, row])
         return row
 
-    def _write(self) -> None:
+    def _write(self, rows: Sequence[Row]) -> None:
         """All rows, at once or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        columns = dict.fromkeys(name for row in self.found for name in row)
-        part = self.path.with_suffix(".part")
+        part = self.path.with_suffix(f".{os.getpid()}")
         with part.open("w", newline="") as file:
+            columns = dict.fromkeys(name for row in rows for name in row)
             writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(self.found)
+            writer.writerows(rows)
         os.replace(part, self.path)
 
 

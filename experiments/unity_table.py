@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="make at most so many")
     parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
-    rows = Rows.of(options.out, SETTINGS)
+    rows = Rows(options.out, SETTINGS)
     machines = sorted(options.on.split(","), key=lambda on: Machine.preset(on).num_devices)
     wanted = [
         {"model": model, "machine": on, "batch per device": CASES[model].batch}
