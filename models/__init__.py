@@ -22,7 +22,10 @@ from models._common import Batch, Metrics, Model, TrainState, resize
 
 __all__ = ["Batch", "Metrics", "Model", "TrainState", "get", "names", "sizes", "step"]
 
-_FILES = {name: f"models.{name}" for name in ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")}
+_FILES = {
+    name: f"models.{name}"
+    for name in ("bert", "dlrm", "falcon", "gpt", "llama", "lstm_lm", "mlp", "moe", "resnext", "t5", "transformer")
+}
 
 
 def names() -> tuple[str, ...]:

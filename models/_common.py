@@ -169,15 +169,21 @@ def adamw(
     warmup: int,
     total: int,
     b1: float = 0.9,
+    cosine_to: float | None = None,
 ) -> optax.GradientTransformation:
     """AdamW after clipping by global norm, linear warm-up then linear decay; no warm-up means a constant rate.
+
+    **Arguments:** `cosine_to`: decay by a cosine instead, to this part of the rate.
 
     Only matrices decay: kernels and embeddings, not biases or normalization scales.
     """
     rate: optax.ScalarOrSchedule = learning_rate
     if warmup:
         up = optax.linear_schedule(learning_rate / warmup, learning_rate, warmup)
-        down = optax.linear_schedule(learning_rate, 0.0, total - warmup)
+        if cosine_to is None:
+            down = optax.linear_schedule(learning_rate, 0.0, total - warmup)
+        else:
+            down = optax.cosine_decay_schedule(learning_rate, total - warmup, cosine_to)
         rate = optax.join_schedules([up, down], [warmup])
     return optax.chain(
         optax.clip_by_global_norm(clip),
@@ -205,6 +211,30 @@ def next_token_batch(rng: np.random.Generator, rows: int, length: int, vocabular
     """Zipf text: tokens and targets i32[rows, length], the targets one token ahead."""
     text = zipf(rng, (rows, length + 1), vocabulary)
     return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+
+
+def sentence_pairs(rng: np.random.Generator, rows: int, length: int, vocabulary: int) -> Batch:
+    """Sentences with translations: source and target i32[rows, length], Zipf ids from 2, then 1 (end), then 0 (padding).
+
+    A batch holds sentences of a like length, as training sorts them: each fills the columns by half or more, and its
+    translation is up to a quarter shorter or longer.
+    """
+    lengths = rng.integers(length // 2, length + 1, rows)
+    translated = np.clip(np.round(lengths * rng.uniform(0.75, 1.25, rows)), 2, length)
+
+    def sentences(lengths: np.ndarray) -> np.ndarray:
+        columns, ends = np.arange(length), lengths[:, None] - 1
+        words = zipf(rng, (rows, length), vocabulary - 2) + 2
+        return np.where(columns < ends, words, columns == ends).astype(np.int32)
+
+    return {"source": sentences(lengths), "target": sentences(translated)}
+
+
+def smoothed_cross_entropy(logits: Array, labels: Array, smoothing: float) -> Array:
+    """Cross-entropy f[...] of logits f[..., V] when the label has all but `smoothing`, spread over all classes."""
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    right = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return log_z - (1 - smoothing) * right - smoothing * logits.mean(axis=-1)
 
 
 def causal_mask(length: int) -> Array:

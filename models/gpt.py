@@ -1,24 +1,30 @@
-"""GPT-2 and GPT-3: causal language models, layers stacked and scanned, each rematerialized.
+"""GPT-2, GPT-3 and their kin: causal language models, layers scanned or unrolled, each rematerialized.
 
 Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", with the parameter counts of the
 released checkpoints; Brown et al. 2020, "Language Models are Few-Shot Learners" (arXiv 2005.14165), table 2.1 for the
 shapes and the recipe (Adam 0.9/0.95, clip 1, decay 0.1), table D.1 for counts in millions. Pre-layer-norm blocks,
 learned positions, GELU (tanh form), output projection tied to the token embedding. GPT-3's alternating sparse
 attention is dense here, its width 5140 at 13B is the intended 40 x 128 = 5120, and 1.3B has 16 heads of 128 (the
-paper's 24 x 128 is not its width).
+paper's 24 x 128 is not its width). Between 13B and 175B the shapes, vocabularies and batches of others: Korthikanti et
+al. 2022 (arXiv 2205.05198; batch of Mist, arXiv 2503.19050), OPT (arXiv 2205.01068; it has ReLU and two more
+positions), and Alpa (arXiv 2201.12023).
 
-| size       | layers | hidden | heads | tokens | parameters      | published       |
-|------------|--------|--------|-------|--------|-----------------|-----------------|
-| gpt2       | 12     | 768    | 12    | 1024   | 124,439,808     | 124,439,808     |
-| gpt2-xl    | 48     | 1600   | 25    | 1024   | 1,557,611,200   | 1,557,611,200   |
-| gpt3-1.3b  | 24     | 2048   | 16    | 2048   | 1,315,723,264   | 1,320 M         |
-| gpt3-2.7b  | 32     | 2560   | 32    | 2048   | 2,651,553,280   | 2,650 M         |
-| gpt3-6.7b  | 32     | 4096   | 32    | 2048   | 6,658,404,352   | 6,660 M         |
-| gpt3-13b   | 40     | 5120   | 40    | 2048   | 12,853,386,240  | 12,850 M        |
-| gpt3-175b  | 96     | 12288  | 96    | 2048   | 174,604,259,328 | 174,600 M       |
-| tiny       | 2      | 64     | 8     | 32     |                 |                 |
+| size         | layers | hidden | heads | tokens | vocabulary | parameters      | published       |
+|--------------|--------|--------|-------|--------|------------|-----------------|-----------------|
+| gpt2         | 12     | 768    | 12    | 1024   | 50,257     | 124,439,808     | 124,439,808     |
+| gpt2-xl      | 48     | 1600   | 25    | 1024   | 50,257     | 1,557,611,200   | 1,557,611,200   |
+| gpt3-1.3b    | 24     | 2048   | 16    | 2048   | 50,257     | 1,315,723,264   | 1,320 M         |
+| gpt3-2.7b    | 32     | 2560   | 32    | 2048   | 50,257     | 2,651,553,280   | 2,650 M         |
+| gpt3-6.7b    | 32     | 4096   | 32    | 2048   | 50,257     | 6,658,404,352   | 6,660 M         |
+| gpt3-13b     | 40     | 5120   | 40    | 2048   | 50,257     | 12,853,386,240  | 12,850 M        |
+| megatron-22b | 48     | 6144   | 64    | 2048   | 51,200     | 22,074,273,792  | 22 B            |
+| opt-30b      | 48     | 7168   | 56    | 2048   | 50,272     | 29,974,525,952  | 29,974,540,288  |
+| alpa-39b     | 48     | 8192   | 64    | 1024   | 51,200     | 39,087,652,864  | 39 B            |
+| opt-66b      | 64     | 9216   | 72    | 2048   | 50,272     | 65,719,683,072  | 66 B            |
+| gpt3-175b    | 96     | 12288  | 96    | 2048   | 50,257     | 174,604,259,328 | 174,600 M       |
+| tiny         | 2      | 64     | 8     | 32     | 250        |                 |                 |
 
-`full` is gpt3-1.3b. The vocabulary is 50,257 (tiny: 250), which 2, 4 and 8 do not divide.
+`full` is gpt3-1.3b. 2, 4 and 8 do not divide the vocabulary of 50,257 (nor tiny's).
 """
 
 import dataclasses
@@ -44,11 +50,13 @@ from models._common import (
     make_precision,
     next_token_batch,
 )
+from models._layers import stack, through
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes and recipe; see the table above. `remat` recomputes each layer in the backward pass."""
+    """Sizes and recipe; see the table above. `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a
+    list. `remat` recomputes each layer in the backward pass."""
 
     layers: int
     hidden: int
@@ -59,6 +67,7 @@ class Config:
     dropout: float = 0.0
     learning_rate: float = 2e-4
     warmup: int = 2_000
+    scan: bool = True
     remat: bool = True
     dtype: Any = jnp.bfloat16
 
@@ -73,6 +82,10 @@ SIZES = {
     "gpt3-2.7b": Config(32, 2560, 32, learning_rate=1.6e-4),
     "gpt3-6.7b": Config(32, 4096, 32, batch_size=1024, learning_rate=1.2e-4),
     "gpt3-13b": Config(40, 5120, 40, batch_size=1024, learning_rate=1e-4),
+    "megatron-22b": Config(48, 6144, 64, vocabulary=51_200, learning_rate=1e-4),
+    "opt-30b": Config(48, 7168, 56, vocabulary=50_272, batch_size=2048, learning_rate=1e-4),
+    "alpa-39b": Config(48, 8192, 64, length=1024, vocabulary=51_200, batch_size=1024, learning_rate=1e-4),
+    "opt-66b": Config(64, 9216, 72, vocabulary=50_272, batch_size=2048, learning_rate=0.8e-4),
     "gpt3-175b": Config(96, 12288, 96, batch_size=1536, learning_rate=0.6e-4),
     "tiny": Config(
         2,
@@ -120,15 +133,14 @@ class Block(nnx.Module):
 
 
 class Gpt(nnx.Module):
-    """Embeddings, blocks stacked along a leading axis (f[L, ...]) and scanned, tied output projection."""
+    """Embeddings, blocks, tied output projection."""
 
     def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         table = {"embedding_init": nnx.initializers.normal(0.02), "param_dtype": precision.param, "rngs": rngs}
         self.token = nnx.Embed(config.vocabulary, config.hidden, **table)
         self.position = nnx.Embed(config.length, config.hidden, **table)
         self.dropout = nnx.Dropout(config.dropout)
-        keys = jax.random.split(rngs.params(), config.layers)
-        self.blocks = nnx.vmap(lambda key: Block(config, precision, nnx.Rngs(key)))(keys)
+        self.blocks = stack(lambda rngs: Block(config, precision, rngs), config.layers, rngs, scan=config.scan)
         self.norm = nnx.LayerNorm(config.hidden, epsilon=1e-5, rngs=rngs, **precision.kwargs)
         self.config = config
         self.precision = precision
@@ -139,16 +151,7 @@ class Gpt(nnx.Module):
         x = (self.token(tokens) + self.position.embedding[:length]).astype(self.precision.compute)
         x = drop(self.dropout, x, fold(key, 0))
         mask = causal_mask(length)
-        graphdef, stacked = nnx.split(self.blocks)
-
-        def body(x: Array, layer: tuple[Any, Array]) -> tuple[Array, None]:
-            params, index = layer
-            return nnx.merge(graphdef, params)(x, mask, fold(key, index)), None
-
-        if self.config.remat:
-            body = jax.checkpoint(body, prevent_cse=False)
-        indices = jnp.arange(1, self.config.layers + 1, dtype=jnp.int32)
-        x, _ = jax.lax.scan(body, x, (nnx.to_pure_dict(stacked), indices))
+        x = through(self.blocks, x, mask, key=key, remat=self.config.remat)
         return self.norm(x)
 
     def loss(self, batch: Batch, key: Array | None) -> tuple[Array, Metrics]:

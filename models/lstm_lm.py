@@ -33,6 +33,7 @@ from models._common import (
     make_precision,
     next_token_batch,
 )
+from models._recurrent import Lstm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,32 +72,6 @@ class Carry(nnx.Variable):
     """A recurrent state that outlives the step."""
 
 
-class Layer(nnx.Module):
-    """One LSTM layer; the input projection of all steps is one matmul, outside the scan."""
-
-    def __init__(self, config: Config, precision: Precision, init: Any, rngs: nnx.Rngs) -> None:
-        make = {"kernel_init": init, "rngs": rngs, **precision.kwargs}
-        self.input = nnx.Linear(config.hidden, 4 * config.hidden, bias_init=init, **make)
-        self.recurrent = nnx.Linear(config.hidden, 4 * config.hidden, use_bias=False, **make)
-        self.precision = precision
-
-    def __call__(self, x: Array, hidden: Array, cell: Array) -> tuple[Array, Array, Array]:
-        """x f[T, B, H], hidden and cell f[B, H] -> outputs f[T, B, H] and the last hidden and cell."""
-        projected = self.input(x)
-        kernel = self.recurrent.kernel[...].astype(x.dtype)
-
-        def step(carry: tuple[Array, Array], now: Array) -> tuple[tuple[Array, Array], Array]:
-            hidden, cell = carry
-            gates = (now + hidden.astype(kernel.dtype) @ kernel).astype(self.precision.param)
-            i, f, g, o = jnp.split(gates, 4, axis=-1)
-            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
-            return (hidden, cell), hidden.astype(x.dtype)
-
-        (hidden, cell), outputs = jax.lax.scan(step, (hidden, cell), projected)
-        return outputs, hidden, cell
-
-
 class LstmLm(nnx.Module):
     """Embedding, LSTM layers with dropout around each, output projection."""
 
@@ -109,7 +84,9 @@ class LstmLm(nnx.Module):
         self.token = nnx.Embed(
             config.vocabulary, config.hidden, embedding_init=init, param_dtype=precision.param, rngs=rngs
         )
-        self.layers = nnx.List([Layer(config, precision, init, rngs) for _ in range(config.layers)])
+        self.layers = nnx.List(
+            [Lstm(config.hidden, config.hidden, init, precision, rngs) for _ in range(config.layers)]
+        )
         self.output = nnx.Linear(
             config.hidden, config.vocabulary, kernel_init=init, bias_init=init, rngs=rngs, **precision.kwargs
         )

@@ -9,9 +9,11 @@ probability) keeps the load even.
 
 | size  | layers | hidden | heads (kv) | experts | feed-forward | vocabulary | tokens | parameters      |
 |-------|--------|--------|------------|---------|--------------|------------|--------|-----------------|
-| full  | 32     | 4096   | 32 (8)     | 8       | 14,336       | 32,000     | 4096   | 46,702,792,704  |
+| 8x7b  | 32     | 4096   | 32 (8)     | 8       | 14,336       | 32,000     | 4096   | 46,702,792,704  |
 | 8x22b | 56     | 6144   | 48 (8)     | 8       | 16,384       | 32,000     | 4096   | 140,620,634,112 |
 | tiny  | 2      | 64     | 8 (4)      | 8       | 96           | 251        | 16     |                 |
+
+`full` is 8x7b.
 """
 
 import dataclasses
@@ -24,6 +26,7 @@ import optax
 from flax import nnx
 from jax import ShapeDtypeStruct
 
+from models._attention import GroupedAttention, rotary
 from models._common import (
     Array,
     Batch,
@@ -71,6 +74,7 @@ class Config:
 
 SIZES = {
     "full": Config(),
+    "8x7b": Config(),
     "8x22b": Config(layers=56, hidden=6144, heads=48, feed_forward=16_384),
     "tiny": Config(
         layers=2,
@@ -88,39 +92,9 @@ SIZES = {
         dtype=jnp.float32,
     ),
 }
-PUBLISHED = {"full": 46_702_792_704, "8x22b": 140_620_634_112}
+PUBLISHED = {"full": 46_702_792_704, "8x7b": 46_702_792_704, "8x22b": 140_620_634_112}
 
 _normal = nnx.initializers.normal(0.02)
-
-
-def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotary positions: x f[B, T, ..., W], cos and sin f[T, W/2] -> f[B, T, ..., W], halves rotated as pairs."""
-    along = (cos.shape[0], *(1,) * (x.ndim - 3), cos.shape[1])
-    cos, sin = cos.reshape(along), sin.reshape(along)
-    a, b = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-class Attention(nnx.Module):
-    """Causal grouped-query attention: K key/value heads, each shared by G query heads."""
-
-    def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
-        d, w = config.hidden, config.head_width
-        queries = (config.kv_heads, config.heads // config.kv_heads, w)
-        make = {"use_bias": False, "kernel_init": _normal, "rngs": rngs, **precision.kwargs}
-        self.query = nnx.LinearGeneral(d, queries, **make)
-        self.key = nnx.LinearGeneral(d, (config.kv_heads, w), **make)
-        self.value = nnx.LinearGeneral(d, (config.kv_heads, w), **make)
-        self.out = nnx.LinearGeneral(queries, d, axis=(-3, -2, -1), **make)
-        self.precision = precision
-
-    def __call__(self, x: Array, turn: tuple[Array, Array], mask: Array) -> Array:
-        """x f[B, T, D], turn (cos, sin) f[T, W/2], mask bool[T, T] -> f[B, T, D]."""
-        q, k, v = rotate(self.query(x), *turn), rotate(self.key(x), *turn), self.value(x)
-        scores = jnp.einsum("bqkgw,btkw->bkgqt", q, k, preferred_element_type=self.precision.param)
-        scores = jnp.where(mask, scores / math.sqrt(q.shape[-1]), jnp.finfo(scores.dtype).min)
-        weights = jax.nn.softmax(scores).astype(x.dtype)
-        return self.out(jnp.einsum("bkgqt,btkw->bqkgw", weights, v))
 
 
 class Experts(nnx.Module):
@@ -175,7 +149,9 @@ class Layer(nnx.Module):
     def __init__(self, config: Config, precision: Precision, rngs: nnx.Rngs) -> None:
         make = {"epsilon": 1e-5, "rngs": rngs, **precision.kwargs}
         self.attention_norm = nnx.RMSNorm(config.hidden, **make)
-        self.attention = Attention(config, precision, rngs)
+        self.attention = GroupedAttention(
+            config.hidden, config.heads, config.kv_heads, config.head_width, precision, rngs
+        )
         self.experts_norm = nnx.RMSNorm(config.hidden, **make)
         self.experts = Experts(config, precision, rngs)
         self.dropout = nnx.Dropout(config.dropout)
@@ -208,10 +184,7 @@ class Moe(nnx.Module):
         config, precision = self.config, self.precision
         x = self.token(batch["tokens"]).astype(precision.compute)
         length = x.shape[1]
-        half = config.head_width // 2
-        frequency = config.rope_theta ** (-jnp.arange(half, dtype=precision.param) / half)
-        angles = jnp.arange(length, dtype=precision.param)[:, None] * frequency
-        turn = (jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype))
+        turn = rotary(length, config.head_width, config.rope_theta, precision)
         mask = causal_mask(length)
         balance = jnp.zeros((), precision.param)
         for i, layer in enumerate(self.layers):
