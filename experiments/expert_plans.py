@@ -6,8 +6,9 @@
 `experiments/data/expert_plans.csv` has what was published and where: the sizes of the axes for data, FSDP, tensor and
 context (sequence) parallelism, of those plans that need no pipeline, for models of the zoo. `batch` counts sequences of
 all devices in one pass; where gradients are accumulated, those of one pass. The slices v5p-128 and v5p-1024 have two
-cores per chip. Mist's plans are its tuner's answers of one stage. What is not taken over: quantization, which activations a plan recomputes or offloads (the zoo's models recompute
-each layer), and slices joined by a data-center network.
+cores per chip. Mist's plans are its tuner's answers of one stage. What is not taken over: quantization, which
+activations a plan recomputes or offloads (the zoo's models recompute each layer), and slices joined by a data-center
+network.
 
 An expert's plan is completed to every operation as in `unity_jax/search/experts.py`, with and without splitting
 activations between tensor-parallel blocks, with plain data parallelism or ZeRO-1, and on every mesh of its sizes; the
