@@ -23,6 +23,12 @@ from tests.api.steps import close
 BATCH = 16
 
 
+@pytest.fixture(autouse=True)
+def no_rewrites(monkeypatch):
+    """Where the network is free many are worth a try, which takes time; that they are right is tested elsewhere."""
+    monkeypatch.setattr("unity_jax.search.joint.MOST_VARIANTS", 0)
+
+
 @pytest.fixture(scope="module")
 def sharded(make_mesh):
     """`auto_shard` for eight devices whose network costs next to nothing, so that plans shard what they can."""
@@ -242,7 +248,7 @@ def test_optax_adversarial_training(sharded):
     """https://optax.readthedocs.io/en/latest/_collections/examples/adversarial_training.html"""
     optimizer = optax.adam(1e-3)
 
-    def pgd_attack(image, label, params, epsilon=0.1, maxiter=5):
+    def pgd_attack(image, label, params, epsilon=0.1, maxiter=2):
         image_perturbation = jnp.zeros_like(image)
 
         def adversarial_loss(perturbation):
