@@ -45,9 +45,7 @@ def place(leaf: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
-def from_parts(
-    part: np.ndarray, shape: tuple[int, ...], layout: Callable[[tuple[int, ...]], NamedSharding]
-) -> jax.Array:
+def from_parts(part: Any, shape: tuple[int, ...], layout: Callable[[tuple[int, ...]], NamedSharding]) -> jax.Array:
     """The array whose parts the processes hold, in the order of their numbers.
 
     **Arguments:** `shape`: what the array is expected to be. Where it differs from that of the part is the dimension
@@ -58,10 +56,9 @@ def from_parts(
     if not shared:
         return place(part, layout(shape))
     if len(shared) > 1:
-        raise ValueError(f"the part of one process has shape {part.shape}, of an array {shape}: more than one dim")
-    (dim,), length = shared, part.shape[shared[0]]
-    target = layout(shape)
-    numbers = _processes(target.mesh)
+        raise ValueError(f"the part {part.shape} of an array {shape} is shorter in more than one dimension")
+    part, (dim,) = np.asarray(part), shared
+    length, numbers = part.shape[dim], _processes(layout(shape).mesh)
     whole = (*shape[:dim], length * len(numbers), *shape[dim + 1 :])
     target = layout(whole)
     start = {p: i * length for i, p in enumerate(numbers)}

@@ -110,8 +110,7 @@ class Runner:
         placed = list(leaves)
         away = [i for i, x in enumerate(placed) if getattr(x, "sharding", None) != shardings[i]]
         if away:
-            found = [_typed(placed[i]) for i in away]
-            moved = move(found, [shardings[i] for i in away], [paths[i] for i in away])
+            moved = move([placed[i] for i in away], [shardings[i] for i in away], [paths[i] for i in away])
             for i, new in zip(away, moved, strict=True):
                 if donated[i] and is_concrete(placed[i]):
                     _free(placed[i], new)
@@ -120,7 +119,12 @@ class Runner:
 
 
 def move(leaves: Sequence[Any], shardings: Sequence[NamedSharding], paths: Sequence[str]) -> list[jax.Array]:
-    """Arrays in these layouts. One that lies in this process alone must be the same in all the others."""
+    """Leaves as arrays in these layouts. What lies in this process alone must be the same in all the others.
+
+    **Arguments:** `paths`: what to call the leaves. **Raises:** `ValueError` that names one that differs.
+    """
+    __tracebackhide__ = True
+    leaves = [_typed(x) for x in leaves]
     local = [i for i, x in enumerate(leaves) if not shardings[i].is_fully_addressable and processes.is_local(x)]
     if local:
         for i in processes.disagreements([leaves[i] for i in local], shardings[local[0]].mesh):

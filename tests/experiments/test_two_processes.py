@@ -38,12 +38,14 @@ expected = state + rows.sum(0) + times.sum(1) * 0.5
 shapes = jax.eval_shape(lambda: state), jax.eval_shape(lambda: whole)
 for spec in (P("x"), P(None, "x"), P()):  # the rows as they are held, across them, and all of them everywhere
     planned = unity.auto_shard(step, mesh=mesh, in_shardings=(None, {"x": spec, "t": P(), "lr": P()}))
-    planned.plan(*shapes)
+    plan = planned.plan(*shapes)
     batch = planned.shard(mine)
     assert batch["x"].shape == (4, 4) and batch["x"].sharding.spec == spec
     new, x = planned(state, batch)
     agree(new, expected)
     agree(x, rows)
+    plain = jax.jit(step, in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)
+    agree(plain(jax.device_put(state, plan.in_shardings[0]), batch)[0], expected)
     short = planned.shard({**mine, "x": mine["x"][:1]})
     assert short["x"].shape == (2, 4)
 committed = jax.device_put(state, jax.local_devices()[0])
