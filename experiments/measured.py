@@ -141,7 +141,7 @@ def measure(name: str, size: str, rounds: int, machine: unity.Machine) -> Mappin
 
 
 def run(ways: Sequence[Way], model: models.Model, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of each step by way, all in turns on the same batch, and the loss that each ends with."""
+    """Seconds of each step by way, all in turns on the same batch, and the loss of each after the warm-up."""
     states = {way.name: way.make_state() for way in ways}
     batches = {way.name: way.place(model.make_batch(0)) for way in ways}
     taken: dict[str, list[float]] = {way.name: [] for way in ways}
@@ -153,7 +153,8 @@ def run(ways: Sequence[Way], model: models.Model, rounds: int) -> tuple[dict[str
             jax.block_until_ready((states[way.name], metrics))
             if i >= WARM_UP:
                 taken[way.name].append(time.perf_counter() - start)
-            losses[way.name] = float(metrics["loss"])
+            else:
+                losses[way.name] = float(metrics["loss"])
     return taken, losses
 
 
