@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from unity_jax import cache, pins, planning
+from unity_jax import cache, pins, planning, processes
 from unity_jax.call import Call, JitSettings, abstract
 from unity_jax.derivative import Derivative
 from unity_jax.errors import PlanError
@@ -21,8 +21,8 @@ from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.plan import Plan
-from unity_jax.runner import Runner
+from unity_jax.plan import Leaf, Plan
+from unity_jax.runner import Runner, move
 
 
 @dataclass(frozen=True)
@@ -190,19 +190,21 @@ class AutoSharded:
                     f"init: no argument of {first.function} has a leaf {name} of type {dtype}{list(leaf.shape)}"
                 )
             shardings.append(NamedSharding(mesh, layout.spec()))
-        placed = jax.device_put(args, NamedSharding(mesh, jax.P()))
-        return jax.jit(make_state, out_shardings=jax.tree_util.tree_unflatten(tree, shardings))(*placed)
+        given, args_tree = jax.tree_util.tree_flatten(args)
+        placed = move(given, [NamedSharding(mesh, jax.P())] * len(given), ["an argument of init"] * len(given))
+        build = jax.jit(make_state, out_shardings=jax.tree_util.tree_unflatten(tree, shardings))
+        return build(*jax.tree_util.tree_unflatten(args_tree, placed))
 
     def shard(self, batch: Any, argument: int = -1) -> Any:
         """A host batch as arrays in the planned layout of an argument, by default the last positional one.
 
-        With several processes each passes its own part of the batch.
+        With several processes each passes its own part, and the batch is made of them in the order of the processes;
+        leaves that have the planned shape already are the same in all.
         """
         __tracebackhide__ = True
         plan = self._first("shard")
         program = plan.bound()
-        layouts = [leaf.layout for leaf in plan.inputs[len(program.constants) :]]
-        args, _ = jax.tree_util.tree_unflatten(program.in_tree, layouts)
+        args, _ = jax.tree_util.tree_unflatten(program.in_tree, plan.inputs[len(program.constants) :])
         if not -len(args) <= argument < len(args):
             raise PlanError(
                 f"shard: {plan.function} has {len(args)} positional arguments, there is no argument {argument}"
@@ -214,7 +216,7 @@ class AutoSharded:
                 f"{plan.function} has "
                 f"{jax.tree.structure(args[argument])}"
             )
-        return jax.tree.map(lambda layout, x: _from_host(x, layout, mesh), args[argument], batch)
+        return jax.tree.map(lambda leaf, x: _from_host(x, leaf, mesh), args[argument], batch)
 
     # Planning
 
@@ -275,14 +277,19 @@ def _exclude_our_frames() -> None:
     source_info_util.register_exclusion(str(Path(__file__).parent))
 
 
-def _from_host(x: Any, layout: Layout, mesh: Mesh) -> jax.Array:
-    """A host array in a layout; dimensions that the mesh does not divide (a short last batch) stay whole."""
-    if jax.process_count() > 1:
-        return jax.make_array_from_process_local_data(NamedSharding(mesh, layout.spec()), np.asarray(x))
-    x = np.asarray(x, abstract(x).dtype) if not isinstance(x, jax.Array) else x
+def _from_host(x: Any, leaf: Leaf, mesh: Mesh) -> jax.Array:
+    """A host array in the layout of a leaf; dimensions that the mesh does not divide (a short last batch) stay
+    whole."""
     sizes = MeshAxes.of(mesh)
-    dims = tuple(axes if n % sizes.size(axes) == 0 else () for n, axes in zip(x.shape, layout.dims, strict=True))
-    return jax.device_put(x, NamedSharding(mesh, Layout(dims).spec()))
+
+    def layout(shape: tuple[int, ...]) -> NamedSharding:
+        dims = zip(shape, leaf.layout.dims, strict=True)
+        return NamedSharding(mesh, Layout(tuple(axes if n % sizes.size(axes) == 0 else () for n, axes in dims)).spec())
+
+    x = np.asarray(x, abstract(x).dtype) if not isinstance(x, jax.Array) else x
+    if layout(x.shape).is_fully_addressable or not processes.is_local(x):
+        return jax.device_put(x, layout(x.shape))
+    return processes.from_parts(x, leaf.shape, layout)
 
 
 def _mesh(mesh: Any) -> Mesh | AbstractMesh | tuple[Any, ...] | None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 from unity_jax.errors import PlanError
@@ -36,12 +37,14 @@ def load(path: Path, program_hash: str) -> Plan | None:
 
 
 def store(plan: Plan, path: Path) -> None:
-    """Write a plan. Other processes plan the same program at the same time: they never see half a file."""
-    part = path.with_suffix(f".{os.getpid()}.part")
+    """Write a plan. Other processes, also on other hosts, write the same plan at the same time: none of them ever sees
+    half a file."""
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not correctness
         path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(".part", path.stem, path.parent)
+        os.close(handle)
         plan.save(part)
-        part.replace(path)
+        Path(part).replace(path)
 
 
 @functools.cache

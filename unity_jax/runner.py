@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from unity_jax import _compat
+from unity_jax import _compat, processes
 from unity_jax.call import Call, abstract, is_concrete
 from unity_jax.errors import MemoryLimitError, PlanError
 from unity_jax.lower.compile import jitted, planned
@@ -45,7 +46,13 @@ class Runner:
 
     @functools.cached_property
     def jitted(self) -> Any:
-        """The planned function over arrays."""
+        """The planned function over arrays. Processes with different plans would wait for each other forever."""
+        __tracebackhide__ = True
+        if processes.disagreements([repr((self.program.hash, self.plan.axes, self.plan.record))], self.mesh):
+            raise PlanError(
+                f"the processes have different plans of {self.plan.function}: they must run the same code and "
+                "versions, with the same machine= and pins"
+            )
         return jitted(self.program, self.plan.pcg, self.mesh)
 
     @functools.cached_property
@@ -57,7 +64,7 @@ class Runner:
     def constants(self) -> tuple[Any, ...]:
         """The captured arrays in their planned layouts."""
         n = len(self.program.constants)
-        return self._place(self.program.constants, self.shardings[:n], [False] * n)
+        return self._place(self.program.constants, self.shardings[:n], [False] * n, self.program.input_names[:n])
 
     def __call__(self, call: Call) -> Any:
         """Run on arrays."""
@@ -73,7 +80,9 @@ class Runner:
                     f"returned in its place."
                 )
         n = len(self.constants)
-        args, kwargs = call.dynamic(self._place(call.leaves, self.shardings[n:], self.donated[n:]))
+        args, kwargs = call.dynamic(
+            self._place(call.leaves, self.shardings[n:], self.donated[n:], self.program.in_paths)
+        )
         if n:
             args = (self.constants, *args)
         with jax.sharding.use_abstract_mesh(_compat.auto_mesh(self.mesh).abstract_mesh):
@@ -93,18 +102,43 @@ class Runner:
         )
         return auto(*args, **kwargs)
 
-    def _place(self, leaves: Any, shardings: list[NamedSharding], donated: list[bool]) -> tuple[Any, ...]:
+    def _place(
+        self, leaves: Any, shardings: list[NamedSharding], donated: list[bool], paths: Sequence[str]
+    ) -> tuple[Any, ...]:
         """Every leaf in its planned layout; nothing moves once the results of one step come back as arguments of the
         next."""
         placed = list(leaves)
         away = [i for i, x in enumerate(placed) if getattr(x, "sharding", None) != shardings[i]]
         if away:
-            moved = jax.device_put([_typed(placed[i]) for i in away], [shardings[i] for i in away])
+            moved = move([placed[i] for i in away], [shardings[i] for i in away], [paths[i] for i in away])
             for i, new in zip(away, moved, strict=True):
                 if donated[i] and is_concrete(placed[i]):
                     _free(placed[i], new)
                 placed[i] = new
         return tuple(placed)
+
+
+def move(leaves: Sequence[Any], shardings: Sequence[NamedSharding], paths: Sequence[str]) -> list[jax.Array]:
+    """Leaves as arrays in these layouts. What lies in this process alone must be the same in all the others.
+
+    **Arguments:** `paths`: what to call the leaves. **Raises:** `ValueError` that names one that differs.
+    """
+    __tracebackhide__ = True
+    leaves = [_typed(x) for x in leaves]
+    local = [i for i, x in enumerate(leaves) if not shardings[i].is_fully_addressable and processes.is_local(x)]
+    if local:
+        for i in processes.disagreements([leaves[i] for i in local], shardings[local[0]].mesh):
+            raise ValueError(
+                f"{paths[local[i]]} is not the same in all processes. If each holds its own part of a batch, pass "
+                "what .shard(batch) makes of it"
+            )
+    others = sorted(set(range(len(leaves))) - set(local))
+    moved: list[Any] = [None] * len(leaves)
+    for i, new in zip(others, jax.device_put([leaves[i] for i in others], [shardings[i] for i in others]), strict=True):
+        moved[i] = new
+    for i in local:
+        moved[i] = processes.place(leaves[i], shardings[i])
+    return moved
 
 
 def _typed(leaf: Any) -> Any:

@@ -115,8 +115,8 @@ def test_the_batch_of_a_product_is_not_padded():
 def test_a_gathered_result_is_copied_to_its_place_on_tpu():
     """Each device sorts half of the rows and gathers the others, into the place of the argument or first beside it.
 
-    Rows of the device, those sorted, and on the TPU all of them: 1/2, 1/2 and 1, the last two alive together; 1 does not
-    fit where the first was, a gap that counts twice.
+    Rows of the device, those sorted, and on the TPU all of them: 1/2, 1/2 and 1, the last two alive together; 1 does
+    not fit where the first was, a gap that counts twice.
     """
     program = trace(sort, (f32(64, 64),), {}, donate_argnums=0)
     mesh, machine, whole = MeshAxes(("x",), (2,)), Machine.preset("h100:2"), Layout.replicated(2)

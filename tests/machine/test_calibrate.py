@@ -65,6 +65,17 @@ def test_fits_find_the_constants_again(network):
             assert (found.bandwidth, found.latency) == pytest.approx((level.bandwidth, level.latency), rel=1e-6)
 
 
+def test_a_switch_that_is_shared_memory_is_found_out():
+    """Virtual devices of one host meet once for an all-reduce, as for an all-gather."""
+    level = Level("device", 8, 1e9, 1e-4, "shared")
+    samples = samples_of(Machine("known", (KNOWN,), (level,)))
+    found = fit_level(samples, Level("device", 8, 1.0, 0.0), KNOWN.kernel_overhead)
+    assert found.links == "shared"
+    assert (found.bandwidth, found.latency) == pytest.approx((1e9, 1e-4), rel=1e-6)
+    by_kind = {s.kind: s.seconds for s in samples if s.nbytes == 2**12}
+    assert by_kind["all_reduce"] - by_kind["all_gather"] == pytest.approx(7 / 8 * 2**12 / 1e9)
+
+
 def test_rates_ignore_samples_that_are_mostly_overhead():
     fast = Sample("matmul", "float32", 1e6, 1.0, 2e-6)  # half of it overhead: ten times the rate of the long one
     slow = Sample("matmul", "float32", 1e9, 1.0, 1e-2 + 1e-6)
@@ -173,7 +184,7 @@ def test_a_real_run(measured):
     assert device.contention == fit_contention(measured.overlaps)
     text = str(measured)
     assert text.startswith("cpu:8 measured: 8 devices, each while all do the same\n")
-    assert "device      8 by switch" in text and "all-reduce" in text and "by copies the other way" in text
+    assert "device      8 by s" in text and "all-reduce" in text and "by copies the other way" in text
     assert "compute and collectives" in text
     assert not jax.config.jax_enable_x64
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.search.planning import mesh, planner, program
 from unity_jax.pcg.graph import Graph, Tensor
-from unity_jax.search.experts import expert_seeds
+from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.planner import Candidate, best, finish
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
@@ -97,3 +97,17 @@ def test_logits_of_a_sharded_vocabulary_are_never_gathered() -> None:
     for op in tp.graph.ops:
         if op.params.get("move") and vocabulary in op.inputs[0].shape and op.inputs[0].rank > 2:
             assert op.params["move"].kind == "partition", op.params["move"]
+
+
+def test_fsdp_of_scanned_layers_gathers_one_layer_at_a_time() -> None:
+    """Not the weights of all layers before the loop, which would take as much memory as having them whole."""
+    plan = planner(program("gpt", "tiny", layers=4, hidden=128), "h100:8")
+    built = plan._builder(mesh(8)).build(keep=False)
+    fsdp = Expert(("x",), shard_params=True, shard_state=True)
+    (seed,) = expert_seeds(plan.program, built, mesh(8), plan.rules, [fsdp]).values()
+    candidate = finish(plan.program, built.decisions(seed, False), plan._builder(mesh(8)).resharder, plan.rules, "fsdp")
+    stacks = {t.shape for t in inputs(candidate, ".params") if t.rank > 3 or t.shape[:1] == (4,)}
+    gathers = [op for op in candidate.graph.walk() if op.params.get("move") and op.params["move"].kind == "combine"]
+    assert stacks
+    assert gathers
+    assert not [op for op in gathers if op.outputs[0].shape in stacks and op.outputs[0].nbytes > 4096]

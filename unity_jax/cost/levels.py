@@ -19,6 +19,9 @@ import numpy as np
 
 from unity_jax.machine.network import Level
 
+TORUS = ("ring", "line")
+"""Links between neighbours, which groups share."""
+
 
 class Span(NamedTuple):
     """A level that groups cross: into how many members of the level, how far apart, and how many of a group's devices
@@ -43,7 +46,7 @@ def _grid_ring(kind: str, crossed: list[Span]) -> tuple[float, float] | None:
     grid of an even number of chips has a closed way through all of them; on lines, which do not wrap around, it uses
     more links than one axis after the other."""
     n = math.prod(s.members for s in crossed)
-    filled = all(s.level.links != "switch" and s.stride == 1 for s in crossed)
+    filled = all(s.level.links in TORUS and s.stride == 1 for s in crossed)
     if len(crossed) < 2 or n % 2 or not filled or kind in ("all_to_all", "permute"):
         return None
     rounds = 2 if kind == "all_reduce" else 1
@@ -59,7 +62,7 @@ def _by_levels(kind: str, crossed: list[Span]) -> tuple[float, float]:
     shrinks = kind != "all_to_all"
     latency = sum(t[0] for t in terms)
     per_byte = 0.0
-    for torus, part in itertools.groupby(zip(crossed, terms, strict=True), lambda s: s[0].level.links != "switch"):
+    for torus, part in itertools.groupby(zip(crossed, terms, strict=True), lambda s: s[0].level.links in TORUS):
         rows = list(part)
         if torus:
             per_byte += _torus([(s.members, t[1]) for s, t in rows], rows[-1][0].inside if shrinks else 1, shrinks)
@@ -113,8 +116,12 @@ def _level_line(kind: str, level: Level, n: int, stride: int) -> tuple[float, fl
 
     Every device receives (n - 1) / n of the bytes. A switch joins any two devices, so halving and doubling takes
     log2(n) steps: two collectives over parts of the group are never faster. A ring or line moves data both ways at
-    once, but at the end of a line all data arrive through one link; an all-to-all is bound by the bisection.
+    once, but at the end of a line all data arrive through one link; an all-to-all is bound by the bisection. In shared
+    memory an all-reduce reads and writes twice, but meets once.
     """
+    rounds = 2 if kind == "all_reduce" else 1
+    if level.links == "shared":
+        return level.latency, rounds * (1.0 if kind == "permute" else (n - 1) / n) / level.bandwidth
     if level.links == "switch":
         hops, moved, bandwidth = math.ceil(math.log2(n)), (n - 1) / n, level.bandwidth
         if kind == "permute":
@@ -128,5 +135,4 @@ def _level_line(kind: str, level: Level, n: int, stride: int) -> tuple[float, fl
         bandwidth = level.bandwidth * (2 if wraps else 1) / stride
         if kind == "permute":  # one direction only; without a wrap the last member sends back along the line
             hops, moved, bandwidth = (stride if wraps else hops), 1.0, level.bandwidth / stride
-    rounds = 2 if kind == "all_reduce" else 1
     return rounds * hops * level.latency, rounds * moved / bandwidth

@@ -64,14 +64,24 @@ def fit_level(samples: Sequence[Sample], level: Level, overhead: float) -> Level
     """A level of the network with the latency and bandwidth that explain the collectives over it best.
 
     Their time is linear in the two: what one second of latency and one second per byte make of each gives the rows.
+    What is said to be a switch may be shared memory, if that explains them better.
     """
     own = [s for s in samples if s.kind in COLLECTIVES and s.about == level.name]
     if not own:
         return level
+    kinds = (level, replace(level, links="shared")) if level.links == "switch" else (level,)
+    return min((_fitted(own, kind, overhead) for kind in kinds), key=lambda found: found[0])[1]
+
+
+def _fitted(own: Sequence[Sample], level: Level, overhead: float) -> tuple[float, Level]:
+    """The squares of relative errors, and the level."""
     rows = [level_row(level, s) for s in own]
-    latency, slope = nonnegative_line(rows, [max(s.seconds - overhead, 0.0) for s in own], [s.seconds for s in own])
-    slope = slope or min(s.seconds / row[1] for s, row in zip(own, rows, strict=True))
-    return replace(level, latency=latency, bandwidth=1 / slope)
+    taken = [s.seconds for s in own]
+    latency, slope = nonnegative_line(rows, [max(t - overhead, 0.0) for t in taken], taken)
+    slope = slope or min(t / row[1] for t, row in zip(taken, rows, strict=True))
+    found = [overhead + latency * row[0] + slope * row[1] for row in rows]
+    errors = sum((f / t - 1) ** 2 for f, t in zip(found, taken, strict=True))
+    return errors, replace(level, latency=latency, bandwidth=1 / slope)
 
 
 def level_row(level: Level, sample: Sample) -> tuple[float, float]:

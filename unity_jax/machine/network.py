@@ -15,14 +15,15 @@ class Level:
     `name` is that of the physical axis (`"x"` of a torus, `"node"`). `bandwidth` is in bytes per second, in one
     direction: what one device sends through a `"switch"` while all others do the same, or what one link carries to the
     next member of a `"ring"` or `"line"` (both have links in both directions; only the ring wraps around, from the last
-    member back to the first). `latency` is in seconds per hop.
+    member back to the first). `latency` is in seconds per hop. In `"shared"` memory members meet once for each
+    collective, whatever its kind, and then read what the others wrote: `latency` is that of the meeting.
     """
 
     name: str
     size: int
     bandwidth: float
     latency: float
-    links: Literal["switch", "ring", "line"] = "switch"
+    links: Literal["switch", "ring", "line", "shared"] = "switch"
 
 
 @dataclass(frozen=True)

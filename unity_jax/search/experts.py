@@ -8,11 +8,12 @@ split over the devices and everything else data parallel (arXiv:2104.05158).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from unity_jax import _compat
 from unity_jax.ops.rule import Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
@@ -110,6 +111,7 @@ class _Completion:
         forward = {t for op in program.graph.walk() if not op.backward for t in op.inputs}
         self.params = state & forward
         self.state = state - forward
+        self.layers = stacked(program.graph, {t.shape for t in self.params})
         self.tables = {t.shape for t in looked_up(program.graph, self.params)}
         self.considered: dict[object, np.ndarray] = {}
         self.lazy = [self._waits(n) for n in built.nodes]
@@ -239,7 +241,7 @@ class _Completion:
             kind = node.ops[0].name in _WEIGHTED, self._is_table(node.ops[0].inputs[:1])
             key: object = (expert, id(node.strategies[0]), wants, positions, kind)
         else:
-            kind = node.tensor in self.params, self._is_table([node.tensor])
+            kind = node.tensor in self.params, node.tensor in self.layers, self._is_table([node.tensor])
             key = (expert, id(node.layouts), wants, node.kind, kind)
         if key not in self.considered:
             if node.ops:
@@ -258,9 +260,10 @@ class _Completion:
         dims = self.wants[node.index][0]
         if dims:
             return all(where.get(a) in dims for a in expert.data if self._fits(node, dims, expert.data))
-        if node.kind != "input":
+        layer = node.tensor in self.layers
+        if node.kind != "input" and not (layer and expert.shard_params):
             return not any(a in where for a in expert.data) or expert.shard_params
-        sharded = expert.shard_params if node.tensor in self.params else expert.shard_state
+        sharded = expert.shard_params if layer or node.tensor in self.params else expert.shard_state
         used = [where.get(a) for a in expert.data]
         if not sharded:
             return all(u is None for u in used)
@@ -317,6 +320,21 @@ def looked_up(graph: Graph, params: set[Tensor]) -> set[Tensor]:
 
     found = {t for t in params if t in read and only_rows(t)}
     return found if 2 * sum(t.nbytes for t in found) > sum(t.nbytes for t in params) else set()
+
+
+def stacked(graph: Graph, shapes: Collection[tuple[int, ...]]) -> set[Tensor]:
+    """Where scans take one layer of what has one of these shapes, and where they stack such layers up again (their
+    gradients): FSDP keeps both sharded, and gathers the weights of one layer at a time.
+    """
+    found: set[Tensor] = set()
+    for op in graph.walk():
+        if op.name == "scan":
+            consts, carries = _compat.scan_arity(op.params)
+            first, (body,) = consts + carries, op.bodies
+            taken = zip(body.inputs[first:], op.inputs[first:], strict=True)
+            found |= {layer for layer, whole in taken if whole.shape in shapes}
+            found |= {whole for whole in op.outputs[carries:] if whole.shape in shapes}
+    return found
 
 
 def _dim_of(layout: Layout, axes: tuple[str, ...]) -> int | None:

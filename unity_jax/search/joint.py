@@ -113,7 +113,6 @@ class _Search:
         """The fastest variant that fits, within the budget."""
         left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
         self._is_new(first.program.graph)
-        self.done[first.program.graph] = first.program.rewrites
         chosen, order = first, itertools.count()
         waiting = [(first.seconds, next(order), first)]
         while waiting and left > 0:
@@ -195,7 +194,7 @@ class _Search:
         where = _source(before.graph, path, place.found[0].roots[0].tensor)
         saved = variant.seconds - candidate.seconds
         did = Rewrite(place.rule.name, where, len(first.spots), saved, place.rule.proof, tuple(steps))
-        self.done[whole] = *self.done[before.graph], did
+        self.done[whole] = *self.done.get(before.graph, before.rewrites), did
         return candidate
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
+from unity_jax.cost.levels import TORUS
 from unity_jax.cost.matrix import REFERENCE_BYTES, arrays
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level, Matrix
@@ -59,7 +60,7 @@ def _distinct_axes(levels: tuple[Level, ...]) -> Iterator[int]:
     alike = {(level.size, level.links, level.bandwidth) for level in (levels[0], levels[-1])}
     for i, level in enumerate(levels[1:-1], 1):
         kind = (level.size, level.links, level.bandwidth)
-        if level.links != "switch" and level.size > 1 and kind not in alike:
+        if level.links in TORUS and level.size > 1 and kind not in alike:
             alike.add(kind)
             yield i
 

@@ -1,0 +1,167 @@
+"""Every model of the zoo at its published size: the planner's plan beside the best of what experts would have run.
+
+    python experiments/zoo_table.py                                 # hours; rows are made once, and kept
+    python experiments/zoo_table.py --models mlp,dlrm --on h100:8   # minutes
+
+Baselines are those of `experiments/baselines.py`: data parallelism, FSDP, Megatron and their combinations, on every
+mesh that the planner considers, priced by the same simulation. Ratios count how many times as fast as a baseline the
+plan is; geometric means are over models where the baseline fits. Operations that no rule can split are computed in full
+by every device: none of them may make a tensor above 1 MB, and the exit code tells whether one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from baselines import BEST, baselines, columns, joint, program_of
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rows import Row, Rows
+
+import models
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph
+from unity_jax.planning import uncollected
+from unity_jax.report.text import seconds
+
+RESULTS = Path(__file__).parent / "results" / "zoo.csv"
+MACHINES = ("h100:8", "v5e:8x8")
+SETTINGS = ("model", "size", "machine", "batch per device")
+PER_DEVICE = {"mlp": 256, "dlrm": 1024, "xdl": 1024, "candle_uno": 256} | dict.fromkeys(
+    ("inception", "resnet", "resnext", "vit", "lstm_lm"), 64
+)
+"""Examples per device: as `experiments/unity_table.py` has them, and 64 images or short texts."""
+LONG_TEXTS = 4
+"""Examples per device of the other models, whose examples are hundreds or thousands of tokens."""
+LARGE = 1e6
+"""Bytes from which on a tensor that every device computes in full is worth a word."""
+
+
+def measure(model: str, size: str, on: str, batch: int) -> dict[str, Any]:
+    """One row."""
+    machine = Machine.preset(on)
+    program = program_of(model, size, batch_size=batch * machine.num_devices)
+    start = time.perf_counter()
+    found = joint(program, machine)
+    took = time.perf_counter() - start
+    row: dict[str, Any] = {
+        "devices": machine.num_devices,
+        "parameters": models.get(model, size).num_parameters,
+        "operations": sum(1 for _ in program.graph.walk()),
+        "planning seconds": took,
+    }
+    limit = machine.device.memory_bytes
+    row |= columns("plan", found, limit)
+    row |= {"mesh": str(found.mesh), "rewrites": len(found.program.rewrites)}
+    row["replicated"] = "; ".join(replicated(found.graph))
+    for name, plan in baselines(program, machine).items():
+        row |= columns(name, plan, limit)
+    return row
+
+
+def replicated(graph: Graph) -> list[str]:
+    """Large tensors of operations without a rule, with the line that makes them."""
+    return [
+        f"{op.name} {t} at {op.source}"
+        for op in graph.walk()
+        if op.shard is not None and op.shard.rule.fallback
+        for t in op.outputs
+        if t.nbytes > LARGE
+    ]
+
+
+def over(row: Row, name: str) -> float:
+    """How many times as fast as a baseline the plan is."""
+    return float(row[f"{name} seconds"]) / float(row["plan seconds"])
+
+
+def table(rows: Sequence[Row], on: str) -> Table:
+    shown = Table(title=f"{on}; ! does not fit")
+    for name in (
+        "model",
+        "parameters",
+        "operations",
+        "planned in",
+        "mesh",
+        "step",
+        "/ data parallel",
+        "/ expert",
+        "expert",
+    ):
+        shown.add_column(name, overflow="fold", justify="left" if name in ("model", "mesh", "expert") else "right")
+    for row in rows:
+        fits = {name: "!" * (row[f"{name} fits"] != "True") for name in ("plan", "data parallel", BEST)}
+        shown.add_row(
+            f"{row['model']} {row['size']}",
+            f"{int(row['parameters']):,}",
+            row["operations"],
+            f"{float(row['planning seconds']):.0f} s",
+            row["mesh"],
+            seconds(float(row["plan seconds"])) + fits["plan"],
+            *(f"{over(row, name):.3f}{fits[name]}" for name in ("data parallel", BEST)),
+            row[f"{BEST} plan"],
+        )
+    return shown
+
+
+def means(rows: Sequence[Row]) -> list[str]:
+    """Geometric means of what can be compared, and what must not be."""
+    said = []
+    for name in ("data parallel", BEST):
+        ratios = [over(r, name) for r in rows if r[f"{name} fits"] == r["plan fits"] == "True"]
+        if ratios:
+            worst = f"least {min(ratios):.3f}, most {max(ratios):.2f}"
+            mean = statistics.geometric_mean(ratios)
+            said.append(f"over {name}: {mean:.3f} in the geometric mean of {len(ratios)} that fit; {worst}")
+    lost = [f"{r['model']} on {r['machine']}" for r in rows if r[f"{BEST} fits"] == "True" != r["plan fits"]]
+    said.append(f"an expert fits and the plan does not: {', '.join(lost) or 'never'}")
+    large = [f"{r['model']}: {r['replicated']}" for r in rows if r["replicated"]]
+    said.append(f"tensors above 1 MB that every device computes in full: {'; '.join(large) or 'none'}")
+    return said
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(models.names()))
+    parser.add_argument("--size", default="full")
+    parser.add_argument("--on", default=",".join(MACHINES))
+    parser.add_argument("--rows", type=int, help="make at most so many")
+    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
+    options = parser.parse_args()
+    rows = Rows(options.out, SETTINGS)
+    wanted = [
+        dict(zip(SETTINGS, (model, options.size, on, PER_DEVICE.get(model, LONG_TEXTS)), strict=True))
+        for on in options.on.split(",")
+        for model in options.models.split(",")
+    ]
+    missing = [w for w in wanted if rows.get(w) is None][: options.rows]
+    shown = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*shown, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(missing))
+        for what in missing:
+            progress.update(task, description=f"{what['model']} on {what['machine']}")
+            with uncollected():
+                rows.make(what, lambda w=what: measure(*w.values()))
+            progress.advance(task)
+    console = Console(width=150, highlight=False)
+    found = [row for w in wanted if (row := rows.get(w)) is not None]
+    for on in options.on.split(","):
+        if some := [row for row in found if row["machine"] == on]:
+            console.print(table(some, on))
+    for line in means(found):
+        console.print(line)
+    return int(any(row["replicated"] for row in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Arrays over the devices of several processes (`jax.distributed`), each of which runs the same program.
+
+What one process holds, a numpy array or an array on its own devices, is either the whole of an argument, the same in
+all processes (`place`), or its own part (`from_parts`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from unity_jax import _compat
+
+
+def disagreements(values: Sequence[Any], mesh: Mesh) -> list[int]:
+    """Which of these host arrays or strings are not the same in all processes.
+
+    All processes of the mesh must ask at the same time. Nothing, without asking, where the mesh is not over all.
+    """
+    if len(_processes(mesh)) < jax.process_count() or jax.process_count() == 1 or not values:
+        return []
+    mine = np.array([_digest(v) for v in values], np.uint32)
+    everyones = multihost_utils.process_allgather(mine)
+    return np.flatnonzero((everyones != everyones[0]).any(axis=0)).tolist()
+
+
+def is_local(leaf: Any) -> bool:
+    """Whether a leaf lies in this process alone."""
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def place(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """An array that is the same in all processes, in a layout over their devices; typed keys as well."""
+    if _compat.is_key(leaf.dtype):
+        impl = jax.random.key_impl(leaf)
+        data = place(jax.random.key_data(leaf), sharding)
+        return jax.jit(lambda x: jax.random.wrap_key_data(x, impl=impl), out_shardings=sharding)(data)
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def from_parts(part: Any, shape: tuple[int, ...], layout: Callable[[tuple[int, ...]], NamedSharding]) -> jax.Array:
+    """The array whose parts the processes hold, in the order of their numbers.
+
+    **Arguments:** `shape`: what the array is expected to be. Where it differs from that of the part is the dimension
+    that the processes share, and the parts may be shorter than expected (a last batch); where it does not, the part
+    is the whole array. `layout`: of the whole array, by its shape.
+    """
+    shared = [d for d, (n, m) in enumerate(zip(part.shape, shape, strict=True)) if n != m]
+    if not shared:
+        return place(part, layout(shape))
+    if len(shared) > 1:
+        raise ValueError(f"the part {part.shape} of an array {shape} is shorter in more than one dimension")
+    part, (dim,) = np.asarray(part), shared
+    length, numbers = part.shape[dim], _processes(layout(shape).mesh)
+    whole = (*shape[:dim], length * len(numbers), *shape[dim + 1 :])
+    target = layout(whole)
+    start = {p: i * length for i, p in enumerate(numbers)}
+
+    def own(index: tuple[slice, ...]) -> np.ndarray:
+        first, stop, _ = index[dim].indices(whole[dim])
+        offset = start[jax.process_index()]
+        return part[(*index[:dim], slice(first - offset, stop - offset), *index[dim + 1 :])]
+
+    def holds(device: Any, index: tuple[slice, ...]) -> bool:
+        first, stop, _ = index[dim].indices(whole[dim])
+        return start[device.process_index] <= first and stop <= start[device.process_index] + length
+
+    if all(holds(d, index) for d, index in target.devices_indices_map(whole).items()):
+        return jax.make_array_from_callback(whole, target, own)
+    # Devices need rows of other processes: the rows go to devices of their own process first.
+    devices = sorted(target.mesh.devices.flat, key=lambda d: (d.process_index, d.id))
+    rows = Mesh(np.array(devices).reshape(len(numbers), -1), ("process", "device"))
+    by_process = NamedSharding(rows, PartitionSpec(*[None] * dim, "process"))
+    return jax.device_put(jax.make_array_from_callback(whole, by_process, own), target)
+
+
+def _processes(mesh: Mesh) -> list[int]:
+    return sorted({d.process_index for d in mesh.devices.flat})
+
+
+def _digest(value: Any) -> int:
+    if isinstance(value, str):
+        return zlib.crc32(value.encode())
+    if _compat.is_key(value.dtype):
+        value = jax.random.key_data(value)
+    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
