@@ -24,7 +24,7 @@ from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 
 STEPS = 3
-KINDS = ("bert", "deep_speech", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")
+KINDS = ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")
 """One model of each kind, for tests that would take too long with all of them."""
 
 
