@@ -25,7 +25,8 @@ Zhu et al. 2025, "Mist" (arXiv 2503.19050), and the feed-forward 8/3 x 6144.
 | llama3.2-3b | 28     | 3072   | 24 (8)     | 8192         | 128,256 (tied) | 8192   | 3,212,749,824   |
 | tiny        | 2      | 32     | 8 (4)      | 48           | 251            | 16     |                 |
 
-`full` is 7b. Llama 3.1's scaling of rotary frequencies beyond 8192 tokens is left out.
+`full` is 7b. Llama 3 warms up for 8,000 steps of 1.2 M; its batches grow in training, here they keep their first size.
+Llama 3.1's scaling of rotary frequencies beyond 8192 tokens is left out.
 """
 
 import dataclasses

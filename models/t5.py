@@ -6,7 +6,7 @@ norms that scale by the root mean square only, attention without 1/sqrt(width), 
 of relative position that all layers of a stack share. The original has ReLU, an output projection tied to the token
 embedding (and scaled by hidden^-1/2) and dropout 0.1; version 1.1 a gated GELU, an output of its own and, in
 pre-training, no dropout. Spans of 3 tokens, 15 % of the text, are cut: 568 tokens become 512 and 114. Adafactor at
-1/sqrt(step), at most 0.01; a tensor of stacked layers is clipped and scaled as a whole, as in T5X.
+1/sqrt(step), at most 0.01; it clips and scales a tensor as a whole, also one of stacked layers.
 
 | size       | layers  | hidden | heads x width | feed-forward | parameters     |
 |------------|---------|--------|---------------|--------------|----------------|

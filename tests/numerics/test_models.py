@@ -31,7 +31,9 @@ def ref(request):
         yield reference(request.param)
 
 
-@pytest.mark.parametrize("ref", models.names(), indirect=True)
+@pytest.mark.parametrize(
+    "ref", [pytest.param(n, marks=() if n in CORE else pytest.mark.slow) for n in models.names()], indirect=True
+)
 def test_chosen_plan(ref):
     plan = ref.chosen(MACHINE, (2, 4))
     assert any(not t.layout.is_replicated for t in plan.graph.inputs)
