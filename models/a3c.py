@@ -50,7 +50,7 @@ class Config:
 SIZES = {
     "full": Config(),
     "feed_forward": Config(lstm=0),
-    "tiny": Config(image=20, channels=(8, 8), dense=16, lstm=16, actions=6, learning_rate=1e-2, dtype=jnp.float32),
+    "tiny": Config(image=20, channels=(8, 8), dense=16, lstm=16, actions=6, learning_rate=0.1, dtype=jnp.float32),
 }
 
 

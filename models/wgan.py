@@ -55,7 +55,7 @@ class Config:
 SIZES = {
     "full": Config(),
     "tiny": Config(
-        blocks=1, width=8, latent=16, critic_updates=2, batch_size=16, learning_rate=5e-3, dtype=jnp.float32
+        blocks=1, width=8, latent=16, critic_updates=2, batch_size=16, learning_rate=1e-3, dtype=jnp.float32
     ),
 }
 
