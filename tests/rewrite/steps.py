@@ -13,12 +13,6 @@ def gated(w1, w2, w3, x):
     return jnp.sum(((jnp.tanh(x @ w1) * (x @ w2)) @ w3) ** 2)
 
 
-def attention(q, k, v, x):
-    a, b, c = (jnp.einsum("btd,dhe->bthe", x, w) for w in (q, k, v))
-    weights = jax.nn.softmax(jnp.einsum("bthe,bshe->bhts", a, b))
-    return jnp.sum(jnp.einsum("bhts,bshe->bthe", weights, c) ** 2)
-
-
 def grouped(q, k, v, x):
     """Two query heads for each of three key and value heads."""
     a, b, c = jnp.einsum("btd,dkgw->btkgw", x, q), jnp.einsum("btd,dkw->btkw", x, k), jnp.einsum("btd,dkw->btkw", x, v)
@@ -80,10 +74,6 @@ def looped(ws, x):
 
 STEPS = {
     "gated": (jax.grad(gated, (0, 1, 2)), lambda: (normal(5, 7), normal(5, 7), normal(7, 4), normal(6, 5))),
-    "attention": (
-        jax.grad(attention, (0, 1, 2, 3)),
-        lambda: (normal(5, 4, 3), normal(5, 4, 3) * 0.3, normal(5, 4, 3) * 0.1, normal(2, 6, 5)),
-    ),
     "grouped": (
         jax.grad(grouped, (0, 1, 2, 3)),
         lambda: (normal(5, 3, 2, 4), normal(5, 3, 4) * 0.3, normal(5, 3, 4) * 0.1, normal(2, 6, 5)),

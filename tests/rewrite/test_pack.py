@@ -17,7 +17,7 @@ MERGING = tuple(r for r in applicable() if r.name in ("siblings-slice-dot-concat
 
 def merged(program):
     """The program with siblings merged until there are none."""
-    while places := list((finder := Finder(program.graph, lambda op: 1.0)).places(MERGING)):
+    while places := list((finder := Finder(program.graph, lambda graph: float(len(graph.ops)))).places(MERGING)):
         made = rewrite(finder, max(places, key=lambda place: place.gain))
         program = program.rewritten(made[0], ())
     return program

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.rewrite.bind import Match, sums
 from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.emit import emit
-from unity_jax.rewrite.find import Match, sums
 from unity_jax.rewrite.view import View, computes
 from unity_jax.trace import has_effects, without_dead_code
 

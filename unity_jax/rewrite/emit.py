@@ -16,8 +16,8 @@ from jax import lax
 from unity_jax import _compat
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite import selections
+from unity_jax.rewrite.bind import Match
 from unity_jax.rewrite.dims import CannotEmit, Ids, Named, Selection, Value, put_at
-from unity_jax.rewrite.find import Match
 from unity_jax.rewrite.language import Dim, Term
 from unity_jax.rewrite.view import View
 from unity_jax.trace import build

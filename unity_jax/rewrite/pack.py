@@ -24,7 +24,7 @@ from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.program import Program
 from unity_jax.rewrite.apply import in_order
-from unity_jax.rewrite.find import same_function
+from unity_jax.rewrite.bind import same_function
 from unity_jax.trace import build, without_dead_code
 
 

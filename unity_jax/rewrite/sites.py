@@ -18,8 +18,9 @@ from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten, target_ops, unknown
+from unity_jax.rewrite.bind import Match
 from unity_jax.rewrite.dims import CannotEmit, Value
-from unity_jax.rewrite.find import Match, in_forward_order, matches
+from unity_jax.rewrite.find import in_forward_order, matches
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import View, names_of, seen_as
 
