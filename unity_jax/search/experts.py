@@ -312,13 +312,15 @@ def looked_up(graph: Graph, params: set[Tensor]) -> set[Tensor]:
             read.setdefault(t, []).append(op)
 
     def only_rows(t: Tensor) -> bool:
-        return t not in graph.outputs and all(
+        readers = read.get(t, ())
+        rows = (
             (op.name == "gather" and op.inputs[0] is t and op.inputs[1] is not t)
             or (op.name == "convert_element_type" and only_rows(op.outputs[0]))
-            for op in read[t]
+            for op in readers
         )
+        return t not in graph.outputs and bool(readers) and all(rows)
 
-    found = {t for t in params if t in read and only_rows(t)}
+    found = set(filter(only_rows, params))
     return found if 2 * sum(t.nbytes for t in found) > sum(t.nbytes for t in params) else set()
 
 

@@ -146,13 +146,12 @@ class _Search:
         """Places of all graphs of a program that are worth a plan, most promising first; what has been tried elsewhere
         comes last.
 
-        Not worth one is what costs too much work, and what is too small to matter even on the network, or, on one
-        device, in its memory.
+        Not worth one is what costs too much work, and what is too small to matter even on the network, if there is one.
         """
         found = []
         worst = (WORSE - 1) * variant.seconds * self.planner.machine.num_devices
         machine = self.planner.machine
-        small = NEGLIGIBLE * variant.seconds * min(slowest(machine.network), machine.device.memory_bandwidth)
+        small = NEGLIGIBLE * variant.seconds * slowest(machine.network) if machine.num_devices > 1 else 0.0
         for path, graph, repeat in nested(variant.program.graph):
             finder = Finder(graph, self.seconds)
             least = small / repeat
