@@ -105,7 +105,8 @@ _UNSIGNED = (*_JAXPRS, "sharding", "out_sharding", "weak_type", "accuracy", "mes
 
 @dataclass(eq=False)
 class Graph:
-    """A straight-line program over tensors. `inputs` are its arguments; `outputs` may repeat or be inputs or literals."""
+    """A straight-line program over tensors. `inputs` are its arguments; `outputs` may repeat or be inputs or literals.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]

@@ -64,7 +64,8 @@ class Space:
 
 @dataclass(frozen=True)
 class _Port:
-    """One end of a tensor: the node, and the layout that each of its choices makes or needs. `key` interns the layouts."""
+    """One end of a tensor: the node, and the layout that each of its choices makes or needs. `key` interns the layouts.
+    """
 
     node: int
     layouts: Layouts
