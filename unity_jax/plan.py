@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from unity_jax.report.verification import Verification
 
 FORMAT = "unity_jax plan"
-VERSION = 4
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,8 @@ def _from_json(data: dict[str, Any]) -> Plan:
         tuple(None if s is None else tuple(map(int, s)) for s in d["strategies"]),
         tuple(None if x is None else _layout(x) for x in d["layouts"]),
         tuple(map(_layout, d["outputs"])),
-        tuple((int(op), int(side)) for op, side in d["rings"]),
+        # Files that were written before there were rings have none.
+        tuple((int(op), int(side)) for op, side in d.get("rings", ())),
     )
     found = tuple(Collective(**{**c, "axes": tuple(c["axes"])}) for c in p["collectives"])
     names, sizes, order = (data["mesh"][key] for key in ("names", "sizes", "order"))

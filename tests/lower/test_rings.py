@@ -75,7 +75,7 @@ def test_random_plans_with_rings_wherever_they_match(cases):
     seen = Counter()
     with jax.enable_x64(True):
         for name, case in cases.items():
-            for seed in range(4):
+            for seed in range(3):
                 sizes, machine = MESHES[seed % len(MESHES)]
                 machine = Machine.preset(machine)
                 plan, forms = forced(case.sample(sizes, seed), machine)

@@ -91,24 +91,22 @@ def test_a_plan_with_rings_is_read_back_and_told(tmp_path):
 
 
 def test_no_permute_waits_for_the_product_beside_it():
-    """Shards travel while no product of theirs is computed yet, and sums while the next product is."""
+    """Beside every pass there is a product of its ring that neither waits for it nor is waited for, and never two:
+    XLA:GPU would put all of them beside the last passes."""
     graph = plan("v5e:2x4", *LARGE["v5e:2x4"]).pcg
     before = {}  # all that an op waits for
     for op in graph.ops:
         made = {graph.producer[t] for t in op.inputs if t in graph.producer}
         before[op] = made.union(*(before[p] for p in made))
     products = [op for op in graph.ops if op.name == "dot_general"]
-    gathered, scattered = products[:8], products[8:]
+    rings = {"all_gather": products[:8], "reduce_scatter": products[8:]}
     kinds = {"all_gather": 0, "reduce_scatter": 0}
     for op in shifts(graph):
         if op in before:  # not in the loop
             kinds[op.params["move"].of] += 1
-            if op.params["move"].of == "all_gather":
-                assert not before[op].intersection(products)
-            else:
-                assert before[op].intersection(scattered)
-                assert any(p not in before[op] and op not in before[p] for p in scattered)
-    assert kinds == {"all_gather": 7, "reduce_scatter": 7} and len(gathered) == len(scattered)
+            beside = [p for p in rings[op.params["move"].of] if p not in before[op] and op not in before[p]]
+            assert 1 <= len(beside) <= 2  # two where passes go in two directions
+    assert kinds == {"all_gather": 7, "reduce_scatter": 7} and len(products) == 16
 
 
 def test_buffers_of_a_ring_count():

@@ -5,7 +5,8 @@
 
 A shard of the gathered operand makes a slice of the result or, where the gathered dimension is contracted, a term of
 it; of a result that is reduce-scattered, the partial sums travel. No permute waits for the contraction beside it (Wang
-et al., ASPLOS 2023, https://doi.org/10.1145/3567955.3567959).
+et al., ASPLOS 2023, https://doi.org/10.1145/3567955.3567959). What the ops wait for besides is what makes XLA run them
+so: as compiled for v5e:2x4 and h100:8, every permute is started and awaited around a contraction of its own.
 """
 
 from __future__ import annotations
@@ -114,9 +115,7 @@ def decompose(graph: Graph, chosen: Collection[Place], mesh: MeshAxes, machine: 
     moved = {m.move for m in scattered.values()}
     of_product = {op: (m, side) for m in gathered.values() for op, side in m.products}
     for op in graph.ops:
-        if op in gathered:
-            writer.passes(op)
-        elif op in of_product:
+        if op in of_product:
             match, side = of_product[op]
             writer.gathered(op, side, match.move)
         elif op in scattered:
@@ -124,7 +123,7 @@ def decompose(graph: Graph, chosen: Collection[Place], mesh: MeshAxes, machine: 
         elif op.bodies:
             bodies = tuple(decompose(body, chosen, mesh, machine) for body in op.bodies)
             writer.ops.append(dataclasses.replace(op, bodies=bodies))
-        elif op not in moved:
+        elif op not in moved and op not in gathered:
             writer.ops.append(op)
     return Graph(graph.inputs, graph.outputs, writer.ops)
 
@@ -153,40 +152,43 @@ class _Writer:
         self.ops.append(Op("shift", (x,), (moved,), {"move": shift}, backward=backward))
         return moved
 
-    def passes(self, gather: Op) -> None:
-        """Every other shard of a gathered tensor, passed on from neighbour to neighbour."""
-        move: Move = gather.params["move"]
-        ring = ring_of(self.machine, self.mesh, move.axes)
-        shards = self.shards[gather] = {0: gather.inputs[0]}
-        for i, d in enumerate(_distances(len(ring.members), ring.ways == 2)):
-            step = 1 if d > 0 else -1
-            shards[d] = self._shift(shards[d - step], move, -step, "all_gather", i, gather.backward)
-
     def gathered(self, op: Op, side: int, gather: Op) -> None:
-        """A contraction with a gathered operand: of each shard, a slice of the result or a term of it."""
+        """A contraction with a gathered operand: of each shard, a slice of the result or a term of it.
+
+        A shard is passed on when the product before its own is there, so that each pass is beside one product: XLA:GPU
+        would put several products beside the last passes, and none beside the first. Other contractions of the same
+        operand use the shards of the first.
+        """
         move: Move = gather.params["move"]
         part = _Part.of(op, side, move, self.mesh, summed=True)
         ring = ring_of(self.machine, self.mesh, move.axes)
-        where = {d: Chunks(part.result_dim, move.axes, ring.ahead(d)) for d in self.shards[gather]}
+        order = [0, *_distances(len(ring.members), ring.ways == 2)]
+        passes = gather not in self.shards
+        shards = self.shards.setdefault(gather, {0: gather.inputs[0]})
         made: Tensor | None = None
-        if part.result_dim >= 0:
-            made = dataclasses.replace(op.outputs[0], name="")
-            self.ops.append(local.empty(made, op, self.mesh))
-        for i, (distance, shard) in enumerate(self.shards[gather].items()):
-            last = i + 1 == len(where)
+        for i, d in enumerate(order):
+            x = shards[d]
+            if made is not None:
+                x, made = self._held((x, made), op)
+            for step in (1, -1) if passes else ():
+                if d * step >= 0 and d + step in order:
+                    index = order.index(d + step) - 1
+                    shards[d + step] = self._shift(x, move, -step, "all_gather", index, gather.backward)
+            term = self._product(op, part, {side: x}, ring.ahead(d), move.axes)
+            last = i + 1 == len(order)
             if part.result_dim < 0:
-                term = self._product(op, part, {side: shard}, ring.ahead(distance), move.axes)
                 exact = last and part.result.dtype == op.outputs[0].dtype
                 made = term if made is None else self._added(made, term, op.outputs[0] if exact else None, op)
             else:
-                assert made is not None
-                shard, made = self._after(shard, made, op)
-                term = self._product(op, part, {side: shard}, ring.ahead(distance), move.axes)
+                if made is None:
+                    made = dataclasses.replace(op.outputs[0], name="")
+                    self.ops.append(local.empty(made, op, self.mesh))
                 whole = op.outputs[0] if last else dataclasses.replace(op.outputs[0], name="")
-                self.ops.append(local.put(made, term, whole, where[distance], op, self.mesh))
+                where = Chunks(part.result_dim, move.axes, ring.ahead(d))
+                self.ops.append(local.put(made, term, whole, where, op, self.mesh))
                 made = whole
-        assert made is not None
         if made is not op.outputs[0]:
+            assert made is not None
             self.ops.append(local.convert(made, op.outputs[0], op, self.mesh))
 
     def scattered(self, op: Op, scatter: Op) -> None:
@@ -206,7 +208,8 @@ class _Writer:
             total = self._product(op, part, {}, ring.ahead(d), move.axes)
             if step in sums:
                 total = self._added(sums[step], total, None, op)
-            x, total = self._after(op.inputs[sliced], total, op)
+            # XLA:GPU merges products that share an operand (`DotMerger`), unless one follows the other.
+            x, total = self._held((op.inputs[sliced], total), op)
             op = dataclasses.replace(op, inputs=(*op.inputs[:sliced], x, *op.inputs[sliced + 1 :]))
             sums[step] = self._shift(total, move, step, "reduce_scatter", i, scatter.backward)
         made = self._product(op, part, {}, ring.ahead(0), move.axes)
@@ -216,15 +219,8 @@ class _Writer:
         (made,) = self._held((made,), op)
         self._added(sums[1], made, scatter.outputs[0], op)
 
-    def _after(self, x: Tensor, done: Tensor, op: Op) -> tuple[Tensor, Tensor]:
-        """`x`, for a product that follows the one that made `done`.
-
-        XLA:GPU merges products that share an operand (`DotMerger`), and all shards would have to be there first.
-        """
-        x, done = self._held((x, done), op)
-        return x, done
-
     def _held(self, tensors: tuple[Tensor, ...], op: Op) -> tuple[Tensor, ...]:
+        """These tensors, for ops that wait for all of them."""
         held = tuple(dataclasses.replace(t, name="") for t in tensors)
         self.ops.append(Op("optimization_barrier", tensors, held, backward=op.backward))
         return held
