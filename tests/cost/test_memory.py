@@ -128,6 +128,32 @@ def test_a_gathered_result_is_copied_to_its_place_on_tpu():
         assert found.peak_bytes == expected * N
 
 
+def test_what_is_gathered_from_a_value_does_not_hold_it():
+    """The rows that are picked from y wait for their numbers to be gathered, as late as that can be; so does y's
+    next reader."""
+
+    def f(x, rows):
+        y = sort(x)
+        picked = y.at[rows].get(mode="clip").sum()
+        return picked, sort(sort(sort(y))).sum()
+
+    program = trace(f, (f32(64, 64), jax.ShapeDtypeStruct((4,), jnp.int32)), {})
+    mesh, machine, (x, rows) = MeshAxes(("x",), (2,)), Machine.preset("h100:2"), program.graph.inputs
+    decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), {x: Layout.replicated(2), rows: Layout((("x",),))})
+    decisions.outputs = (Layout.replicated(0), Layout.replicated(0))
+    planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
+    found = memory(planned, Traffic.of(planned, "gpu"), mesh, machine.device, ())
+    assert found.peak_bytes == pytest.approx((1 + 2) * N, rel=0.1)  # x and two values
+
+
+def test_a_softmax_is_not_written_over_its_operand_on_gpu():
+    """A Triton kernel that divides rows by their sums reads them again; the loops of other compilers write in place."""
+    cpu = dataclasses.replace(MACHINE.device, compiler="cpu")
+    f = lambda x: sort((y := sort(x)) / (1 + jnp.sum(y, -1, keepdims=True)))  # noqa: E731
+    assert peak(f, f32(64, 64), donate=0).peak_bytes == pytest.approx(3 * N, rel=0.02)
+    assert peak(f, f32(64, 64), donate=0, device=cpu).peak_bytes == pytest.approx(2 * N, rel=0.02)
+
+
 def test_what_is_alive_is_named_largest_first():
     found = peak(lambda x: (sort(sort(x)), x.sum()), f32(64, 64))
     sizes = [n for _, n in found.alive]

@@ -4,6 +4,7 @@ Arguments and results have memory for the whole step; a result takes that of a d
 between is a buffer from the step that makes it to the last that reads it, in the layout of its kernels (`storage`):
 
 - XLA:GPU joins constant arrays of one shape into one kernel, the stacks of loops among them: all exist from the first;
+- XLA computes gathers from a value (the logits of the labels) with what else reads it, so that they do not hold it;
 - XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes;
 - it gathers no result in the place of a donated argument: the gathered array is copied there at the end of the step;
 - it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
@@ -81,6 +82,8 @@ class _Buffers:
         self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
         self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
         self.replacing = replacing  # results in place of donated arguments
+        self.gathered: dict[Tensor, int] = {}  # the step that gathers from a value, before what else reads it
+        self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
         self.lasting: set[int] = set()  # buffers that exist until the end
         base = base_tensors(graph)
         self.inputs, self.outputs = {*graph.inputs}, {base.get(t, t) for t in graph.outputs}
@@ -92,6 +95,7 @@ class _Buffers:
     def _kernel(self, kernel: Kernel) -> None:
         root = kernel.root
         after = {self.maker[t] for t in (*kernel.reads, *kernel.waits) if t in self.maker}
+        after.update(self.gathered[t] for t in kernel.reads if t in self.gathered)
         reads = [self.of[t] for t in kernel.reads if t in self.of]
         for t in kernel.reads:
             if t.shape in self.storage.tables and t in self.inputs:
@@ -124,12 +128,24 @@ class _Buffers:
         turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
         buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
         own = root.name in _OWN_BUFFER or bool(root.bodies) or ("move" in root.params and move != "reduce")
+        own = own or self._normalizes(kernel)
         unread = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
         at = self._add(Step(after, reads, buffers, _cost(root), None, round(unread), not own))
         self.bodies[at] = tuple(_Buffers(b, self.traffic, self.storage).lives() for b in root.bodies)
         self.maker.update((t, at) for t in kernel.writes)
+        if root.name in REDUCTIONS:
+            self.reduced.update((t, frozenset((*kernel.reads, *makes))) for t in root.outputs)
+        if root.name == "gather":
+            self.gathered.update((t, at) for t in kernel.reads[:1] if t in self.of)
         for t in turned:
             self.maker[t] = self._add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
+
+    def _normalizes(self, kernel: Kernel) -> bool:
+        """Whether XLA:GPU makes it one Triton kernel with the reduction of its rows, which writes over nothing."""
+        if self.compiler != "gpu" or any(op.name == "transpose" for op in kernel.ops):
+            return False
+        rows = (self.reduced[t].difference([t]) for t in kernel.reads if t in self.reduced)
+        return any(r.intersection(kernel.reads) for r in rows)
 
     def _add(self, step: Step) -> int:
         self.steps.append(step)
