@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,10 @@ def trace(
     @functools.wraps(fun)
     def fresh(*a: Any, **k: Any) -> Any:
         __tracebackhide__ = True
-        return fun(*a, **k)
+        before = dict(jax.tree_util.tree_leaves_with_path((a, k)))
+        result = fun(*a, **k)
+        _warn_of_lost_updates(_name(fun), before, dict(jax.tree_util.tree_leaves_with_path((a, k))), result)
+        return result
 
     jitted = jax.jit(
         fresh,
@@ -130,6 +134,25 @@ def trace(
         donated,
         found,
     )
+
+
+def _warn_of_lost_updates(name: str, before: Mapping[KeyPath, Any], after: Mapping[KeyPath, Any], result: Any) -> None:
+    """Objects that a function changes in place are copies while it is traced, as under `jax.jit`: what it does not
+    return is lost. Dictionaries and lists may be scratch space, and are left out."""
+    returned = {id(x) for x in jax.tree.leaves(result)}
+    plain = (jax.tree_util.DictKey, jax.tree_util.SequenceKey)
+    lost = [
+        path
+        for path, leaf in after.items()
+        if leaf is not before.get(path) and id(leaf) not in returned and not all(isinstance(k, plain) for k in path)
+    ]
+    if lost:
+        warnings.warn(
+            f"{name} changes its argument {jax.tree_util.keystr(_without_kind(lost[0]))} in place"
+            f"{f', and {len(lost) - 1} more' if lost[1:] else ''}; as under jax.jit, such changes are lost unless they "
+            "are returned. With flax.nnx: nnx.split outside the function, nnx.merge inside, and return nnx.state",
+            stacklevel=2,
+        )
 
 
 def _name(fun: Callable[..., Any]) -> str:

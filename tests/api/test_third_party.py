@@ -346,3 +346,26 @@ def test_haiku_style(sharded):
         for name, s in sizes.items()
     }
     check(step, sharded(step), TrainingState(params, params, optimiser.init(params)), rtol=2e-4)
+
+
+def test_nnx_modules_changed_in_place_are_said_to_be_lost(sharded):
+    """As under `jax.jit`, and unlike `nnx.jit`: https://flax.readthedocs.io/en/latest/guides/jax_and_nnx_transforms.html"""
+
+    def step(model, optimizer, x):
+        loss, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
+        optimizer.update(model, grads)
+        return loss
+
+    def returning(model, optimizer, x):
+        return step(model, optimizer, x), nnx.state((model, optimizer))
+
+    def scratch(batch):
+        batch["x"] = batch["x"] / 255
+        return batch["x"].sum()
+
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    arguments = model, nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), np.ones((8, 8), np.float32)
+    with pytest.warns(UserWarning, match="step changes its argument .*bias.* in place.*nnx.merge inside"):
+        sharded(step).plan(*arguments)
+    sharded(returning).plan(*arguments)  # warnings are errors here
+    sharded(scratch).plan({"x": np.ones(8, np.float32)})
