@@ -47,11 +47,9 @@ def test_queries_keys_and_values_of_bert_forward_and_backward():
     args = model.abstract_state(), model.abstract_batch()
     plain, best, program = searched(trace(model.train_step, args, {}, donate_argnums=0))
     assert fired(program, "bert.py") == {SIBLINGS, SUMS}
-    assert products(program).count((8, 128, 16, 192)) == 1  # three products are one,
-    assert products(program).count((1024, 16, 192)) == 1  # and the gradients of three weights,
+    assert products(program).count((8, 128, 16, 192)) == 1  # three products are one
+    assert products(program).count((1024, 16, 192)) == 1  # and the gradients of three weights
     assert (1024, 16, 64) not in products(program)
-    concats = [op for op in program.graph.walk() if op.name == "concatenate"]
-    assert len([op for op in concats if op.outputs[0].shape == (1024, 16, 192)]) == 1  # and the sum of input gradients
     assert best < 0.98 * plain
 
 

@@ -24,8 +24,8 @@ def rewritten(graph: Graph, found: Sequence[Match], view: View) -> tuple[Graph, 
     replaced: dict[Tensor, Tensor] = {}
     fresh: list[Op] = []
     for match in found:
-        made, results = target_ops(match, view)
-        fresh += [op for op in made if op not in fresh]
+        new, results = target_ops(match, view)
+        fresh += [op for op in new if op not in fresh]
         replaced.update(results)
     dropped = {view.maker[t] for t in replaced if all(o in replaced for o in view.maker[t].outputs)}
     ops = flattened(_renamed([op for op in graph.ops if op not in dropped] + fresh, replaced))

@@ -107,7 +107,7 @@ class _Packer:
         self.maker: dict[Tensor, Op] = dict(self.graph.producer)
         self.done: dict[tuple[tuple[int, ...], tuple[Tensor, ...]], tuple[Packing, Tensor]] = {}
         self.inputs: dict[tuple[int, ...], Tensor] = {}
-        self.results: dict[tuple[int, ...], Tensor | None] = {}
+        self.results: dict[tuple[int, ...], Tensor] = {}
         self.replaced: dict[Tensor, Tensor] = {}  # by what takes their place
         for inputs, packing in chosen.items():
             members = tuple(self.graph.inputs[i] for i in inputs)
@@ -124,7 +124,9 @@ class _Packer:
         replaces = {i: o for o, i in self.before.ties.items()}
         for inputs, packing in self.chosen.items():
             outs = tuple(self.graph.outputs[replaces[i]] for i in inputs)
-            self.results[inputs] = self._joined(packing, outs, True)
+            whole = self._joined(packing, outs, True)
+            assert whole is not None
+            self.results[inputs] = whole
         for (_, tensors), (packing, _) in self.done.items():
             more = tuple(state.get(t, -1) for t in tensors)
             if min(more) >= 0 and len({*more, *taken}) == len(more) + len(taken):
