@@ -1,15 +1,21 @@
 """Rewrites that the search finds by itself, on programs that have them; never worse, and the same every time."""
 
+import dataclasses
+from collections import Counter
+
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 from jax import ShapeDtypeStruct as Shape
 
+import models
 import unity_jax as unity
+from models import bert
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
 from unity_jax.search.planner import Planner
+from unity_jax.search.twin import shallow
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 
@@ -88,6 +94,162 @@ def test_products_with_low_rank_factors_are_reassociated():
     products = [t.shape for op in ops(found, "dot_general") for t in op.outputs]
     assert [16, 65_536] in map(sorted, products)  # as written, only the product of the factors meets the tokens
     assert found.predicted.step_seconds < 0.7 * unrewritten(factored, params, batch)
+
+
+def cross_entropy(logits, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(F32), labels).mean()
+
+
+def first_position(params, batch):
+    x = jnp.tanh(batch["x"] @ params["in"])
+    return cross_entropy((x @ params["last"])[:, 0] @ params["head"], batch["labels"])
+
+
+def mean_pooled(params, batch):
+    x = jnp.tanh(batch["x"] @ params["in"])
+    return cross_entropy((x @ params["last"]).mean(1) @ params["head"], batch["labels"])
+
+
+@pytest.mark.parametrize("loss, dtype", [(first_position, BF16), (mean_pooled, F32)])
+def test_a_classifier_selects_or_pools_positions_before_its_last_projection(loss, dtype):
+    params = {"in": Shape((768, 1024), dtype), "last": Shape((1024, 2048), dtype), "head": Shape((2048, 1000), dtype)}
+    batch = {"x": Shape((512, 196, 768), dtype), "labels": Shape((512,), jnp.int32)}
+    found = plan(loss, params, batch)
+    assert not any(t.shape == (512, 196, 2048) for op in ops(found, "dot_general") for t in op.outputs)
+    assert found.predicted.step_seconds < 0.75 * unrewritten(loss, params, batch)
+
+
+def concatenated(params, batch):
+    features = jnp.concatenate([jnp.tanh(batch[k] @ params[k]) for k in "xyz"], axis=1)
+    return (jnp.tanh(features @ params["top"]).astype(F32) ** 2).mean()
+
+
+def test_a_product_with_concatenated_features_is_split_where_they_are_larger_than_its_weights():
+    params = {**{k: Shape((64, 1024), BF16) for k in "xyz"}, "top": Shape((3072, 256), BF16)}
+    batch = {k: Shape((65_536, 64), BF16) for k in "xyz"}
+    found = plan(concatenated, params, batch)
+    assert not any(t.shape == (65_536, 3072) for op in ops(found, "concatenate") for t in op.outputs)
+    assert found.predicted.step_seconds < 0.9 * unrewritten(concatenated, params, batch)
+
+
+def convolved(x, w):
+    return jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+
+
+def inception(params, batch):
+    x = convolved(batch["x"], params["in"])
+    one, three, five = (convolved(x, params[k]) for k in ("one", "before three", "before five"))
+    branches = [one, convolved(three, params["three"]), convolved(five, params["five"])]
+    return (jnp.concatenate(branches, axis=-1).astype(F32) ** 2).mean()
+
+
+def test_the_input_gradients_of_sibling_convolutions_in_an_inception_block_become_one_convolution():
+    params = {k: Shape((1, 1, 192, 64), BF16) for k in ("one", "before three", "before five")}
+    params |= {"in": Shape((3, 3, 3, 192), BF16)} | {k: Shape((3, 3, 64, 96), BF16) for k in ("three", "five")}
+    batch = {"x": Shape((256, 35, 35, 3), BF16)}
+    found = plan(inception, params, batch)
+    merged = [op for op in ops(found, "conv_general_dilated") if sorted(op.inputs[1].shape) == [1, 1, 192, 192]]
+    assert len(merged) == 1 and merged[0].backward  # of all 3 x 64 features of the branches
+    assert found.predicted.step_seconds < 0.95 * unrewritten(inception, params, batch)
+
+
+# What the search does by its layouts, without a rewrite.
+
+
+def two_products(params, batch):
+    y = batch["x"] @ params["v"] + batch["z"] @ params["w"]
+    return (jnp.tanh(y.astype(F32)) ** 2).mean()
+
+
+def test_partial_sums_are_added_before_they_are_reduced_once():
+    params = {k: Shape((65_536, 1024), BF16) for k in "vw"}
+    found = plan(two_products, params, {k: Shape((512, 65_536), BF16) for k in "xz"})
+    assert not found.rewrites
+    assert [(c.kind, c.count) for c in found.predicted.collectives] == [("all_reduce", 1)]
+
+
+def cast_weights(params, batch):
+    x = batch["x"]
+    for w in params:
+        x = jnp.tanh(x @ w.astype(BF16))
+    return (x.astype(F32) ** 2).mean()
+
+
+def test_weights_are_cast_before_they_are_gathered():
+    found = plan(cast_weights, [Shape((4096, 4096), F32)] * 4, {"x": Shape((16_384, 4096), BF16)})
+    gathered = [c.bytes for c in found.predicted.collectives if c.kind == "all_gather"]
+    assert gathered and max(gathered) == 4096 * 4096 * 2
+
+
+# Deep programs
+
+
+def deep_masked_head(params, batch):
+    x = jnp.tanh(batch["x"] @ params["in"])
+    for layer in params["layers"]:
+        x = x + jax.nn.gelu(x @ layer["up"]) @ layer["down"]
+    logits = jnp.einsum("btd,dv->btv", x, params["out"])
+    picked = jnp.take_along_axis(logits, batch["positions"][:, :, None], axis=1)
+    return cross_entropy(picked, batch["labels"])
+
+
+def deep_program(layers):
+    params = {"in": Shape((1024, 1024), BF16), "out": Shape((1024, 30_522), BF16)}
+    params["layers"] = [{"up": Shape((1024, 4096), BF16), "down": Shape((4096, 1024), BF16)}] * layers
+    batch = {"x": Shape((64, 512, 1024), BF16), "positions": Shape((64, 76), jnp.int32)}
+    return params, batch | {"labels": Shape((64, 76), jnp.int32)}
+
+
+def test_the_twin_of_a_deep_program_is_one_of_two_layers():
+    twin, two = (shallow(trace(sgd(deep_masked_head), deep_program(n), {}, donate_argnums=0)).program for n in (12, 2))
+    assert Counter(str(op.signature[:3]) for op in twin.graph.ops) == Counter(
+        str(op.signature[:3]) for op in two.graph.ops
+    )
+    assert [str(t) for t in twin.graph.inputs] == [str(t) for t in two.graph.inputs]
+    assert twin.ties == two.ties and twin.donated == two.donated
+    known = set(twin.graph.inputs)
+    for op in twin.graph.ops:
+        assert all(t in known or t.literal is not None for t in op.inputs)
+        known.update(op.outputs)
+
+
+def test_a_deep_program_is_rewritten_as_its_twin():
+    params, batch = deep_program(12)
+    found = plan(deep_masked_head, params, batch)
+    logits = [t for op in ops(found, "dot_general") for t in op.outputs if 30_522 in t.shape]
+    assert logits and not any(512 in t.shape for t in logits)
+    assert found.predicted.step_seconds < unrewritten(deep_masked_head, params, batch)
+
+
+def test_every_layer_of_a_deep_program_is_rewritten():
+    params = [(Shape((4096, 16), BF16), Shape((16, 4096), BF16))] * 12
+    found = plan(factored, params, {"x": Shape((65_536, 4096), BF16)})
+    products = [t.shape for op in ops(found, "dot_general") for t in op.outputs]
+    assert products.count((65_536, 16)) >= 12
+    assert max(r.count for r in found.rewrites) >= 11  # all that read another layer's result
+
+
+class Unselective(bert.Bert):
+    """BERT that projects every position to the vocabulary, and picks the masked ones then."""
+
+    def loss(self, batch, key):
+        x = self.transform_norm(jax.nn.gelu(self.transform(self.encode(batch, key)), approximate=False))
+        table = self.token.embedding[...].astype(x.dtype)
+        logits = jnp.einsum("bpd,vd->bpv", x, table, preferred_element_type=F32) + self.output_bias[...]
+        picked = jnp.take_along_axis(logits, batch["masked_positions"][:, :, None], axis=1)
+        return cross_entropy(picked, batch["masked_tokens"]), {}
+
+
+@pytest.mark.slow
+def test_bert_large_projects_only_its_masked_positions():
+    model = models.get("bert", batch_size=128)
+    precision = bert.make_precision(model.config.dtype)
+    model = dataclasses.replace(model, make_module=lambda rngs: Unselective(model.config, precision, rngs))
+    state, batch = model.abstract_state(), model.abstract_batch()
+    found = unity.plan(model.train_step, state, batch, machine="h100:8", donate_argnums=0)
+    assert model.config.layers == 24
+    logits = [t for op in ops(found, "dot_general") for t in op.outputs if 30_522 in t.shape and len(t.shape) > 2]
+    assert logits and not any(model.config.length in t.shape for t in logits)
 
 
 def test_a_plan_with_rewrites_is_saved_loaded_and_the_same_again(tmp_path):

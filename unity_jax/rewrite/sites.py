@@ -11,11 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.compute import op_work, total
-from unity_jax.cost.kernels import PRODUCTS, kernels
-from unity_jax.machine.device import Device
-from unity_jax.machine.machine import Machine
-from unity_jax.ops.rule import Shard
+from unity_jax.cost.kernels import PRODUCTS
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten, target_ops, unknown
 from unity_jax.rewrite.bind import Match
@@ -26,9 +22,6 @@ from unity_jax.rewrite.view import View, names_of, seen_as
 
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
-
-_FREE = frozenset("reshape squeeze expand_dims broadcast_in_dim transpose slice split unstack pad copy iota".split())
-"""Ops that take no time of their own: they relabel, or are part of what reads them."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +75,24 @@ def _bytes(found: Sequence[Match]) -> int:
 class Finder:
     """Finds places in one graph.
 
-    **Arguments:** `seconds`: what a graph takes, see `on_devices` and `one_by_one`; `kinds`: numbers the kinds of
-    places, for finders of graphs that are compared.
+    **Arguments:** `seconds`: what a graph takes, see `rewrite.estimate`; `kinds`: which places are alike.
     """
 
-    def __init__(self, graph: Graph, seconds: Callable[[Graph], float], kinds: dict[object, int] | None = None) -> None:
+    def __init__(self, graph: Graph, seconds: Callable[[Graph], float], kinds: Kinds | None = None) -> None:
         self.graph, self.view, self.seconds = graph, View(graph), seconds
-        self.kinds = _kinds(graph, {} if kinds is None else kinds)
-        self.position = {op: i for i, op in enumerate(graph.ops)}
-        self.users: dict[Tensor, set[Op]] = {}
-        for op in graph.ops:
+        self.kinds = kinds or Kinds(graph, {})
+
+    @functools.cached_property
+    def position(self) -> dict[Op, int]:
+        return {op: i for i, op in enumerate(self.graph.ops)}
+
+    @functools.cached_property
+    def users(self) -> dict[Tensor, set[Op]]:
+        found: dict[Tensor, set[Op]] = {}
+        for op in self.graph.ops:
             for t in op.inputs:
-                self.users.setdefault(t, set()).add(op)
+                found.setdefault(t, set()).add(op)
+        return found
 
     def places(
         self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf, small: float = 0.0
@@ -183,46 +182,6 @@ def _part(ops: Sequence[Op], results: Iterable[Tensor]) -> Graph:
     return Graph(tuple(read), tuple(t for t in results if t in made), list(ops))
 
 
-def on_devices(machine: Machine, shard: Callable[[Op], Shard]) -> Callable[[Graph], float]:
-    """Seconds of a graph by itself as kernels, of all devices together, for estimates: its work is split evenly, and
-    every device starts every kernel. Loops and branches are left out.
-
-    **Arguments:** `shard`: an op that is not split.
-    """
-    device = machine.device
-
-    def seconds(graph: Graph) -> float:
-        every = [k for k in kernels(graph, device.compiler) if not k.root.bodies]
-        works = (total(op_work(shard(op), device, k.use(op, 0)) for op in k.ops) for k in every)
-        return sum(
-            w._replace(launches=machine.num_devices * bool(k.reads)).seconds(device)
-            for w, k in zip(works, every, strict=True)
-            if any(w)
-        )
-
-    return seconds
-
-
-def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph], float]:
-    """Seconds of the ops of a graph, each by itself: its arithmetic or its memory traffic, whichever takes longer, and
-    the start of a kernel for products, which are not fused with each other. What a chain of ops would save that are one
-    kernel now counts here, before its last one is a matmul."""
-
-    def seconds(op: Op) -> float:
-        if op.name in _FREE:
-            return 0.0
-        moved = sum(t.nbytes for t in op.outputs)
-        if op.name not in ("gather", "dynamic_slice", "scatter-add"):
-            moved += sum(t.nbytes for t in op.inputs if t.literal is None)
-        elif op.name == "scatter-add":
-            moved += op.inputs[2].nbytes
-        rate = device.flops_per_second(op.inputs[0].dtype if op.name in PRODUCTS else "vector")
-        start = device.kernel_overhead if op.name in PRODUCTS else 0.0
-        return start + max(flops(op) / rate, moved / device.memory_bandwidth)
-
-    return lambda graph: sum(map(seconds, graph.ops))
-
-
 def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] | None:
     """The graph with a place rewritten, the ops to look at next, and what was done; None if it cannot be.
 
@@ -268,18 +227,31 @@ def _around(view: View, near: Iterable[Op]) -> set[Op]:
     return chosen | {r for op in chosen for t in op.outputs for r in view.readers.get(t, ())}
 
 
-def _kinds(graph: Graph, own: dict[object, int]) -> dict[Tensor, int]:
-    """A number for each tensor, equal where the ops that lead to it are equal for `DEPTH` steps."""
-    first = {t: own.setdefault((t.shape, str(t.dtype)), len(own)) for t in graph.inputs}
-    first |= {t: own.setdefault((op.signature, _result(op, t)), len(own)) for op in graph.ops for t in op.outputs}
-    kinds = first
-    for _ in range(DEPTH):
-        deeper = dict(kinds)
-        for op in graph.ops:
-            before = tuple(kinds.get(t, -1) for t in op.inputs)
-            deeper.update((t, own.setdefault((first[t], before), len(own))) for t in op.outputs)
-        kinds = deeper
-    return kinds
+class Kinds:
+    """A number for each tensor of a graph, equal where the ops that lead to it are equal for `depth` steps.
+
+    **Arguments:** `known`: the numbers so far, for graphs that are compared.
+    """
+
+    def __init__(self, graph: Graph, known: dict[object, int], depth: int = DEPTH) -> None:
+        self.graph, self.known, self.depth = graph, known, depth
+        self._found: dict[tuple[Tensor, int], int] = {}
+
+    def __getitem__(self, t: Tensor) -> int:
+        return self._kind(t, self.depth)
+
+    def _kind(self, t: Tensor, depth: int) -> int:
+        key = (t, depth)
+        if key not in self._found:
+            op = self.graph.producer.get(t)
+            if op is None:
+                own: object = (t.shape, str(t.dtype)) if t.literal is None else None
+            else:
+                own = (op.signature, _result(op, t))
+                if depth:
+                    own = (self._kind(t, 0), tuple(self._kind(i, depth - 1) for i in op.inputs))
+            self._found[key] = self.known.setdefault(own, len(self.known))
+        return self._found[key]
 
 
 def _result(op: Op, t: Tensor) -> int:

@@ -3,7 +3,8 @@
 Variants of the program are explored best first, each judged by its own best plan (Unity, OSDI 22, section 5; MetaFlow's
 relaxed search): a rewrite that costs time on one device stays if the plan gains, and one that saves arithmetic goes if
 the plan loses. A step rewrites all places of one kind (`rewrite.sites`), and then what the new ops make profitable by
-themselves, such as a selection that goes down a chain of ops.
+themselves, such as a selection that goes down a chain of ops. Of a deep program the shallow `twin` is searched, and
+what wins there is done again on the whole, which keeps it if its own plan becomes faster.
 
 How many variants are planned depends on the size of the program, never on the clock: plans are deterministic.
 """
@@ -21,10 +22,11 @@ from unity_jax.machine.network import slowest
 from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
+from unity_jax.rewrite.estimate import on_devices, one_by_one
 from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, on_devices, one_by_one, rewrite
+from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite
 from unity_jax.search.planner import Candidate, Pins, Planner, best
 from unity_jax.search.twin import replayed, shallow
 
@@ -32,13 +34,12 @@ WORSE = 1.05
 """How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""
 
 PLANNED_OPS = 8_000
-"""Ops of all variants together that are planned; a larger program is not rewritten."""
+"""Ops of all variants together that are planned, those of twins for deep programs."""
 
 MOST_VARIANTS = 32
 
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
-
 
 WHOLE = MeshAxes((), ())
 """The mesh on which nothing is split."""

@@ -22,7 +22,7 @@ from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
 from unity_jax.program import Program
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, fingerprint, rewrite
+from unity_jax.rewrite.sites import Finder, Kinds, Step, fingerprint, rewrite
 from unity_jax.trace import without_dead_code
 
 WORTHWHILE = 0.01
@@ -33,6 +33,10 @@ PERIODS = 64
 
 LEFT = 2
 """Layers of a run that are left."""
+
+LIKE = 1
+"""How many ops before a place must be equal for the whole to be rewritten there as the twin is: few, since layers of
+few ops are near the ends of a twin."""
 
 
 class Twin(NamedTuple):
@@ -142,33 +146,36 @@ def _periodic(kinds: np.ndarray, period: int) -> Iterator[_Run]:
 def replayed(
     whole: Graph, twin: Graph, rewrites: Sequence[Rewrite], rules: Sequence[Rule], seconds: Callable[[Graph], float]
 ) -> tuple[Graph, tuple[Rewrite, ...]]:
-    """The whole program after the rewrites of its twin, as many of them as can be done there as well; what each saves
-    grows with the number of its places.
+    """The whole program after the rewrites of its twin, those that can be done there as well; what each saves grows
+    with the number of its places.
 
     **Arguments:** `seconds`: see `Finder`.
     """
-    by_name = {r.name: r for r in rules}
-    kinds: dict[object, int] = {}
-    found: list[Rewrite] = []
+    by_name, numbers, found = {r.name: r for r in rules}, dict[object, int](), []
     for done in rewrites:
-        graph, steps, near = whole, [], dict[Path, frozenset[Op]]()
+        graph: Graph | None = whole
+        near: dict[Path, frozenset[Op]] = {}
+        steps: list[tuple[Path, Step]] = []
         for path, step in done.steps:
             inner, rule = graph_at(twin, path), by_name[step.rule]
+            twin = with_graph(twin, path, step.applied(inner, rule))
             op, result, _ = step.spots[0]
-            kind = Finder(inner, seconds, kinds).kinds[inner.ops[op].outputs[result]]
-            for at in _alike(graph, inner, path):
-                finder = Finder(graph_at(graph, at), seconds, kinds)
+            kind = Kinds(inner, numbers, LIKE)[inner.ops[op].outputs[result]]
+            for at in _alike(graph, inner, path) if graph is not None else ():
+                there = graph_at(graph, at)
+                finder = Finder(there, seconds, Kinds(there, numbers, LIKE))
                 place = finder.place(rule, kind, near.get(at))
-                made = place and rewrite(finder, place)
-                if not made:
-                    return whole, tuple(found)
+                made = rewrite(finder, place) if place is not None else None
+                if made is None:
+                    graph = None
+                    break
                 graph = with_graph(graph, at, made[0])
                 near[at] = (near.get(at, frozenset()) | made[1]) & frozenset(made[0].ops)
                 steps.append((at, made[2]))
-            twin = with_graph(twin, path, step.applied(inner, rule))
-        count = len(steps[0][1].spots)
-        whole = graph
-        found.append(dataclasses.replace(done, count=count, saved=done.saved * count / done.count, steps=tuple(steps)))
+        if graph is not None and steps:
+            whole, count = graph, len(steps[0][1].spots)
+            saved = done.saved * count / done.count
+            found.append(dataclasses.replace(done, count=count, saved=saved, steps=tuple(steps)))
     return whole, tuple(found)
 
 

@@ -1,0 +1,55 @@
+"""What a part of a program takes, before it is planned: estimates by which rewrites are ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from unity_jax.cost.compute import op_work, total
+from unity_jax.cost.kernels import PRODUCTS, kernels
+from unity_jax.machine.device import Device
+from unity_jax.machine.machine import Machine
+from unity_jax.ops.rule import Shard
+from unity_jax.pcg.graph import Graph, Op
+
+_FREE = frozenset("reshape squeeze expand_dims broadcast_in_dim transpose slice split unstack pad copy iota".split())
+"""Ops that take no time of their own: they relabel, or are part of what reads them."""
+
+
+def on_devices(machine: Machine, shard: Callable[[Op], Shard]) -> Callable[[Graph], float]:
+    """Seconds of a graph by itself as kernels, of all devices together, for estimates: its work is split evenly, and
+    every device starts every kernel. Loops and branches are left out.
+
+    **Arguments:** `shard`: an op that is not split.
+    """
+    device = machine.device
+
+    def seconds(graph: Graph) -> float:
+        every = [k for k in kernels(graph, device.compiler) if not k.root.bodies]
+        works = (total(op_work(shard(op), device, k.use(op, 0)) for op in k.ops) for k in every)
+        return sum(
+            w._replace(launches=machine.num_devices * bool(k.reads)).seconds(device)
+            for w, k in zip(works, every, strict=True)
+            if any(w)
+        )
+
+    return seconds
+
+
+def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph], float]:
+    """Seconds of the ops of a graph, each by itself: its arithmetic or its memory traffic, whichever takes longer, and
+    the start of a kernel for products, which are not fused with each other. What a chain of ops would save that are one
+    kernel now counts here, before its last one is a matmul."""
+
+    def seconds(op: Op) -> float:
+        if op.name in _FREE:
+            return 0.0
+        moved = sum(t.nbytes for t in op.outputs)
+        if op.name not in ("gather", "dynamic_slice", "scatter-add"):
+            moved += sum(t.nbytes for t in op.inputs if t.literal is None)
+        elif op.name == "scatter-add":
+            moved += op.inputs[2].nbytes
+        rate = device.flops_per_second(op.inputs[0].dtype if op.name in PRODUCTS else "vector")
+        start = device.kernel_overhead if op.name in PRODUCTS else 0.0
+        return start + max(flops(op) / rate, moved / device.memory_bandwidth)
+
+    return lambda graph: sum(map(seconds, graph.ops))
