@@ -24,7 +24,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,17 @@ def contract_each() -> None:
     Store.once = lambda self, key, make: make()
 
 
+def made_anew(self: Builder, key: Hashable, make: Callable[[], Any] | None) -> Any:
+    """For `Builder.intern`: only what a cluster asks of its ops, which it does not make, is looked up."""
+    if make is not None:
+        self._interned[key] = make()
+    return self._interned[key]
+
+
 def cost_each() -> None:
     """And nothing that equal ops share."""
     contract_each()
-    Builder.intern = lambda self, key, make: make()
+    Builder.intern = made_anew
     RuleCache.__call__ = lambda self, op: rule_of(op)
     RuleCache.strategies = lambda self, op, mesh: strategies(self(op), mesh)
     RuleCache.shard = lambda self, op, mesh, strategy: Shard(op, self(op), mesh, strategy)
