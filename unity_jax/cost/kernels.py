@@ -307,7 +307,7 @@ class _Fuser:
         for ops in members:
             if not ops:
                 continue
-            own = {t for op in ops for t in op.outputs}
+            own = dict.fromkeys(t for op in ops for t in op.outputs)
             reads: dict[Tensor, None] = {}
             waits: dict[Tensor, None] = {}
             every: dict[Op, None] = {}
