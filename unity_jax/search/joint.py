@@ -41,6 +41,10 @@ MOST_VARIANTS = 32
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
 
+DEEP = 1e-2
+"""The part of its shallow twin's step that rewrites must save to be tried on a deep program: planning that takes
+seconds."""
+
 WHOLE = MeshAxes((), ())
 """The mesh on which nothing is split."""
 
@@ -85,7 +89,10 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
     outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
     scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
     search = _Search(scout, rules)
-    found = search.run(scout.promising(mesh))
+    start = scout.promising(mesh)
+    found = search.run(start)
+    if found.seconds > (1 - DEEP) * start.seconds:
+        return first, True
     graph, done = replayed(program.graph, twin.program.graph, found.program.rewrites, rules, search.seconds)
     if not done:
         return first, True
