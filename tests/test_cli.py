@@ -124,7 +124,7 @@ def test_a_plan_that_does_not_fit(capsys, script):
         (["plan", "{script}:nothing"], "unity plan: error: argument FACTORY: {script} has no function 'nothing'"),
         (["plan", "{script}:wrong"], "argument FACTORY: {script}:wrong returned function, not (train_step, args)"),
         (["plan", "{script}:plain", "more"], "argument WORD: {script}:plain takes other words: too many positional"),
-        (["plan", "models:step", "none"], "argument WORD: no model 'none'; there are: bert"),
+        (["plan", "models:step", "none"], "argument WORD: no model 'none'; there are: a3c"),
         (["plan", "{script}:plain", "--machine", "abacus:8"], "argument --machine: unknown machine 'abacus'"),
         (["plan", "{script}:plain", "--machine", "no.json"], "argument --machine: there is no machine file 'no.json'"),
         (["plan", "{script}:plain", "--memory-limit", "-1"], "argument --memory-limit: '-1' is not a positive"),
