@@ -211,15 +211,6 @@ def test_the_twin_of_a_deep_program_is_one_of_two_layers():
         known.update(op.outputs)
 
 
-@pytest.mark.slow
-def test_a_deep_program_is_rewritten_as_its_twin():
-    params, batch = deep_program(12)
-    found = plan(deep_masked_head, params, batch)
-    logits = [t for op in ops(found, "dot_general") for t in op.outputs if 30_522 in t.shape]
-    assert logits and not any(512 in t.shape for t in logits)
-    assert found.predicted.step_seconds < unrewritten(found)
-
-
 def test_every_layer_of_a_deep_program_is_rewritten():
     params = [(Shape((4096, 16), BF16), Shape((16, 4096), BF16))] * 12
     found = plan(factored, params, {"x": Shape((65_536, 4096), BF16)})
