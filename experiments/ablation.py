@@ -30,7 +30,6 @@ from typing import Any
 
 from baselines import program_of
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rows import Row, Rows
 
@@ -132,20 +131,15 @@ def main() -> None:
     if options.case:
         print(json.dumps(measure(**json.loads(options.case))))
         return
-    rows, shown = Rows(options.out, SETTINGS), []
+    rows = Rows(options.out, SETTINGS)
     wanted = [
         {"machine": machine, "layers": layers, "reuse": reuse}
         for layers in options.depths
         for machine in options.machines
         for reuse in SWITCHES
     ]
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(wanted))
-        for what in wanted:
-            progress.update(task, description=f"{what['layers']} layers on {what['machine']}, {what['reuse']}")
-            shown.append(rows.make(what, lambda w=what: in_process(w, options.limit)))
-            progress.advance(task)
+    rows.make_all(wanted, lambda w: in_process(w, options.limit), "{layers} layers on {machine}, {reuse}")
+    shown = rows.made(wanted)
     Console(width=120).print(table(shown))
 
 

@@ -33,7 +33,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from baselines import columns, program_of
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rows import Row, Rows
 
@@ -41,7 +40,6 @@ import models
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.planning import uncollected
 from unity_jax.program import Program
 from unity_jax.report.text import seconds, size
 from unity_jax.rewrite.library import applicable
@@ -168,16 +166,8 @@ def main() -> int:
         p for p in published() if p["model"] in chosen and (not options.on or p["machine"] in options.on.split(","))
     ]
     rows = Rows(options.out, SETTINGS)
-    missing = [w for w in wanted if rows.get(w) is None][: options.rows]
-    progress_columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*progress_columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(missing))
-        for what in missing:
-            progress.update(task, description=f"{what['model']} {what['size']} on {what['machine']}")
-            with uncollected():
-                rows.make(what, lambda w=what: measure(w))
-            progress.advance(task)
-    found = [row for w in wanted if (row := rows.get(w)) is not None]
+    rows.make_all(rows.missing(wanted)[: options.rows], measure, "{model} {size} on {machine}")
+    found = rows.made(wanted)
     console = Console(width=150, highlight=False)
     console.print(table(found))
     worse = [f"{r['model']} {r['size']} on {r['machine']} ({ratio(r):.3f})" for r in found if is_worse(r)]

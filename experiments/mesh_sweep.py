@@ -25,12 +25,10 @@ from typing import Any
 from baselines import alone, baselines, columns, joint, program_of
 from families import machine_of
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rows import Row, Rows
 
 import models
-from unity_jax.planning import uncollected
 from unity_jax.report.text import seconds, size
 
 RESULTS = Path(__file__).parent / "results" / "sweep.csv"
@@ -162,15 +160,8 @@ def main() -> None:
     for n in sizes:
         batch, one = batches(fixed, options.batch_per_device, n)
         wanted.append(dict(zip(SETTINGS, (options.model, options.size, options.machine, n, batch, one), strict=True)))
-    shown = []
-    columns_shown = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns_shown, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(wanted))
-        for what in wanted:
-            progress.update(task, description=f"{what['devices']} devices")
-            with uncollected():
-                shown.append(rows.make(what, lambda w=what: measure(*w.values())))
-            progress.advance(task)
+    rows.make_all(wanted, lambda w: measure(*w.values()), "{devices} devices")
+    shown = rows.made(wanted)
     each = f"{options.batch_per_device} per device" if options.batch_per_device else f"batch {fixed}"
     title = f"{options.model} {options.size} on {options.machine}, {each}"
     console = Console(width=150)

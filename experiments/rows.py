@@ -1,8 +1,8 @@
 """Tables that are made row by row and go on where they stopped: a CSV file of them.
 
     rows = Rows(Path("sweep.csv"), settings=("model", "devices"))
-    for n in track(sizes):
-        rows.make({"model": "gpt", "devices": n}, lambda: measure(n))   # not again if the file has such a row
+    rows.make({"model": "gpt", "devices": 8}, lambda: measure(8))       # not again if the file has such a row
+    rows.make_all([{"model": "gpt", "devices": n} for n in sizes], measure, "{devices} devices")   # with progress
 
 Whoever wants a row made again, with another version of the planner for instance, deletes it.
 """
@@ -15,6 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from unity_jax.planning import uncollected
 
 Row = Mapping[str, str]
 
@@ -51,6 +56,33 @@ class Rows:
             row = {name: _text(value) for name, value in {**settings, **measure()}.items()}
             self._write([*self.found, row])
         return row
+
+    def make_all(
+        self,
+        wanted: Sequence[Mapping[str, Any]],
+        measure: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        description: str,
+    ) -> None:
+        """All these rows, with a line of progress.
+
+        **Arguments:** `description`: what the line says of the row at hand, with its settings in braces.
+        """
+        shown = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*shown, console=Console(stderr=True)) as progress:
+            task = progress.add_task("", total=len(wanted))
+            for what in wanted:
+                progress.update(task, description=description.format_map(what))
+                with uncollected():
+                    self.make(what, lambda w=what: measure(w))
+                progress.advance(task)
+
+    def missing(self, wanted: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """What has not been made yet."""
+        return [w for w in wanted if self.get(w) is None]
+
+    def made(self, wanted: Sequence[Mapping[str, Any]]) -> list[Row]:
+        """The rows that there are."""
+        return [row for w in wanted if (row := self.get(w)) is not None]
 
     def _write(self, rows: Sequence[Row]) -> None:
         """All rows, at once or not at all."""

@@ -23,13 +23,11 @@ from typing import Any
 from baselines import joint, program_of
 from compiled import SIZES
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rows import Row, Rows
 
 import models
 from unity_jax.machine.machine import Machine
-from unity_jax.planning import uncollected
 from unity_jax.rewrite.library import applicable
 
 RESULTS = Path(__file__).parent / "results" / "rules_used.csv"
@@ -79,16 +77,10 @@ def main() -> None:
     parser.add_argument("--never", action="store_true", help="list the rules that no plan uses")
     parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
-    rows, shown = Rows(options.out, SETTINGS), []
+    rows = Rows(options.out, SETTINGS)
     wanted = [{"model": model, "machine": on} for on in options.on.split(",") for model in options.models.split(",")]
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(wanted))
-        for what in wanted:
-            progress.update(task, description=f"{what['model']} on {what['machine']}")
-            with uncollected():
-                shown.append(rows.make(what, lambda w=what: measure(*w.values())))
-            progress.advance(task)
+    rows.make_all(wanted, lambda w: measure(*w.values()), "{model} on {machine}")
+    shown = rows.made(wanted)
     console = Console(width=150)
     console.print(table(shown))
     never = [rule.name for rule in applicable() if rule.name not in used(shown)]

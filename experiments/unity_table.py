@@ -33,13 +33,11 @@ import jax.numpy as jnp
 import optax
 from baselines import additive_seconds, baselines, columns, joint, program_of, sequential
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rows import Row, Rows
 
 import models
 from unity_jax.machine.machine import Machine
-from unity_jax.planning import uncollected
 from unity_jax.report.text import seconds
 
 RESULTS = Path(__file__).parent / "results" / "unity.csv"
@@ -162,17 +160,9 @@ def main() -> None:
         for on in machines
         for model in options.models.split(",")
     ]
-    missing = [w for w in wanted if rows.get(w) is None][: options.rows]
-    columns_shown = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns_shown, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(missing))
-        for what in missing:
-            progress.update(task, description=f"{what['model']} on {what['machine']}")
-            with uncollected():
-                rows.make(what, lambda w=what: measure(*w.values()))
-            progress.advance(task)
+    rows.make_all(rows.missing(wanted)[: options.rows], lambda w: measure(*w.values()), "{model} on {machine}")
     console = Console(width=150)
-    shown = [row for w in wanted if (row := rows.get(w)) is not None]
+    shown = rows.made(wanted)
     for kind in ("v100-summit", "h100", "v5e"):
         if some := [r for r in shown if r["machine"].startswith(kind)]:
             console.print(table(some, kind))

@@ -24,14 +24,12 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from baselines import BEST, baselines, columns, joint, program_of
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rows import Row, Rows
 
 import models
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph
-from unity_jax.planning import uncollected
 from unity_jax.report.text import seconds
 
 RESULTS = Path(__file__).parent / "results" / "zoo.csv"
@@ -144,17 +142,9 @@ def main() -> int:
         for on in options.on.split(",")
         for model in options.models.split(",")
     ]
-    missing = [w for w in wanted if rows.get(w) is None][: options.rows]
-    shown = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*shown, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(missing))
-        for what in missing:
-            progress.update(task, description=f"{what['model']} on {what['machine']}")
-            with uncollected():
-                rows.make(what, lambda w=what: measure(*w.values()))
-            progress.advance(task)
+    rows.make_all(rows.missing(wanted)[: options.rows], lambda w: measure(*w.values()), "{model} on {machine}")
     console = Console(width=150, highlight=False)
-    found = [row for w in wanted if (row := rows.get(w)) is not None]
+    found = rows.made(wanted)
     for on in options.on.split(","):
         if some := [row for row in found if row["machine"] == on]:
             console.print(table(some, on))

@@ -53,11 +53,6 @@ def name_stack(eqn: Any) -> str:
     return str(eqn.source_info.name_stack)
 
 
-def user_frame(eqn: Any) -> Any:
-    """The traceback of an equation, to raise an error from the user's line; None where it was not kept."""
-    return getattr(eqn.source_info, "traceback", None)
-
-
 def threefry_partitionable(eqn: Any) -> bool:
     """Whether the random bits of this equation do not depend on how they are split."""
     return bool(eqn.ctx.threefry_partitionable)

@@ -41,13 +41,17 @@ def lines(network: tuple[Level, ...], kind: str, groups: np.ndarray) -> list[tup
     return [_by_levels(kind, crossed), *([ring] if ring else [])]
 
 
+def is_grid(crossed: list[Span]) -> bool:
+    """Whether a group fills levels of links between neighbours, without leaving out a device."""
+    return all(s.level.links in TORUS and s.stride == 1 for s in crossed)
+
+
 def _grid_ring(kind: str, crossed: list[Span]) -> tuple[float, float] | None:
     """One ring through all chips of a group that fills a grid, in both directions: XLA:TPU orders the members so. A
     grid of an even number of chips has a closed way through all of them; on lines, which do not wrap around, it uses
     more links than one axis after the other."""
     n = math.prod(s.members for s in crossed)
-    filled = all(s.level.links in TORUS and s.stride == 1 for s in crossed)
-    if len(crossed) < 2 or n % 2 or not filled or kind in ("all_to_all", "permute"):
+    if len(crossed) < 2 or n % 2 or not is_grid(crossed) or kind in ("all_to_all", "permute"):
         return None
     rounds = 2 if kind == "all_reduce" else 1
     latency, bandwidth = max(s.level.latency for s in crossed), min(s.level.bandwidth for s in crossed)

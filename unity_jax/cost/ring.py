@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unity_jax.cost.communication import groups_of
-from unity_jax.cost.levels import Span, spans
+from unity_jax.cost.levels import Span, is_grid, spans
 from unity_jax.cost.reshard import Move
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
@@ -82,8 +82,7 @@ def ring_of(machine: Machine, mesh: MeshAxes, axes: tuple[str, ...]) -> Ring:
     crossed = spans(machine.network, groups)
     if len(crossed) == 1:
         return Ring(order, 2 if n > 2 and _wraps(crossed[0]) else 1)
-    grid = all(s.level.links != "switch" and s.stride == 1 for s in crossed)
-    if len(crossed) == 2 and grid and n % 2 == 0 and n == crossed[0].members * crossed[1].members:
+    if len(crossed) == 2 and is_grid(crossed) and n % 2 == 0 and n == crossed[0].members * crossed[1].members:
         return Ring(tuple(order[i] for i in _around(crossed[0].members, crossed[1].members)), 2)
     return Ring(order, 1)
 

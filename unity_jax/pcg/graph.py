@@ -9,17 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.pcg.layout import Layout, short_dtype
-
-PARALLEL_OPS = ("partition", "combine", "replicate", "reduce", "reduce_scatter", "exchange", "shift")
-"""The ops that change a tensor's layout and not its value; and Shift, which passes shards on along a ring."""
+from unity_jax.pcg.layout import Layout
 
 
 @dataclass(eq=False, slots=True)
@@ -144,6 +141,13 @@ def _lines(graph: Graph, names: dict[Tensor, str], indent: str) -> Iterator[str]
     yield f"{indent}outputs " + ", ".join(name(t) for t in graph.outputs)
 
 
+def part(ops: Sequence[Op], results: Iterable[Tensor]) -> Graph:
+    """Some ops of a graph as a graph of their own, with those of the results that they make."""
+    made = {t for op in ops for t in op.outputs}
+    read = dict.fromkeys(t for op in ops for t in op.inputs if t.literal is None and t not in made)
+    return Graph(tuple(read), tuple(t for t in results if t in made), list(ops))
+
+
 Path = tuple[tuple[int, int], ...]
 """The way to a graph within a program: positions of ops, and which of their bodies."""
 
@@ -164,8 +168,3 @@ def trips(op: Op) -> int:
 def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """The planned twin of a traced tensor."""
     return dataclasses.replace(tensor, layout=layout)
-
-
-def format_tensor(tensor: Tensor) -> str:
-    """`f32[8,64]`, without layout."""
-    return f"{short_dtype(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.kernels import PRODUCTS
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor, part
 from unity_jax.rewrite.apply import rewritten, target_ops, unknown
 from unity_jax.rewrite.bind import Match
 from unity_jax.rewrite.dims import CannotEmit, Value
@@ -153,8 +153,8 @@ class Finder:
             return None
         gone = sorted(self._gone(found), key=self.position.__getitem__)
         roots = [r.tensor for m in found for r in m.roots]
-        come = _part(unknown(made, self.view), results.values())
-        return self.seconds(_part(gone, roots)) - len(found) * self.seconds(come)
+        come = part(unknown(made, self.view), results.values())
+        return self.seconds(part(gone, roots)) - len(found) * self.seconds(come)
 
     def _gone(self, found: Sequence[Match]) -> set[Op]:
         """The ops that nothing needs once the roots are made in another way."""
@@ -173,13 +173,6 @@ class Finder:
                 gone.add(op)
                 waiting += [self.graph.producer[t] for t in op.inputs if t in self.graph.producer]
         return gone
-
-
-def _part(ops: Sequence[Op], results: Iterable[Tensor]) -> Graph:
-    """Some ops of a graph as one of their own."""
-    made = {t for op in ops for t in op.outputs}
-    read = dict.fromkeys(t for op in ops for t in op.inputs if t.literal is None and t not in made)
-    return Graph(tuple(read), tuple(t for t in results if t in made), list(ops))
 
 
 def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] | None:

@@ -19,7 +19,7 @@ from unity_jax.cost.program import op_collectives, serves
 from unity_jax.cost.tasks import COMPUTE, tasks
 from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.machine.machine import Machine
-from unity_jax.pcg.graph import Graph, Op, nested
+from unity_jax.pcg.graph import Graph, Op, nested, part
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.decompose import Match, Place, decompose, matches
 
@@ -143,10 +143,7 @@ def _gain(match: Match, mesh: MeshAxes, machine: Machine) -> float:
     products = [op for op, _ in match.products]
     first = match.move.params["move"].kind == "combine"
     ops = [match.move, *products] if first else [*products, match.move]
-    made = {t for op in ops for t in op.outputs}
-    read = dict.fromkeys(t for op in ops for t in op.inputs if t not in made and t.literal is None)
-    results = [op.outputs[0] for op in (products if first else [match.move])]
-    whole = Graph(tuple(read), tuple(results), ops)
+    whole = part(ops, [op.outputs[0] for op in (products if first else [match.move])])
 
     def seconds(graph: Graph) -> float:
         return simulate(tasks(graph, Traffic.of(graph, machine.device.compiler), mesh, machine), machine).step_seconds
