@@ -222,6 +222,29 @@ def next_token_batch(rng: np.random.Generator, rows: int, length: int, vocabular
     return {"tokens": text[:, :-1], "targets": text[:, 1:]}
 
 
+def next_token_model(
+    name: str,
+    size: str,
+    config: Any,
+    module: Callable[..., nnx.Module],
+    optimizer: optax.GradientTransformation,
+    published: int | None = None,
+) -> Model:
+    """A language model of `module(config, precision, rngs)`, trained on `next_token_batch`."""
+    precision = make_precision(config.dtype)
+    ids = jax.ShapeDtypeStruct((config.batch_size, config.length), jnp.int32)
+    return Model(
+        name=name,
+        size=size,
+        config=config,
+        make_module=lambda rngs: module(config, precision, rngs),
+        optimizer=optimizer,
+        batch_spec={"tokens": ids, "targets": ids},
+        make_numpy_batch=lambda rng: next_token_batch(rng, config.batch_size, config.length, config.vocabulary),
+        published_parameters=published,
+    )
+
+
 def sentence_pairs(rng: np.random.Generator, rows: int, length: int, vocabulary: int) -> Batch:
     """Sentences with translations: source and target i32[rows, length]: Zipf ids from 2, then 1 (end), then 0.
 
