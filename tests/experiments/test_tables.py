@@ -11,12 +11,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))  # scripts import each other by name
 
 from baselines import BEST, additive_seconds, alone, baselines, joint, program_of
-from families import first_devices, machine_of, spec
 from mesh_sweep import batches, speed_up
 from rows import Rows
 from rules_used import used
 from unity_table import verdicts
 
+from unity_jax.machine.family import first_devices, machine_of, spec
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
 from unity_jax.search.experts import experts
