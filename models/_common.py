@@ -99,7 +99,8 @@ class Model:
         """A fresh state from a typed PRNG key or a seed; traceable, so it can be jitted with output shardings."""
         key = jax.random.key(key) if isinstance(key, int) else key
         init_key, dropout_key = jax.random.split(key)
-        _, params, variables = nnx.split(self.make_module(nnx.Rngs(init_key)), nnx.Param, ...)
+        graphdef, params, variables = nnx.split(self.make_module(nnx.Rngs(init_key)), nnx.Param, ...)
+        self.__dict__.setdefault("_graphdef", graphdef)  # making a deep module again takes seconds
         params = nnx.to_pure_dict(params)
         return TrainState(
             step=jnp.zeros((), jnp.int32),
