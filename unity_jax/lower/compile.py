@@ -21,8 +21,11 @@ def spmd(graph: Graph, mesh: Any) -> Callable[[Sequence[Any]], list[Any]]:
     in_specs = tuple(t.layout.spec() for t in graph.inputs)  # type: ignore[union-attr]
     out_specs = tuple(t.layout.spec() for t in graph.outputs)  # type: ignore[union-attr]
 
+    platform = jax.default_backend() if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.devices.flat[0].platform
+    until = True if platform == "cpu" else None
+
     def body(*local: Any) -> tuple[Any, ...]:
-        outs = run(graph, axes, local)
+        outs = run(graph, axes, local, until)
         # A result that is a literal has no type of its own yet.
         return tuple(
             o if _compat.is_key(t.dtype) else jax.lax.convert_element_type(o, t.dtype)
