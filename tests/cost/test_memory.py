@@ -183,3 +183,22 @@ def _local(t, axes):
     for d in t.layout.local_shape(t.shape, axes):
         n *= d
     return n
+
+
+def test_small_gathers_are_one_on_gpu():
+    """Three matrices are gathered for three sorts, one after the other or, combined, all before the first."""
+
+    def f(x, y, z):
+        return sort(x * sort(y * sort(z)))
+
+    program = trace(f, (f32(64, 64),) * 3, {})
+    mesh, machine = MeshAxes(("x",), (2,)), Machine.preset("h100:2")
+    split = Layout((("x",), ()))
+    decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), dict.fromkeys(program.graph.inputs, split))
+    decisions.outputs = (Layout.replicated(2),)
+    planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
+    found = {}
+    for compiler in ("gpu", "cpu"):
+        device = dataclasses.replace(machine.device, compiler=compiler)
+        found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, device, ()).peak_bytes
+    assert found["gpu"] >= (3 / 2 + 1 + 3) * N > found["cpu"]

@@ -8,21 +8,25 @@ between is a buffer from the step that makes it to the last that reads it, in th
 - XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes;
 - it gathers no result in the place of a donated argument: the gathered array is copied there at the end of the step;
 - it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
-  takes and once more what is unused of it at the peak (`2 heap - alive`, seen in its buffer assignments).
+  takes and once more what is unused of it at the peak (`2 heap - alive`, seen in its buffer assignments); XLA:GPU gives
+  them out by size (`packing`);
+- XLA:GPU makes one of several small collectives; what they take and make is there at the same time (`combining`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unity_jax import _compat
+from unity_jax.cost.combining import Combiner
 from unity_jax.cost.heap import Heap
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors
 from unity_jax.cost.lives import Lives
+from unity_jax.cost.packing import packed_bytes
 from unity_jax.cost.schedule import ELEMENTWISE, OTHER, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.device import Device
@@ -39,7 +43,7 @@ _BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange", "shift"), 
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes per device, and what is alive at the peak, largest first."""
+    """Peak bytes per device, gaps between buffers included, and what is alive at the peak, largest first."""
 
     peak_bytes: int
     alive: tuple[tuple[Tensor, int], ...]
@@ -81,6 +85,9 @@ class _Buffers:
         self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
         self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
         self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
+        self.combiner = Combiner()
+        self.flights: dict[int | None, tuple[int, int]] = {}  # start and done of each group of combined collectives
+        self.needs: dict[Tensor, int] = {}  # the groups that a tensor depends on
         self.replacing = replacing  # results in place of donated arguments
         self.gathered: dict[Tensor, int] = {}  # the step that gathers from a value, before what else reads it
         self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
@@ -120,17 +127,15 @@ class _Buffers:
             if self.compiler == "tpu" and move == "combine":
                 self.of.update((t, self._new(t, self.storage(t))) for t in makes if t in self.replacing)
                 self.lasting.update(self.of[t] for t in makes if t in self.replacing)
-            buffers = tuple(map(self._buffer, makes))
-            start = self._add(Step(after, reads, buffers, writes_over=move == "reduce"))
-            done = self._add(Step((start,), (*reads, *buffers), (), start=start))
-            self.maker.update((t, done) for t in kernel.writes)
+            self._collective(kernel, after, reads, tuple(map(self._buffer, makes)))
             return
+        self._needs(kernel)
         turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
         buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
         own = root.name in _OWN_BUFFER or bool(root.bodies) or ("move" in root.params and move != "reduce")
         own = own or self._normalizes(kernel)
         unread = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
-        at = self._add(Step(after, reads, buffers, _cost(root), None, round(unread), not own))
+        at = self._add(Step(after, reads, buffers, _cost(root, self.compiler), None, round(unread), not own))
         self.bodies[at] = tuple(_Buffers(b, self.traffic, self.storage).lives() for b in root.bodies)
         self.maker.update((t, at) for t in kernel.writes)
         if root.name in REDUCTIONS:
@@ -139,6 +144,40 @@ class _Buffers:
             self.gathered.update((t, at) for t in kernel.reads[:1] if t in self.of)
         for t in turned:
             self.maker[t] = self._add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
+
+    def _collective(
+        self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...]
+    ) -> None:
+        """The start and the done of a collective, or of one that it is combined with."""
+        (result,) = kernel.root.outputs
+        move, needs = kernel.root.params["move"], self._needs(kernel)
+        group = None
+        if self.compiler == "gpu" and move.kind in ("combine", "reduce", "reduce_scatter"):
+            key = (move.kind, move.axes, move.dim, move.kind != "combine" and str(result.dtype))
+            group = self.combiner.join(key, self.storage(result), needs)
+            self.needs.update((t, needs | 1 << group) for t in kernel.writes)
+        if group in self.flights:
+            start, done = self.flights[group]
+            for i, more in ((start, reads), (done, (*reads, *makes))):
+                step = self.steps[i]
+                self.steps[i] = replace(step, reads=tuple(dict.fromkeys((*step.reads, *more))))
+            step = self.steps[start]
+            self.steps[start] = replace(step, after=(*step.after, *after), makes=(*step.makes, *makes))
+        else:
+            start = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce"))
+            done = self._add(Step((start,), (*reads, *makes), (), start=start))
+        if group is not None:
+            self.flights[group] = start, done
+        self.maker.update((t, done) for t in kernel.writes)
+
+    def _needs(self, kernel: Kernel) -> int:
+        """The groups of combined collectives that a kernel waits for."""
+        needs = 0
+        for t in (*kernel.reads, *kernel.waits):
+            needs |= self.needs.get(t, 0)
+        if needs:
+            self.needs.update((t, needs) for t in kernel.writes)
+        return needs
 
     def _normalizes(self, kernel: Kernel) -> bool:
         """Whether XLA:GPU makes it one Triton kernel with the reduction of its rows, which writes over nothing."""
@@ -187,7 +226,9 @@ class _Buffers:
         heap = Heap() if self.compiler == "tpu" else None
         most, where = lives.run(heap)
         alive = [(self.tensors[b], lives.size[b]) for b in lives.alive(where) if lives.size[b]]
-        return most if heap is None else heap.size + heap.size - most, alive
+        if heap is not None:
+            return heap.size + heap.size - most, alive
+        return packed_bytes(lives.spans()) if self.compiler == "gpu" else most, alive
 
     def lives(self) -> Lives:
         """The order of the steps, and which buffers are in memory."""
@@ -217,8 +258,9 @@ class _Buffers:
                 size[b] = 0
 
 
-def _cost(root: Op) -> float:
-    """What the schedulers think a kernel takes."""
-    if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or is_scatter(root):
-        return OTHER
-    return ELEMENTWISE
+def _cost(root: Op, compiler: str) -> float:
+    """What the schedulers think a kernel takes: some time for a loop, or for a call of a library, as for convolutions
+    on GPU."""
+    if root.name == "conv_general_dilated" and compiler == "gpu":
+        return ELEMENTWISE
+    return OTHER if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or is_scatter(root) else ELEMENTWISE
