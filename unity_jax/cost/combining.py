@@ -1,4 +1,4 @@
-"""Which collectives XLA:GPU combines into one, which then waits for all their operands.
+"""Which collectives XLA combines into one, which then waits for all their operands.
 
     all-gather    a, b, c   of 8 MiB each, none of which needs another     one of 24 MiB
     all-gather    d         of 8 MiB, which fits no more                   the next
@@ -13,14 +13,17 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-THRESHOLD = 30 * 2**20 + 7
-"""Bytes of results that are combined (`xla_gpu_all_reduce_combine_threshold_bytes` and its like, by default)."""
+THRESHOLDS = {"gpu": 30 * 2**20 + 7, "tpu": 2**27 - 1}
+"""Bytes of results that a compiler combines: of XLA:GPU the default of `xla_gpu_all_reduce_combine_threshold_bytes` and
+its like; XLA:TPU is seen to make all-reduces of up to 112 MiB, and to leave those of 128 MiB alone."""
 
 
 @dataclass(eq=False)
 class Combiner:
-    """Groups of collectives, by number. What depends on groups is told by a bit for each."""
+    """Groups of collectives, by number, each of up to `threshold` bytes. What depends on groups is told by a bit for
+    each."""
 
+    threshold: int
     _sizes: list[float] = field(default_factory=list)
     _needs: list[int] = field(default_factory=list)  # of a group: all groups that it depends on
     _open: dict[Hashable, list[int]] = field(default_factory=dict)
@@ -29,10 +32,10 @@ class Combiner:
         """The group of the next collective; `needs`: the groups that it depends on."""
         needs = self._all(needs)
         found = self._open.setdefault(key, [])
-        for g in list(found) if nbytes <= THRESHOLD else ():
+        for g in list(found) if nbytes <= self.threshold else ():
             if needs >> g & 1:
                 continue
-            if self._sizes[g] + nbytes > THRESHOLD:
+            if self._sizes[g] + nbytes > self.threshold:
                 found.remove(g)
                 continue
             self._sizes[g] += nbytes
@@ -40,7 +43,7 @@ class Combiner:
             return g
         self._sizes.append(nbytes)
         self._needs.append(needs)
-        if nbytes <= THRESHOLD:
+        if nbytes <= self.threshold:
             found.append(len(self._sizes) - 1)
         return len(self._sizes) - 1
 

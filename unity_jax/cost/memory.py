@@ -6,6 +6,7 @@ between is a buffer from the step that makes it to the last that reads it, in th
 - XLA:GPU joins constant arrays of one shape into one kernel, the stacks of loops among them: all exist from the first;
 - XLA computes gathers from a value (the logits of the labels) with what else reads it, so that they do not hold it;
 - XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes;
+- what it gathers of parts that are no whole tiles is copied together;
 - it gathers no result in the place of a donated argument: the gathered array is copied there at the end of the step;
 - it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
   takes and once more what is unused of it at the peak (`2 heap - alive`, seen in its buffer assignments); XLA:GPU gives
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.combining import Combiner
+from unity_jax.cost.combining import THRESHOLDS, Combiner
 from unity_jax.cost.heap import Heap
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors
 from unity_jax.cost.lives import Lives
@@ -39,6 +40,9 @@ _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all
 
 _BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange", "shift"), "tpu": ("combine", "shift"), "cpu": ()}
 """The moves whose collectives run beside kernels. XLA:TPU starts and awaits others apart only inside kernels."""
+
+_COMBINED = {"gpu": ("combine", "reduce", "reduce_scatter"), "tpu": ("reduce",), "cpu": ()}
+"""The moves whose collectives are combined."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class _Buffers:
         self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
         self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
         self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
-        self.combiner = Combiner()
+        self.combiner = Combiner(THRESHOLDS.get(self.compiler, 0))
         self.flights: dict[int | None, tuple[int, int]] = {}  # start and done of each group of combined collectives
         self.needs: dict[Tensor, int] = {}  # the groups that a tensor depends on
         self.replacing = replacing  # results in place of donated arguments
@@ -123,11 +127,16 @@ class _Buffers:
     def _step(self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: Sequence[Tensor]) -> None:
         root = kernel.root
         move = root.params["move"].kind if "move" in root.params and len(kernel.ops) == 1 else None
-        if move in _BESIDE[self.compiler]:
+        if move in _BESIDE[self.compiler] or move in _COMBINED[self.compiler]:
             if self.compiler == "tpu" and move == "combine":
                 self.of.update((t, self._new(t, self.storage(t))) for t in makes if t in self.replacing)
                 self.lasting.update(self.of[t] for t in makes if t in self.replacing)
-            self._collective(kernel, after, reads, tuple(map(self._buffer, makes)))
+            buffers = tuple(map(self._buffer, makes))
+            gathered = move == "combine" and not self.storage.in_tiles(root.outputs[0], root.params["move"])
+            parts = tuple(self._new(t, self.storage(t)) for t in makes) if gathered else buffers
+            self._collective(kernel, after, reads, parts)
+            if gathered:
+                self.maker.update((t, self._add(Step((self.maker[t],), parts, buffers))) for t in makes)
             return
         self._needs(kernel)
         turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
@@ -148,27 +157,34 @@ class _Buffers:
     def _collective(
         self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...]
     ) -> None:
-        """The start and the done of a collective, or of one that it is combined with."""
+        """The steps of a collective, its start and its done, or of the one that it is combined with."""
         (result,) = kernel.root.outputs
-        move, needs = kernel.root.params["move"], self._needs(kernel)
-        group = None
-        if self.compiler == "gpu" and move.kind in ("combine", "reduce", "reduce_scatter"):
+        move, needs, group = kernel.root.params["move"], self._needs(kernel), None
+        if move.kind in _COMBINED[self.compiler]:
             key = (move.kind, move.axes, move.dim, move.kind != "combine" and str(result.dtype))
             group = self.combiner.join(key, self.storage(result), needs)
             self.needs.update((t, needs | 1 << group) for t in kernel.writes)
         if group in self.flights:
             start, done = self.flights[group]
-            for i, more in ((start, reads), (done, (*reads, *makes))):
-                step = self.steps[i]
-                self.steps[i] = replace(step, reads=tuple(dict.fromkeys((*step.reads, *more))))
-            step = self.steps[start]
-            self.steps[start] = replace(step, after=(*step.after, *after), makes=(*step.makes, *makes))
+            # XLA:TPU gives the results of several memory of their own.
+            over = self.steps[start].writes_over and self.compiler == "gpu"
+            self._extend(start, after, reads, makes, over)
+            if done != start:
+                self._extend(done, (), (*reads, *makes), (), False)
         else:
-            start = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce"))
-            done = self._add(Step((start,), (*reads, *makes), (), start=start))
+            start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce"))
+            if move.kind in _BESIDE[self.compiler]:
+                done = self._add(Step((start,), (*reads, *makes), (), start=start))
         if group is not None:
             self.flights[group] = start, done
         self.maker.update((t, done) for t in kernel.writes)
+
+    def _extend(
+        self, i: int, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...], over: bool
+    ) -> None:
+        step = self.steps[i]
+        reads, makes = tuple(dict.fromkeys((*step.reads, *reads))), (*step.makes, *makes)
+        self.steps[i] = replace(step, after=(*step.after, *after), reads=reads, makes=makes, writes_over=over)
 
     def _needs(self, kernel: Kernel) -> int:
         """The groups of combined collectives that a kernel waits for."""
