@@ -50,8 +50,8 @@ def measured(name: str, sizes: dict[str, Any], machine: Machine) -> list[str]:
     meshes = mesh_candidates(machine.num_devices, machine)[:1]
     plain = Planner(program, machine).plan(meshes)
     merged = joint.plan(program, machine, machine.device.memory_bytes, NO_PINS, meshes, MERGING)
-    whole, groups = packed(merged.program)
-    held = Planner(whole, machine).plan(meshes).seconds if groups else merged.seconds
+    whole = packed(merged.program)
+    held = Planner(whole, machine).plan(meshes).seconds if whole.packed else merged.seconds
     steps = [seconds(x) for x in (plain.seconds, merged.seconds, held)]
     return [*steps, f"{1 - merged.seconds / plain.seconds:.1%}", f"{1 - held / merged.seconds:.1%}"]
 

@@ -4,8 +4,9 @@ and run."""
 from __future__ import annotations
 
 import fnmatch
-import functools
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from jax.sharding import NamedSharding
 
 from unity_jax import _compat
 from unity_jax.cost.kernels import Traffic
-from unity_jax.cost.program import Collective, collectives, local_bytes, program_flops
+from unity_jax.cost.program import Collective, collectives, program_flops
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.errors import PlanError
@@ -26,6 +27,7 @@ from unity_jax.pcg.layout import Layout, short_dtype
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.report import page, text, trace_events
+from unity_jax.rewrite.packing import Group, Packed, Packing, apart
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.assemble import Decisions
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from unity_jax.report.verification import Verification
 
 FORMAT = "unity_jax plan"
-VERSION = 3
+VERSION = 4
+READABLE = (3, VERSION)
+"""Versions of plan files that can be read. In those of version 3 no state is packed."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ class Plan:
     devices differ, which of them pace the step;
     `memory_limit` in bytes per device; `predicted`; `inputs` and `outputs`: every leaf with its layout; `label`:
     `"search"`, or the expert whose plan won; `replicated`: ops that no rule could split, with their lines;
-    `rewrites`: how the program was rewritten first, and what each rewrite saves; `program_hash`.
+    `rewrites`: how the program was rewritten first, and what each rewrite saves; `packed`: arguments, by position, that
+    are held as one array from step to step, though the caller sees each by itself; `program_hash`.
     """
 
     mesh: Any
@@ -110,8 +115,11 @@ class Plan:
     order: tuple[int, ...] = ()
     unequal: str = ""
     rewrites: tuple[Rewrite, ...] = ()
-    # What a plan knows once it has met its function; a file holds none of it.
+    packed: tuple[Packed, ...] = ()
+    # What a plan knows once it has met its function; a file holds none of it. `graph` is that of `stored`: the program
+    # over the state as it is held, which is `program` where nothing is packed.
     program: Program | None = field(default=None, repr=False)
+    stored: Program | None = field(default=None, repr=False)
     graph: Graph | None = field(default=None, repr=False)
     priced_on: Machine | None = field(default=None, repr=False)
     pins: Pins = field(default=NO_PINS, repr=False)
@@ -272,10 +280,10 @@ class Plan:
             raise PlanError(f"{str(path)!r} is not a plan file: {error}. Save the plan again.") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise PlanError(f"{str(path)!r} is not a plan file (no format {FORMAT!r})")
-        if data.get("version") != VERSION:
+        if data.get("version") not in READABLE:
             raise PlanError(
-                f"{str(path)!r} has plan version {data.get('version')}, this unity_jax reads version {VERSION}: "
-                f"plan again"
+                f"{str(path)!r} has plan version {data.get('version')}, this unity_jax reads version "
+                f"{' and '.join(map(str, READABLE))}: plan again"
             )
         try:
             return _from_json(data)
@@ -298,6 +306,7 @@ class Plan:
             "label": self.label,
             "replicated": self.replicated,
             "rewrites": [r.to_json() for r in self.rewrites],
+            "packed": [_packed_json(p) for p in self.packed],
             "largest": self.largest,
             "predicted": asdict(self.predicted),
             "inputs": [_leaf_json(leaf) for leaf in self.inputs],
@@ -310,6 +319,21 @@ class Plan:
                 "rings": self.record.rings,
             },
         }
+
+
+def _packed_json(packed: Packed) -> dict[str, Any]:
+    packing = packed.packing
+    return {
+        "shapes": packing.shapes,
+        "dimension": packing.dimension,
+        "inputs": packed.inputs,
+        "outputs": packed.outputs,
+    }
+
+
+def _packed(data: dict[str, Any]) -> Packed:
+    packing = Packing(tuple(tuple(map(int, s)) for s in data["shapes"]), int(data["dimension"]))
+    return Packed(packing, tuple(map(int, data["inputs"])), tuple(map(int, data["outputs"])))
 
 
 def _layout_json(layout: Layout | None) -> Any:
@@ -366,6 +390,7 @@ def _from_json(data: dict[str, Any]) -> Plan:
         axes.order,
         str(data["unequal"]),
         tuple(map(Rewrite.from_json, data["rewrites"])),
+        tuple(map(_packed, data.get("packed", ()))),
     )
 
 
@@ -374,7 +399,8 @@ def _from_json(data: dict[str, Any]) -> Plan:
 
 def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
     """The plan that a candidate of the search stands for."""
-    program, axes, graph, timeline = found.program, found.mesh, found.graph, found.timeline
+    stored, axes, graph, timeline = found.program, found.mesh, found.graph, found.timeline
+    program = stored.unpacked or stored
     predicted = Predicted(
         timeline.step_seconds,
         timeline.compute_seconds,
@@ -390,27 +416,35 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         machine.name,
         float(limit),
         predicted,
-        tuple(map(functools.partial(_leaf_of, axes), program.input_names, graph.inputs)),
-        tuple(map(functools.partial(_leaf_of, axes), program.out_paths, graph.outputs)),
+        _leaves(axes, program.input_names, program.graph.inputs, graph.inputs, stored.entering),
+        _leaves(axes, program.out_paths, program.graph.outputs, graph.outputs, stored.leaving),
         tuple((_describe(t, makers), size) for t, size in found.memory.alive[:10]),
         found.label,
         _replicated(graph),
         program.hash,
         program.name,
-        to_record(program.graph, found.decisions),
+        to_record(stored.graph, found.decisions),
         axes.order,
         differences(machine.devices),
         program.rewrites,
+        stored.packed,
         program=program,
+        stored=stored,
         graph=graph,
         priced_on=machine,
         pins=pins,
     )
 
 
-def _leaf_of(axes: MeshAxes, path: str, tensor: Tensor) -> Leaf:
-    assert tensor.layout is not None
-    return Leaf(path, tensor.shape, str(tensor.dtype), tensor.layout, local_bytes(tensor, axes))
+def _leaves(
+    axes: MeshAxes, paths: Sequence[str], tensors: Sequence[Tensor], planned: Sequence[Tensor], groups: Sequence[Group]
+) -> tuple[Leaf, ...]:
+    """The caller's leaves, of which the plan holds groups as one."""
+    layouts = apart([x for t in planned if (x := t.layout) is not None], groups, [t.shape for t in tensors], axes)
+    return tuple(
+        Leaf(path, t.shape, str(t.dtype), layout, t.itemsize * math.prod(layout.local_shape(t.shape, axes)))
+        for path, t, layout in zip(paths, tensors, layouts, strict=True)
+    )
 
 
 def _describe(t: Tensor, makers: dict[Tensor, Op]) -> str:

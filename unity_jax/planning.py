@@ -24,8 +24,9 @@ from unity_jax.plan import Plan, from_record, make_plan
 from unity_jax.program import Program, trace
 from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.pack import pack
 from unity_jax.rewrite.record import replay
-from unity_jax.search import joint
+from unity_jax.search import joint, packing
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Pins, finish
@@ -99,7 +100,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         known_plan = cache.load(path, program.hash)
         if known_plan is not None:
             return rebuild(program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked)
-    best = joint.plan(program, machine, limit, wanted, meshes, applicable())
+    best = packing.held(joint.plan(program, machine, limit, wanted, meshes, applicable()), limit, wanted)
     plan = make_plan(_with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
     if path is not None:
         cache.store(plan, path)
@@ -118,6 +119,8 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
             program = program.rewritten(replay(program.graph, saved.rewrites, applicable()), saved.rewrites)
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
+    if saved.packed:
+        program = pack(program, [(p.packing, p.inputs) for p in saved.packed])
     decisions = from_record(program.graph, saved.record)
     resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
     made = finish(program, decisions, resharder, RuleCache(), saved.label, bound)
