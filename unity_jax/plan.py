@@ -6,10 +6,10 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from jax.sharding import NamedSharding
@@ -34,6 +34,10 @@ from unity_jax.search.planner import NO_PINS, Candidate, Pins
 
 if TYPE_CHECKING:
     from unity_jax.report.verification import Verification
+
+T = TypeVar("T")
+Key = tuple[str, tuple[int, ...], str]
+"""Path, shape and dtype of a leaf."""
 
 FORMAT = "unity_jax plan"
 VERSION = 4
@@ -190,20 +194,26 @@ class Plan:
             )
         return self.program
 
-    def layouts(self, every: bool = False) -> dict[tuple[str, tuple[int, ...], str], Layout]:
-        """Layouts of the state, the argument leaves that results replace (of `every` leaf), by path, shape and dtype.
+    def layouts(self, every: bool = False) -> dict[Key, Layout]:
+        """Layouts of the state, the argument leaves that results replace (of `every` leaf), as `named`."""
+        program = self.bound()
+        state = set(program.ties.values())
+        return self.named({i: leaf.layout for i, leaf in enumerate(self.inputs) if every or i in state})
+
+    def named(self, values: Mapping[int, T]) -> dict[Key, T]:
+        """Values of argument leaves, given by position, by path, shape and dtype.
 
         The path is that of the leaf and also, where it is not ambiguous, that below its argument: what functions share.
         """
         program = self.bound()
         n = len(program.constants)
-        state = set(program.ties.values())
-        found: dict[tuple[str, tuple[int, ...], str], Layout] = {}
-        below: dict[tuple[str, tuple[int, ...], str], set[Layout]] = {}
-        for i, leaf in enumerate(self.inputs[n:]):
-            if every or n + i in state:
-                found[leaf.path, leaf.shape, leaf.dtype] = leaf.layout
-                below.setdefault((program.in_suffixes[i], leaf.shape, leaf.dtype), set()).add(leaf.layout)
+        found: dict[Key, T] = {}
+        below: dict[Key, set[T]] = {}
+        for i, value in values.items():
+            if i >= n:
+                leaf = self.inputs[i]
+                found[leaf.path, leaf.shape, leaf.dtype] = value
+                below.setdefault((program.in_suffixes[i - n], leaf.shape, leaf.dtype), set()).add(value)
         return {**{key: next(iter(which)) for key, which in below.items() if len(which) == 1}, **found}
 
     # Comparison and text

@@ -103,7 +103,7 @@ class Runner:
             args = (self.constants, *args)
         with jax.sharding.use_abstract_mesh(_compat.auto_mesh(self.mesh).abstract_mesh):
             found = self.jitted(*args, **kwargs)
-        return self._unpacked(found) if self.stored.leaving else found
+        return self._unpacked(found) if self.forms else found
 
     def _packed(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as they are held: what is not a view of what is held yet is joined, once."""

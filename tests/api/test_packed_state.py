@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import unity_jax as unity
@@ -52,7 +52,8 @@ STATE = jax.eval_shape(make_state, jax.random.key(0))
 
 
 def planned(step=train_step, **options):
-    return unity.auto_shard(step, machine=slow(), **{"donate_argnums": 0, **options})
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    return unity.auto_shard(step, mesh=mesh, machine=slow(), **{"donate_argnums": 0, **options})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -187,9 +188,11 @@ def test_checkpoints(step, state, tmp_path):
 
 def test_other_functions_read_the_state(step, state):
     want = float(loss(jax.device_get(state["params"]), batch(2)))
-    evaluate = unity.auto_shard(loss, like=step)
+    evaluate = unity.auto_shard(lambda state, batch: loss(state["params"], batch), like=step)
     assert float(jax.jit(loss)(state["params"], batch(2))) == pytest.approx(want, rel=1e-5)
-    assert float(evaluate(state["params"], batch(2))) == pytest.approx(want, rel=1e-5)
+    assert float(evaluate(state, batch(2))) == pytest.approx(want, rel=1e-5)
+    assert len(evaluate.plan(state, batch(2)).packed) == 3  # it reads the arrays that hold them, and leaves them alone
+    assert not state["params"]["q"].is_deleted()
     outer = jax.jit(lambda s, b: step(s, b)[1])
     assert float(outer(state, batch(2))) == pytest.approx(want, rel=1e-5)
     lowered = step.lower(state, batch(2)).compile()
@@ -201,7 +204,10 @@ def test_other_functions_read_the_state(step, state):
 def test_a_short_last_batch(step, state):
     want = jax.jit(train_step)(jax.device_get(state), batch(3, 4))
     want = jax.jit(train_step)(want[0], batch(4))
-    close(step(step(state, batch(3, 4))[0], batch(4)), want)
+    held = state["params"]["q"]._held
+    short, _ = step(state, batch(3, 4))
+    assert held.is_deleted() and short["params"]["q"]._held is short["params"]["k"]._held
+    close(step(short, batch(4)), want)
 
 
 def test_plan_files(step, state, tmp_path):
@@ -219,7 +225,7 @@ def test_state_that_is_kept_or_pinned_is_not_packed():
     assert not planned(donate_argnums=None).plan(STATE, batch()).packed
     pins = jax.tree.map(lambda _: None, STATE)
     pins["params"]["k"] = P()
-    plan = planned(mesh=jax.make_mesh((8,), ("x",)), in_shardings=(pins, None)).plan(STATE, batch())
+    plan = planned(in_shardings=(pins, None)).plan(STATE, batch())
     assert not any("params" in plan.inputs[i].path for p in plan.packed for i in p.inputs)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from unity_jax.pcg.layout import Layout
 from unity_jax.program import Program
-from unity_jax.rewrite.pack import packed
-from unity_jax.rewrite.packing import Packing, others
+from unity_jax.rewrite.pack import pack, packed
+from unity_jax.rewrite.packing import Group, Packing, others
 from unity_jax.search.planner import Candidate, Pins, Planner
 
 WORTHWHILE = 1e-2
@@ -40,6 +40,16 @@ def held(found: Candidate, limit: float, pins: Pins) -> Candidate:
     planner = Planner(smaller, found.machine, limit, pinned(pins, smaller, layouts))
     made = planner.plan([mesh])
     return made if made.fits(limit) and made.seconds < (1 - WORTHWHILE) * found.seconds else found
+
+
+def inherited(found: Candidate, limit: float, pins: Pins, handed: Sequence[tuple[Group, Layout]]) -> Candidate:
+    """The plan with the state packed that another function hands over so: to cut it apart takes memory, and time."""
+    if not handed:
+        return found
+    smaller = pack(found.program, [group for group, _ in handed])
+    fixed = pinned(pins, smaller, [layout for _, layout in handed])
+    made = Planner(smaller, found.machine, limit, fixed).plan([found.mesh])
+    return made if made.fits(limit) else found
 
 
 def pinned(pins: Pins, program: Program, layouts: Sequence[Layout | None]) -> Pins:
