@@ -52,9 +52,8 @@ class Runner:
     def jitted(self) -> Any:
         """The planned function over arrays. Processes with different plans would wait for each other forever."""
         __tracebackhide__ = True
-        if processes.disagreements(
-            [repr((self.program.hash, self.plan.axes, self.plan.packed, self.plan.record))], self.mesh
-        ):
+        mine = repr((self.program.hash, self.plan.axes, self.plan.packed, self.plan.record))
+        if processes.disagreements([mine], self.mesh):
             raise PlanError(
                 f"the processes have different plans of {self.plan.function}: they must run the same code and "
                 "versions, with the same machine= and pins"
@@ -106,13 +105,13 @@ class Runner:
         return self._unpacked(found) if self.forms else found
 
     def _packed(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as they are held: what is not a view of what is held yet is joined, once."""
+        """The arguments as they are held. What is not held yet is joined, once, one array after the other."""
 
         def joined(n: int, parts: list[Any]) -> Any:
             whole = self.forms[n].whole(parts)
             if whole is None:
                 whole = self.forms[n].joined([as_array(x) for x in parts])
-                if self.donated[self.stored.entering[n][1][0]]:
+                if all(self.donated[i] for i in self.stored.entering[n][1]):
                     for x in parts:
                         x.delete()
             return whole

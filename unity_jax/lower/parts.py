@@ -122,16 +122,22 @@ class Part(jax.Array):
         _register()
         self._form, self._place, self._held = form, place, held
         self._given_up = False
-        self._cut: Callable[[], jax.Array | None] = lambda: None
+        self._known: Callable[[], jax.Array | None] = lambda: None
 
     def array(self) -> jax.Array:
         """The leaf as an array of its own, which lives as long as somebody uses it: it is memory that no plan knows."""
         if self.is_deleted():
             raise RuntimeError(f"Array has been deleted with shape={self.aval.str_short()}.")
-        found = self._cut()
+        found = self._known()
         if found is None or found.is_deleted():
             found = self._form.cut(self._held, self._place)
-            self._cut = weakref.ref(found)
+            self._known = weakref.ref(found)
+        return found
+
+    def _kept(self) -> jax.Array:
+        """The same, for those who take its address: it lives as long as the part."""
+        found = self.array()
+        self._known = lambda: found
         return found
 
     @property
@@ -147,6 +153,13 @@ class Part(jax.Array):
     nbytes = property(lambda self: self.size * self.itemsize)
     is_fully_addressable = property(lambda self: self.sharding.is_fully_addressable)
     is_fully_replicated = property(lambda self: self.sharding.is_fully_replicated)
+
+    def unsafe_buffer_pointer(self) -> int:
+        return self._kept().unsafe_buffer_pointer()
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self._kept().__cuda_array_interface__
 
     def devices(self) -> set[jax.Device]:
         return set(self.sharding.device_set)

@@ -21,6 +21,8 @@ WORTHWHILE = 1e-2
 
 def held(found: Candidate, limit: float, pins: Pins) -> Candidate:
     """The plan with packed state if that is faster, or else the plan."""
+    if not found.fits(limit):
+        return found
     program, mesh = found.program, found.mesh
     lie = [t.layout for t in found.graph.inputs]
     fixed = {i for i, t in enumerate(program.graph.inputs) if t in pins.tensors}
