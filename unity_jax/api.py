@@ -157,7 +157,7 @@ class AutoSharded:
         """
         __tracebackhide__ = True
         runner = self._runner(self.plan(*args, **kwargs))
-        return lower(runner.program, runner.plan.pcg, runner.mesh)
+        return lower(runner.stored, runner.plan.pcg, runner.mesh, unpacked=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; plans first if these shapes are new."""

@@ -75,8 +75,8 @@ def _bytes(found: Sequence[Match]) -> int:
 class Finder:
     """Finds places in one graph.
 
-    **Arguments:** `seconds`: what a graph takes, see `rewrite.estimate`; `kinds`: which places are alike; `emitted`: see
-    `View`.
+    **Arguments:** `seconds`: what a graph takes, see `rewrite.estimate`; `kinds`: which places are alike; `emitted`:
+    see `View`.
     """
 
     def __init__(

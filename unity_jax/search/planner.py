@@ -342,5 +342,6 @@ def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
     fastest = sorted(candidates, key=lambda c: c.seconds)
     for c in fastest:
         if c.fits(limit):  # only of what is as fast the memory matters
-            return min((d for d in fastest if d.seconds == c.seconds and d.fits(limit)), key=lambda d: d.memory.peak_bytes)
+            as_fast = [d for d in fastest if d.seconds == c.seconds and d.fits(limit)]
+            return min(as_fast, key=lambda d: d.memory.peak_bytes)
     return min(candidates, key=lambda c: (c.memory.peak_bytes, c.seconds))
