@@ -78,6 +78,27 @@ def test_sgd_scatters_straight_into_an_embedding_table():
     assert found.predicted.step_seconds < 0.7 * unrewritten(found)
 
 
+def zoo(name, size, **overrides):
+    """A model of the zoo, trained by SGD, as Unity's recommenders were."""
+    return dataclasses.replace(models.get(name, size, **overrides), optimizer=optax.sgd(0.01))
+
+
+def plan_of(model, machine):
+    return unity.plan(
+        model.train_step, model.abstract_state(), model.abstract_batch(), machine=machine, donate_argnums=0
+    )
+
+
+def test_dlrm_scatters_into_the_tables_of_its_bags():
+    sizes = {"rows": (1_000_000,) * 3, "bags": (20, 1, 7), "bottom": (256,), "top": (256, 1), "batch_size": 8192}
+    model = zoo("dlrm", "unity", **sizes)
+    found = plan_of(model, "h100:8")
+    tables = [op for op in ops(found, "scatter-add") if op.outputs[0].shape[1:] == (256,)]
+    assert [len(op.inputs[1].shape) for op in tables] == [3] * 3  # ids of samples and bags
+    assert not any(t.rank == 2 and t.shape[0] > 8192 for op in ops(found, "broadcast_in_dim") for t in op.outputs)
+    assert found.predicted.step_seconds < 0.7 * unrewritten(found)
+
+
 def factored(params, batch):
     x = batch["x"]
     for down, up in params:
