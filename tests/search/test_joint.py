@@ -12,9 +12,13 @@ from jax import ShapeDtypeStruct as Shape
 import models
 import unity_jax as unity
 from models import bert
+from tests.search import planning
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
-from unity_jax.search.planner import Planner
+from unity_jax.rewrite.library import applicable
+from unity_jax.search import joint
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import NO_PINS, Planner
 from unity_jax.search.twin import shallow
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -199,6 +203,20 @@ def test_weights_are_cast_before_they_are_gathered():
     found = plan(cast_weights, [Shape((4096, 4096), F32)] * 4, {"x": Shape((16_384, 4096), BF16)})
     gathered = [c.bytes for c in found.predicted.collectives if c.kind == "all_gather"]
     assert gathered and max(gathered) == 4096 * 4096 * 2
+
+
+# Never worse
+
+
+@pytest.mark.parametrize("name, on", [("mlp", "h100:8"), ("xdl", "h100:8"), ("xdl", "v5e:2x2")])
+def test_never_slower_than_rewriting_for_one_device_first(name, on):
+    """Steps of a few hundred microseconds at most, where the start of every kernel counts."""
+    program, machine = planning.program(name), Machine.preset(on)
+    meshes, limit = mesh_candidates(machine.num_devices, machine), machine.device.memory_bytes
+    found = joint.plan(program, machine, limit, NO_PINS, meshes, applicable())
+    rewritten = joint.alone(program, machine, applicable()).program
+    assert found.seconds <= Planner(rewritten, machine).plan(meshes).seconds * (1 + 1e-9)
+    assert found.seconds < Planner(program, machine).plan(meshes).seconds
 
 
 # Deep programs
