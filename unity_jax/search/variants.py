@@ -75,6 +75,7 @@ class Moves:
         self.seconds = by_kernels(device, lambda op: planner.rules.shard(op, WHOLE, ()))
         self.apart = one_by_one(device, lambda op: planner.rules(op).flops)
         self.known: dict[object, int] = {}
+        self.emitted: dict[object, Graph | str] = {}
         self._found: dict[Graph, list[Move]] = {}
         self._made: dict[Place, Made | None] = {}
 
@@ -84,7 +85,7 @@ class Moves:
             self._found[whole] = [
                 Move(path, repeat, finder, place)
                 for path, graph, repeat in nested(whole)
-                for finder in [Finder(graph, self.seconds)]
+                for finder in [Finder(graph, self.seconds, emitted=self.emitted)]
                 for place in finder.places(self.rules, None, -self.lost / repeat)
             ]
         return self._found[whole]
@@ -112,7 +113,7 @@ class Moves:
         self, graph: Graph, near: Collection[Op], total: float, undoing: Collection[str]
     ) -> tuple[Graph, frozenset[Op], Step, float] | None:
         """The best of the steps near some ops that save time op by op and undo nothing, and the total after it."""
-        finder = Finder(graph, self.apart)
+        finder = Finder(graph, self.apart, emitted=self.emitted)
         rules = [rule for rule in self.rules if rule.name not in undoing]
         gains = [p for p in finder.places(rules, near) if p.gain.work > 0]
         for place in sorted(gains, key=lambda p: -p.gain.work):
