@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ import models
 from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
-from unity_jax.machine.network import Level
 from unity_jax.program import Program, trace
 from unity_jax.rewrite.library import applicable
 from unity_jax.search import joint as search
@@ -114,15 +112,9 @@ def additive_seconds(plan: Candidate) -> float:
     return plan.timeline.compute_seconds + plan.timeline.communication_seconds
 
 
-def one_device(machine: Machine) -> Machine:
-    """A single device of the same kind."""
-    return Machine(f"one {machine.device.kind}", (machine.device,), (Level("device", 1, math.inf, 0.0),))
-
-
 def alone(program: Program, machine: Machine) -> Candidate:
     """The program rewritten for one device of the machine, whatever that holds."""
-    single = one_device(machine)
-    return search.plan(program, single, math.inf, NO_PINS, mesh_candidates(1, single), applicable())
+    return search.alone(program, machine, applicable())
 
 
 def joint(program: Program, machine: Machine, limit: float | None = None) -> Candidate:

@@ -26,7 +26,7 @@ BATCH = 16
 @pytest.fixture(autouse=True)
 def no_rewrites(monkeypatch):
     """Where the network is free many are worth a try, which takes time; that they are right is tested elsewhere."""
-    monkeypatch.setattr("unity_jax.search.joint.MOST_VARIANTS", 0)
+    monkeypatch.setattr("unity_jax.search.variants.MOST_VARIANTS", 0)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
+from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.record import with_graph
 from unity_jax.rewrite.sites import Finder, rewrite
@@ -95,7 +96,7 @@ class Case:
         program, done = self.program, []
         for _ in range(steps):
             path, graph, _ = rng.choice(list(nested(program.graph)))
-            finder = Finder(graph, lambda op: 1.0)
+            finder = Finder(graph, lambda graph: Seconds(1.0))
             places = list(finder.places(applicable()))
             made = rewrite(finder, rng.choice(places)) if places else None
             if made is not None:

@@ -53,6 +53,14 @@ def updated(table, w, ids, positions, bias):
     return table - 0.1 * g, w - 0.1 * gw
 
 
+def bags(table, w, ids):
+    return (jnp.tanh(table[ids].sum(1) @ w) ** 2).sum()
+
+
+def updated_bags(table, w, ids):
+    return table - 0.1 * jax.grad(bags)(table, w, ids)
+
+
 def joined(w, a, b, c, down, up):
     y = jnp.concatenate([a, b, c], -1) @ w
     return ((y @ (down @ up)) ** 2).sum()
@@ -96,6 +104,7 @@ STEPS = {
             normal(7),
         ),
     ),
+    "bags": (updated_bags, lambda: (normal(11, 5), normal(5, 7), jnp.array([[1, 2, 2], [0, 3, 10]]))),
     "joined": (
         jax.grad(joined, (0, 1, 2, 3, 4, 5)),
         lambda: (normal(9, 5), normal(6, 3), normal(6, 4), normal(6, 2), normal(5, 2), normal(2, 6)),

@@ -11,6 +11,7 @@ from tests.rewrite.steps import STEPS
 from unity_jax import _compat
 from unity_jax.pcg.graph import nested
 from unity_jax.program import trace
+from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.record import Rewrite, replay, with_graph
 from unity_jax.rewrite.sites import Finder, fingerprint, rewrite
@@ -62,7 +63,7 @@ def test_every_place(name):
     program, arrays, want = program_of(name)
     fired = set()
     for path, graph, _ in nested(program.graph):
-        finder = Finder(graph, lambda op: 1.0)
+        finder = Finder(graph, lambda graph: Seconds(1.0))
         for place in finder.places(RULES):
             made = rewrite(finder, place)
             if made is None:
@@ -81,7 +82,7 @@ def test_many_steps_one_after_the_other_and_again(name, seed):
     rng, graph, done = random.Random(seed), program.graph, []
     for _ in range(6):
         path, inner, _ = rng.choice(list(nested(graph)))
-        finder = Finder(inner, lambda op: 1.0)
+        finder = Finder(inner, lambda graph: Seconds(1.0))
         places = list(finder.places(RULES))
         made = rewrite(finder, rng.choice(places)) if places else None
         if made is not None:

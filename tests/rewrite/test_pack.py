@@ -8,6 +8,7 @@ from tests.numerics.harness import errors
 from tests.rewrite.steps import flat, grouped, normal
 from tests.rewrite.test_apply import evaluate
 from unity_jax.program import trace
+from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.pack import packed
 from unity_jax.rewrite.packing import gathered, spread
@@ -18,7 +19,7 @@ MERGING = tuple(r for r in applicable() if r.name in ("siblings-slice-dot-concat
 
 def merged(program):
     """The program with siblings merged until there are none."""
-    while places := list((finder := Finder(program.graph, lambda graph: float(len(graph.ops)))).places(MERGING)):
+    while places := list((finder := Finder(program.graph, lambda graph: Seconds(len(graph.ops)))).places(MERGING)):
         made = rewrite(finder, max(places, key=lambda place: place.gain))
         program = program.rewritten(made[0], ())
     return program

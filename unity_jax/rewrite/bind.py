@@ -1,8 +1,9 @@
 """What the names of a rule stand for, once its ops are found in a graph.
 
 A name stands for the dimensions that ops name where it is named in the rule; what no op names is bound by where it
-occurs: a dimension that exactly those variables have which the rule says. Further dimensions do no harm, because every
-op of the language works on each index of a dimension that it does not name.
+occurs: a dimension that exactly those variables have which the rule says. What is put into rows may lack dimensions of
+the row numbers: it is the same for all of them (the gradient of each row of a bag). Further dimensions do no harm,
+because every op of the language works on each index of a dimension that it does not name.
 """
 
 from __future__ import annotations
@@ -75,9 +76,10 @@ def complete(match: Match) -> bool:
         if len(names) != 1 and not _together(names, set(match.dims.all(ids)), declared, occurs, match):
             return False
     bound = {i for name in match.names for i in match.ids(name)}
+    rows = {i for s in match.values.values() if isinstance(s, Selection) for i in match.dims.all(s.ids)}
     for name, where in declared.items():
         if name in match.names:
-            if any(occurs.get(i, where) != where for i in match.ids(name)):
+            if any(at != where and not (i in rows and at < where) for i in match.ids(name) if (at := occurs.get(i))):
                 return False
         else:
             match.names[name] = tuple(i for i, at in occurs.items() if at == where and i not in bound)

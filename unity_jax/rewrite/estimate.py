@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from unity_jax.cost.compute import op_work, total
 from unity_jax.cost.kernels import PRODUCTS, kernels
 from unity_jax.machine.device import Device
-from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op
 
@@ -15,27 +15,37 @@ _FREE = frozenset("reshape squeeze expand_dims broadcast_in_dim transpose slice 
 """Ops that take no time of their own: they relabel, or are part of what reads them."""
 
 
-def on_devices(machine: Machine, shard: Callable[[Op], Shard]) -> Callable[[Graph], float]:
-    """Seconds of a graph by itself as kernels, of all devices together, for estimates: its work is split evenly, and
-    every device starts every kernel. Loops and branches are left out.
+class Seconds(NamedTuple):
+    """What a graph takes: `work`, which devices share, and the `starts` of its kernels, which each of them pays."""
+
+    work: float
+    starts: float = 0.0
+
+    def less(self, other: Seconds, times: int) -> Seconds:
+        return Seconds(self.work - times * other.work, self.starts - times * other.starts)
+
+    def on(self, devices: int) -> float:
+        """Of so many devices together."""
+        return self.work + devices * self.starts
+
+
+def by_kernels(device: Device, shard: Callable[[Op], Shard]) -> Callable[[Graph], Seconds]:
+    """What a graph takes by itself, as kernels. Loops and branches are left out.
 
     **Arguments:** `shard`: an op that is not split.
     """
-    device = machine.device
 
-    def seconds(graph: Graph) -> float:
+    def seconds(graph: Graph) -> Seconds:
         every = [k for k in kernels(graph, device.compiler) if not k.root.bodies]
-        works = (total(op_work(shard(op), device, k.use(op, 0)) for op in k.ops) for k in every)
-        return sum(
-            w._replace(launches=machine.num_devices * bool(k.reads)).seconds(device)
-            for w, k in zip(works, every, strict=True)
-            if any(w)
-        )
+        works = [total(op_work(shard(op), device, k.use(op, 0)) for op in k.ops) for k in every]
+        started = sum(bool(k.reads) for w, k in zip(works, every, strict=True) if any(w))
+        work = sum(w._replace(launches=0).seconds(device) for w in works)
+        return Seconds(work, started * device.kernel_overhead)
 
     return seconds
 
 
-def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph], float]:
+def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph], Seconds]:
     """Seconds of the ops of a graph, each by itself: its arithmetic or its memory traffic, whichever takes longer, and
     the start of a kernel for products, which are not fused with each other. What a chain of ops would save that are one
     kernel now counts here, before its last one is a matmul."""
@@ -52,4 +62,4 @@ def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph]
         start = device.kernel_overhead if op.name in PRODUCTS else 0.0
         return start + max(flops(op) / rate, moved / device.memory_bandwidth)
 
-    return lambda graph: sum(map(seconds, graph.ops))
+    return lambda graph: Seconds(sum(map(seconds, graph.ops)))

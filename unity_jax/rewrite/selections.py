@@ -186,17 +186,15 @@ def _gathered(e: Emitter, x: Named, at: int, how: Selection, ids: Ids) -> Named:
     return Named(array, (*ids, *(x.ids[d] for d in kept)))
 
 
-def _rows_of(e: Emitter, how: Selection, u: Named) -> Ids:
-    """The dimensions of row numbers, which what is put there has."""
-    ids = e.plain(how.ids)
-    if not set(ids) <= set(u.ids):
-        raise CannotEmit("rows that do not depend on their number")
-    return ids
+def _rows_of(e: Emitter, term: Term) -> tuple[Named, Ids]:
+    """What is put somewhere, and the dimensions of its row numbers: it has them all, also where its rows are equal."""
+    ids = e.plain(e.selection(term).ids)
+    return e.with_ids(e.arguments(term)[-1], *ids), ids
 
 
 def emit_put(e: Emitter, term: Term) -> Named:
-    u, how, rows = e.term(term.args[0]), e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
-    ids = _rows_of(e, how, u)
+    how, rows = e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
+    u, ids = _rows_of(e, term)
     if how.kind == "slice":
         return _padded(e, u, ids[0], rows, how.start)
     added = [i for name in term.attrs for i in e.ids(name)]
@@ -206,11 +204,11 @@ def emit_put(e: Emitter, term: Term) -> Named:
 
 
 def emit_scatter(e: Emitter, term: Term) -> Named:
-    t, u = e.arguments(term)
+    t = e.term(term.args[0])
     how, rows = e.selection(term), e.one(term.args[-1].type.ids)  # type: ignore[arg-type]
     if how.kind != "gather":
         raise CannotEmit("rows in order are added, not scattered")
-    ids = _rows_of(e, how, u)
+    u, ids = _rows_of(e, term)
     added = [i for name in term.attrs for i in e.ids(name)]
     return _added(e, e.with_ids(t, rows, *(i for i in u.ids if i not in added)), u, how, ids, rows, added)
 

@@ -16,6 +16,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor, part
 from unity_jax.rewrite.apply import rewritten, target_ops, unknown
 from unity_jax.rewrite.bind import Match
 from unity_jax.rewrite.dims import CannotEmit, Value
+from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.find import in_forward_order, matches
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import Outline, View, names_of, outline, seen_as
@@ -46,14 +47,14 @@ class Step:
 class Place:
     """All places of one kind in one graph where a rule applies.
 
-    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: estimated seconds it saves, of all devices
-    together; `bytes`: of all that it makes or takes.
+    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: what it saves, as estimated; `bytes`: of
+    all that it makes or takes.
     """
 
     rule: Rule
     found: tuple[Match, ...]
     which: tuple[int, ...]
-    gain: float
+    gain: Seconds
 
     @functools.cached_property
     def key(self) -> tuple[object, ...]:
@@ -64,12 +65,8 @@ class Place:
 
     @functools.cached_property
     def bytes(self) -> int:
-        return _bytes(self.found)
-
-
-def _bytes(found: Sequence[Match]) -> int:
-    every = {v.tensor for m in found for v in (*m.values.values(), *m.roots) if isinstance(v, Value)}
-    return sum(t.nbytes for t in every if t.literal is None)
+        every = {v.tensor for m in self.found for v in (*m.values.values(), *m.roots) if isinstance(v, Value)}
+        return sum(t.nbytes for t in every if t.literal is None)
 
 
 class Finder:
@@ -82,7 +79,7 @@ class Finder:
     def __init__(
         self,
         graph: Graph,
-        seconds: Callable[[Graph], float],
+        seconds: Callable[[Graph], Seconds],
         kinds: Kinds | None = None,
         emitted: dict[object, Graph | str] | None = None,
     ) -> None:
@@ -102,12 +99,12 @@ class Finder:
         return found
 
     def places(
-        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf, small: float = 0.0
+        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf
     ) -> Iterator[Place]:
         """Every place for these rules.
 
         **Arguments:** `near`: look only at what these ops make and what reads it; `least`: leave out a place if as many
-        times the gain of its first spot as it has spots would be less; `small`: likewise for bytes.
+        times the gain of its first spot as it has spots would be less, on one device.
         """
         tensors = _anchors(self.graph, self.view, near)
         known: set[object] = set()
@@ -117,7 +114,7 @@ class Finder:
             if made_by not in alike:
                 alike[made_by] = self._alike_by(made_by, tensors.get(made_by.op, ()))
             for members in alike[made_by]:
-                place = self._place(rule, members, least, small)
+                place = self._place(rule, members, least)
                 key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
                 if place is not None and key not in known:  # operands can often change sides
                     known.add(key)
@@ -134,9 +131,9 @@ class Finder:
         """The place of a rule whose first results are of a kind; `near`: see `places`."""
         anchors = _anchors(self.graph, self.view, near).get(seen_as(rule.source[0].op), ())
         members = [t for t in anchors if self.kinds[t] == kind]
-        return self._place(rule, members, -math.inf, 0.0) if members else None
+        return self._place(rule, members, -math.inf) if members else None
 
-    def _place(self, rule: Rule, members: Sequence[Tensor], least: float, small: float) -> Place | None:
+    def _place(self, rule: Rule, members: Sequence[Tensor], least: float) -> Place | None:
         found: list[Match] = []
         which: list[int] = []
         used: set[Tensor] = set()
@@ -148,11 +145,11 @@ class Finder:
                     which.append(n)
                     used |= roots
                     break
-            if not found or _bytes(found[:1]) * len(members) < small:
+            if not found:
                 return None
             if len(found) == 1 and len(members) > 1:
                 first = self.gain(found)
-                if first is None or first * len(members) < least:
+                if first is None or first.on(1) * len(members) < least:
                     return None
         gain = self.gain(found)
         return None if gain is None else Place(rule, tuple(found), tuple(which), gain)
@@ -160,8 +157,8 @@ class Finder:
     def _alike(self, a: Match, b: Match) -> bool:
         return all(self.kinds[r.tensor] == self.kinds[s.tensor] for r, s in zip(a.roots, b.roots, strict=True))
 
-    def gain(self, found: Sequence[Match]) -> float | None:
-        """Seconds that the ops take which go, less those that come; None where the target does not exist."""
+    def gain(self, found: Sequence[Match]) -> Seconds | None:
+        """What the ops take which go, less what those take that come; None where the target does not exist."""
         try:
             made, results = target_ops(found[0], self.view)
         except CannotEmit:
@@ -169,7 +166,7 @@ class Finder:
         gone = sorted(self._gone(found), key=self.position.__getitem__)
         roots = [r.tensor for m in found for r in m.roots]
         come = part(unknown(made, self.view), results.values())
-        return self.seconds(part(gone, roots)) - len(found) * self.seconds(come)
+        return self.seconds(part(gone, roots)).less(self.seconds(come), len(found))
 
     def _gone(self, found: Sequence[Match]) -> set[Op]:
         """The ops that nothing needs once the roots are made in another way."""

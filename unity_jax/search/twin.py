@@ -20,6 +20,7 @@ import numpy as np
 
 from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
 from unity_jax.program import Program
+from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Kinds, Step, fingerprint, rewrite
@@ -144,7 +145,7 @@ def _periodic(kinds: np.ndarray, period: int) -> Iterator[_Run]:
 
 
 def replayed(
-    whole: Graph, twin: Graph, rewrites: Sequence[Rewrite], rules: Sequence[Rule], seconds: Callable[[Graph], float]
+    whole: Graph, twin: Graph, rewrites: Sequence[Rewrite], rules: Sequence[Rule], seconds: Callable[[Graph], Seconds]
 ) -> tuple[Graph, tuple[Rewrite, ...]]:
     """The whole program after the rewrites of its twin, those that can be done there as well; what each saves grows
     with the number of its places.

@@ -1,0 +1,198 @@
+"""Variants of a program, explored best first, each judged by its own best plan (Unity, OSDI 22, section 5; MetaFlow's
+relaxed search).
+
+A step rewrites all places of one kind (`rewrite.sites`), and then what the new ops make profitable by themselves, such
+as a selection that goes down a chain of ops. What a variant can become does not depend on who judges it: searches for
+one device and for all share it (`Moves`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from unity_jax.machine.network import slowest
+from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.rewrite.estimate import by_kernels, one_by_one
+from unity_jax.rewrite.find import inverse
+from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
+from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite
+from unity_jax.search.planner import Candidate, Planner
+
+WORSE = 1.05
+"""How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""
+
+PLANNED_OPS = 8_000
+"""Ops of all variants together that a search plans, those of twins for deep programs."""
+
+MOST_VARIANTS = 32
+
+NEGLIGIBLE = 1e-3
+"""The part of a step that a rewrite must save."""
+
+WHOLE = MeshAxes((), ())
+"""The mesh on which nothing is split."""
+
+
+def is_better(a: Candidate, b: Candidate, limit: float) -> bool:
+    """Whether the plan of a variant is worth its rewrites."""
+    if a.fits(limit) != b.fits(limit):
+        return a.fits(limit)
+    return a.seconds < (1 - NEGLIGIBLE) * b.seconds
+
+
+class Move(NamedTuple):
+    """A place in one of the graphs of a program, which runs `repeat` times a step."""
+
+    path: Path
+    repeat: int
+    finder: Finder
+    place: Place
+
+
+class Made(NamedTuple):
+    """What a move leads to: the whole graph, its fingerprint, and the steps with what followed from the first."""
+
+    graph: Graph
+    fingerprint: tuple[int, ...]
+    steps: tuple[tuple[Path, Step], ...]
+
+
+class Moves:
+    """From every variant of a program to the next.
+
+    **Arguments:** `lost`: seconds of one device that no first step may cost.
+    """
+
+    def __init__(self, planner: Planner, rules: Sequence[Rule], lost: float) -> None:
+        device = planner.machine.device
+        self.rules, self.lost = rules, lost
+        self.seconds = by_kernels(device, lambda op: planner.rules.shard(op, WHOLE, ()))
+        self.apart = one_by_one(device, lambda op: planner.rules(op).flops)
+        self.known: dict[object, int] = {}
+        self.emitted: dict[object, Graph | str] = {}
+        self._found: dict[Graph, list[Move]] = {}
+        self._made: dict[Place, Made | None] = {}
+
+    def __call__(self, whole: Graph) -> list[Move]:
+        """Every move that does not cost too much."""
+        if whole not in self._found:
+            self._found[whole] = [
+                Move(path, repeat, finder, place)
+                for path, graph, repeat in nested(whole)
+                for finder in [Finder(graph, self.seconds, emitted=self.emitted)]
+                for place in finder.places(self.rules, None, -self.lost / repeat)
+            ]
+        return self._found[whole]
+
+    def made(self, whole: Graph, move: Move) -> Made | None:
+        """What a move of a graph leads to, if it can be made."""
+        if move.place not in self._made:
+            self._made[move.place] = self._make(whole, move)
+        return self._made[move.place]
+
+    def _make(self, whole: Graph, move: Move) -> Made | None:
+        made = rewrite(move.finder, move.place)
+        if made is None:
+            return None
+        graph, near, first = made
+        steps, total = [(move.path, first)], self.apart(graph).work
+        while following := self._following(graph, near, total, [inverse(step.rule) for _, step in steps]):
+            graph, new, step, total = following
+            near = (near | new) & frozenset(graph.ops)
+            steps.append((move.path, step))
+        found = with_graph(whole, move.path, graph)
+        return Made(found, fingerprint(found, self.known), tuple(steps))
+
+    def _following(
+        self, graph: Graph, near: Collection[Op], total: float, undoing: Collection[str]
+    ) -> tuple[Graph, frozenset[Op], Step, float] | None:
+        """The best of the steps near some ops that save time op by op and undo nothing, and the total after it."""
+        finder = Finder(graph, self.apart, emitted=self.emitted)
+        rules = [rule for rule in self.rules if rule.name not in undoing]
+        gains = [p for p in finder.places(rules, near) if p.gain.work > 0]
+        for place in sorted(gains, key=lambda p: -p.gain.work):
+            made = rewrite(finder, place)
+            if made is not None and (now := self.apart(made[0]).work) < (1 - NEGLIGIBLE**2) * total:
+                return *made, now
+        return None
+
+
+class Search:
+    """A best-first search among the variants of a program."""
+
+    def __init__(self, planner: Planner, moves: Moves) -> None:
+        self.planner, self.moves = planner, moves
+        network, memory = slowest(planner.machine.network), planner.machine.device.memory_bandwidth
+        self.bandwidth = min(network, memory)
+        self.seen: set[tuple[int, ...]] = set()
+        self.tried: set[object] = set()
+        self.done: dict[Graph, tuple[Rewrite, ...]] = {}
+
+    def run(self, first: Candidate) -> Candidate:
+        """The fastest variant that fits, within the budget."""
+        left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
+        self.seen.add(fingerprint(first.program.graph, self.moves.known))
+        chosen, order = first, itertools.count()
+        waiting = [(first.seconds, next(order), first)]
+        while waiting and left > 0:
+            seconds, _, variant = heapq.heappop(waiting)
+            if seconds > WORSE * chosen.seconds:
+                break
+            for move in self._worth_a_plan(variant):
+                if variant is not chosen and move.place.key in self.tried:
+                    continue  # of slower variants only what is new is rewritten further
+                made = self._planned(variant, move) if left > 0 else None
+                if made is None:
+                    continue
+                left -= 1
+                self.tried.add(move.place.key)
+                heapq.heappush(waiting, (made.seconds, next(order), made))
+                if is_better(made, chosen, self.planner.limit):
+                    chosen = made
+                    break  # what else there is, is found again in the better variant
+        if chosen is first:
+            return first
+        graph = chosen.program.graph
+        return dataclasses.replace(chosen, program=chosen.program.rewritten(graph, self.done[graph]))
+
+    def _worth_a_plan(self, variant: Candidate) -> list[Move]:
+        """The moves of a variant that are worth a plan, most promising first; what has been tried elsewhere comes last.
+
+        Not worth one is what costs too much work, and what is too small to matter even on the slowest link, and as the
+        start of kernels.
+        """
+        devices = self.planner.machine.num_devices
+        most, least = (WORSE - 1) * variant.seconds * devices, NEGLIGIBLE * variant.seconds
+        found = []
+        for move in self.moves(variant.program.graph):
+            place, gain = move.place, move.repeat * move.place.gain.on(devices)
+            matters = move.repeat * max(place.bytes / self.bandwidth, place.gain.starts) >= least
+            if gain >= -most and matters:
+                found.append(((place.key in self.tried, -gain), move))
+        return [move for _, move in sorted(found, key=lambda f: f[0])]
+
+    def _planned(self, variant: Candidate, move: Move) -> Candidate | None:
+        """The variant after a move, planned; None if it cannot be made or is known."""
+        before = variant.program
+        made = self.moves.made(before.graph, move)
+        if made is None or made.fingerprint in self.seen:
+            return None
+        self.seen.add(made.fingerprint)
+        candidate = self.planner.like(before.rewritten(made.graph, ())).promising(variant.mesh)
+        rule, (first, *_) = move.place.rule, made.steps
+        where = _source(before.graph, move.path, move.place.found[0].roots[0].tensor)
+        saved = variant.seconds - candidate.seconds
+        did = Rewrite(rule.name, where, len(first[1].spots), saved, rule.proof, made.steps)
+        self.done[made.graph] = *self.done.get(before.graph, before.rewrites), did
+        return candidate
+
+
+def _source(graph: Graph, path: Path, root: Tensor) -> str:
+    """The user's line of what makes a tensor of a graph within a program."""
+    return next((op.source for op in graph_at(graph, path).ops if root in op.outputs), "")
