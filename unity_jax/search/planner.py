@@ -332,9 +332,7 @@ def finish(
     """The planned graph of some decisions; its memory and its timeline when asked for."""
     mesh, machine = resharder.mesh, resharder.machine
     graph = decompose(assemble(program.graph, decisions, resharder, rules), decisions.rings, mesh, machine)
-    return Candidate(
-        program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound
-    )
+    return Candidate(program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound)
 
 
 def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
