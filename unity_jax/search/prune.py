@@ -21,7 +21,6 @@ from .model import Model
 from .reshard import Rest, consumer_bound, producer_bound
 from .tables import Store
 
-
 AT_ONCE = 2**16
 """Differences between the rows of a table that are taken together; of larger tables those of distinct rows are taken
 row by row."""
