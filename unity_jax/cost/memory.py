@@ -278,8 +278,8 @@ class _Buffers:
 
 
 def _cost(root: Op, compiler: str) -> float:
-    """What the schedulers think a kernel takes: some time for a loop, or for a call of a library, as for convolutions
-    on GPU."""
-    if root.name == "conv_general_dilated" and compiler == "gpu":
+    """What the schedulers think a kernel takes. XLA:GPU counts loops and calls of libraries, as convolutions are, and
+    takes all others for nothing; XLA:TPU estimates each, which are all alike here."""
+    if compiler == "tpu" or root.name == "conv_general_dilated":
         return ELEMENTWISE
     return OTHER if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or is_scatter(root) else ELEMENTWISE
