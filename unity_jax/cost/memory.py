@@ -28,6 +28,7 @@ from unity_jax.cost.heap import Heap
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors
 from unity_jax.cost.lives import Lives
 from unity_jax.cost.packing import packed_bytes
+from unity_jax.cost.products import splitting_bytes
 from unity_jax.cost.schedule import ELEMENTWISE, OTHER, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.device import Device
@@ -143,8 +144,10 @@ class _Buffers:
         buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
         own = root.name in _OWN_BUFFER or bool(root.bodies) or ("move" in root.params and move != "reduce")
         own = own or self._normalizes(kernel)
-        unread = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
-        at = self._add(Step(after, reads, buffers, _cost(root, self.compiler), None, round(unread), not own))
+        workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
+        if self.compiler == "gpu" and root.name == "dot_general" and root.shard is not None:
+            workspace = splitting_bytes(root.shard)
+        at = self._add(Step(after, reads, buffers, _cost(root, self.compiler), None, round(workspace), not own))
         self.bodies[at] = tuple(_Buffers(b, self.traffic, self.storage).lives() for b in root.bodies)
         self.maker.update((t, at) for t in kernel.writes)
         if root.name in REDUCTIONS:
@@ -275,8 +278,8 @@ class _Buffers:
 
 
 def _cost(root: Op, compiler: str) -> float:
-    """What the schedulers think a kernel takes: some time for a loop, or for a call of a library, as for convolutions
-    on GPU."""
-    if root.name == "conv_general_dilated" and compiler == "gpu":
+    """What the schedulers think a kernel takes. XLA:GPU counts loops and calls of libraries, as convolutions are, and
+    takes all others for nothing; XLA:TPU estimates each, which are all alike here."""
+    if compiler == "tpu" or root.name == "conv_general_dilated":
         return ELEMENTWISE
     return OTHER if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or is_scatter(root) else ELEMENTWISE
