@@ -15,6 +15,9 @@ import unity_jax as unity
 from tests.api.steps import close
 from tests.numerics.steps import slow
 from unity_jax import planning
+from unity_jax.lower.compile import lower
+from unity_jax.lower.parts import Part
+from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.search import packing
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
@@ -158,19 +161,32 @@ def test_a_leaf_is_an_array_to_everybody(state):
         np.testing.assert_array_equal(jax.jit(lambda x: x * 1)(leaf), want)
 
 
-def test_leaves_in_double_precision_stay_so(monkeypatch):
+def test_three_steps_in_double_precision(monkeypatch):
+    """As the unsharded step; and double precision stays where the reader has none."""
     monkeypatch.setattr(packing, "WORTHWHILE", -1.0)
     with jax.enable_x64(True):
-        held = planned()
         double = jax.tree.map(lambda x: x.astype(float) if x.dtype == np.float32 else x, make_state(jax.random.key(0)))
-        data = jax.tree.map(lambda x: x.astype(float), batch())
-        want = jax.jit(train_step)(double, data)
-        found, _ = held(jax.tree.map(jnp.copy, double), data)
-        leaf = found["params"]["k"]
-        assert type(leaf).__name__ == "Part"
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want[0]), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
-    assert np.asarray(leaf).dtype == np.float64  # also where the reader has no double precision
+        found, want = planned(), jax.jit(train_step)
+        states = double, jax.tree.map(jnp.copy, double)
+        for i in range(3):
+            data = jax.tree.map(lambda x: x.astype(float), batch(i))
+            states = found(states[0], data)[0], want(states[1], data)[0]
+        for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+            assert np.abs(np.asarray(a) - np.asarray(b)).max() <= 1e-9 * np.abs(np.asarray(b)).max()
+    leaf = states[0]["params"]["k"]
+    assert isinstance(leaf, Part) and np.asarray(leaf).dtype == np.float64
+
+
+def test_the_program_concatenates_no_weights_and_communicates_as_planned(step, monkeypatch):
+    monkeypatch.setattr(packing, "WORTHWHILE", 1.0)
+    joined = []
+    for plan in (planned().plan(STATE, batch()), step.plan(STATE, batch())):
+        program = lower(plan.stored, plan.pcg, plan.mesh)
+        joined.append(program.as_text().count("stablehlo.concatenate %arg"))
+        found = stablehlo_collectives(program.compiler_ir("stablehlo"), plan.axes)
+        planned_ones = [Collective(c.kind, c.axes, c.bytes, c.count) for c in plan.predicted.collectives]
+        assert count_difference(planned_ones, found) == []
+    assert joined == [1, 0]
 
 
 def test_checkpoints(step, state, tmp_path):
