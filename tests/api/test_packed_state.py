@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import unity_jax as unity
 from tests.api.steps import close
 from tests.numerics.steps import slow
-from unity_jax import planning
+from unity_jax import planning, processes
 from unity_jax.lower.compile import lower
 from unity_jax.lower.parts import Part
 from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
@@ -215,6 +215,16 @@ def test_other_functions_read_the_state(step, state):
     plan = step.plan(STATE, batch())
     data = jax.device_put(batch(2), plan.in_shardings[1])
     close(lowered(jax.tree.map(jnp.copy, state), data), step(state, batch(2)))
+
+
+def test_over_several_processes_leaves_are_arrays(step, monkeypatch):
+    """A plan that packs, made elsewhere, packs within the step; a plan made there does not."""
+    want = jax.jit(train_step)(make_state(jax.random.key(0)), batch())
+    monkeypatch.setattr(processes, "are_several", lambda mesh: True)
+    assert not planned().plan(STATE, batch()).packed
+    found = planned(plan=step.plan(STATE, batch()))(make_state(jax.random.key(0)), batch())
+    assert not any(isinstance(x, Part) for x in jax.tree.leaves(found))
+    close(found, want)
 
 
 def test_a_short_last_batch(step, state):
