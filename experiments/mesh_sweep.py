@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from baselines import alone, baselines, columns, joint, program_of
-from families import machine_of
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
 
 import models
+from unity_jax.machine.family import machine_of
 from unity_jax.report.text import seconds, size
 
 RESULTS = Path(__file__).parent / "results" / "sweep.csv"

@@ -19,19 +19,25 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from compiled import RANKING, TOPOLOGIES
+from compiled import RANKING, TOPOLOGIES, Corpus
 from judge import judge
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rows import Row, Rows
 from scipy.stats import spearmanr
 
+from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
 from unity_jax.report.text import seconds
 
+RESULTS = Path(__file__).parent / "results" / "judged.csv"
+SETTINGS = ("model", "topology")
 RANDOM = 20
 CORRELATION, NEAR_BEST = 0.95, 1.03
 
@@ -83,16 +89,20 @@ class Ranking:
         return self.complete and self.correlation >= CORRELATION and self.chosen_over_best <= NEAR_BEST
 
 
-def ranking(model: str, topology: str) -> Ranking:
-    program, machine = RANKING.program(model), Machine.preset(topology)
+def ranking(model: str, topology: str, corpus: Corpus = RANKING) -> Ranking:
+    program, machine = corpus.program(model), Machine.preset(topology)
     candidates: list[Candidate] = []
     failed: dict[str, str] = {}
-    for case in track(RANKING.cases([model], [topology]), f"{model} on {topology}", transient=True):
+    for case in track(corpus.cases([model], [topology]), f"{model} on {topology}", transient=True):
         if "error" in case.facts:
             failed[case.label] = case.facts["error"]
-        else:
+            continue
+        try:
             predicted = case.plan(program, machine).predicted.step_seconds
-            candidates.append(Candidate(case.label, predicted, judge(case.hlo, topology)))
+        except PlanError as error:  # the model or its tracing changed since
+            failed[case.label] = str(error)
+            continue
+        candidates.append(Candidate(case.label, predicted, judge(case.hlo, topology)))
     return Ranking(model, topology, sorted(candidates, key=lambda c: c.judged), failed)
 
 
@@ -110,6 +120,32 @@ def all_candidates(found: Ranking) -> Table:
     return table
 
 
+def columns(found: Ranking) -> dict[str, Any]:
+    """What the table says of a ranking."""
+    predicted, judged = found.speed_up
+    return {
+        "candidates": len(found.candidates),
+        "not compiled": len(found.failed),
+        "Spearman": found.correlation,
+        "chosen / best": found.chosen_over_best,
+        "best": found.candidates[0].label,
+        "dp / chosen predicted": predicted,
+        "dp / chosen judged": judged,
+        "passes": ("yes" if found.passes else "no") if found.complete else "incomplete",
+    }
+
+
+def table(rows: Sequence[Row]) -> Table:
+    made = Table("model", "topology", "candidates", "Spearman", "chosen / best", "best", "dp / chosen", "passes")
+    for row in rows:
+        speed_up = (f"{float(row[f'dp / chosen {how}']):.2f} {how}" for how in ("predicted", "judged"))
+        numbers = (f"{float(row[name]):.3f}" for name in ("Spearman", "chosen / best"))
+        made.add_row(
+            row["model"], row["topology"], row["candidates"], *numbers, row["best"], ", ".join(speed_up), row["passes"]
+        )
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(RANKING.sizes))
@@ -117,21 +153,19 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="make what is missing first")
     parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")
     parser.add_argument("--candidates", action="store_true", help="print every candidate")
+    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
     if options.compile:
         compile_missing(options.models, options.on, options.limit)
     console = Console(width=120)
     found = [ranking(name, on) for on in options.on.split(",") for name in options.models.split(",")]
-    table = Table("model", "topology", "candidates", "Spearman", "chosen / best", "best", "dp / chosen", "passes")
+    rows = Rows(options.out, SETTINGS)
     for r in found:
-        row = [r.model, r.topology, str(len(r.candidates))]
         if r.candidates:
-            row += [f"{r.correlation:.3f}", f"{r.chosen_over_best:.3f}", r.candidates[0].label]
-            row += ["{:.2f} predicted, {:.2f} judged".format(*r.speed_up)]
-        table.add_row(*row, *[""] * (7 - len(row)), ("yes" if r.passes else "no") if r.complete else "incomplete")
+            rows.put({"model": r.model, "topology": r.topology}, columns(r))
         if options.candidates:
             console.print(all_candidates(r))
-    console.print(table)
+    console.print(table(rows.made([{"model": r.model, "topology": r.topology} for r in found])))
     for r in found:
         for label, error in r.failed.items():
             console.print(f"{r.model} on {r.topology}, {label}: {error}", markup=False, highlight=False)

@@ -53,8 +53,14 @@ class Rows:
         """The row about these settings, with what `measure` returns; made once."""
         row = self.get(settings)
         if row is None:
-            row = {name: _text(value) for name, value in {**settings, **measure()}.items()}
-            self._write([*self.found, row])
+            row = self.put(settings, measure())
+        return row
+
+    def put(self, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Row:
+        """Keep these values as the row about these settings, instead of what it was."""
+        row = {name: _text(value) for name, value in {**settings, **values}.items()}
+        others = [r for r in self.found if any(r[s] != row[s] for s in self.settings)]
+        self._write([*others, row])
         return row
 
     def make_all(

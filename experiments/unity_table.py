@@ -124,7 +124,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     """What the rows say about the paper's claims, one line each."""
     said = []
     on_summit = [r for r in rows if r["machine"].startswith("v100-summit")]
-    ratios = _most(on_summit, lambda r: over(r, "additive"))
+    ratios = most(on_summit, lambda r: over(r, "additive"))
     published = {m: c.published for m, c in CASES.items() if c.published and m in ratios}
     met = [m for m, ratio in published.items() if ratios[m] >= ratio]
     each = ", ".join(f"{m} {ratios[m]:.2f} ({p})" for m, p in published.items())
@@ -134,14 +134,14 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
         lost = [r for r in rows if r[f"{name} fits"] == "True" != r["joint fits"]]
         where = ", ".join(f"{r['model']} on {r['machine']} ({over(r, name):.3f})" for r in worse + lost)
         said.append(f"joint is slower than {name}, or does not fit where that does: {where or 'never'}")
-    best = _most([r for r in rows if comparable(r, "sequential")], lambda r: over(r, "sequential"))
+    best = most([r for r in rows if comparable(r, "sequential")], lambda r: over(r, "sequential"))
     better = ", ".join(f"{m} {ratio:.2f}" for m, ratio in best.items())
     count = sum(ratio >= MANY for ratio in best.values())
     said.append(f"joint over sequential, the most: {better}; at least {MANY} on {count} models")
     return said
 
 
-def _most(rows: Sequence[Row], ratio: Callable[[Row], float]) -> dict[str, float]:
+def most(rows: Sequence[Row], ratio: Callable[[Row], float]) -> dict[str, float]:
     """By model, the largest ratio of any of its rows."""
     return {m: max(ratio(r) for r in rows if r["model"] == m) for m in CASES if any(r["model"] == m for r in rows)}
 

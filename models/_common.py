@@ -99,7 +99,8 @@ class Model:
         """A fresh state from a typed PRNG key or a seed; traceable, so it can be jitted with output shardings."""
         key = jax.random.key(key) if isinstance(key, int) else key
         init_key, dropout_key = jax.random.split(key)
-        _, params, variables = nnx.split(self.make_module(nnx.Rngs(init_key)), nnx.Param, ...)
+        graphdef, params, variables = nnx.split(self.make_module(nnx.Rngs(init_key)), nnx.Param, ...)
+        self.__dict__.setdefault("_graphdef", graphdef)  # making a deep module again takes seconds
         params = nnx.to_pure_dict(params)
         return TrainState(
             step=jnp.zeros((), jnp.int32),
@@ -220,6 +221,29 @@ def next_token_batch(rng: np.random.Generator, rows: int, length: int, vocabular
     """Zipf text: tokens and targets i32[rows, length], the targets one token ahead."""
     text = zipf(rng, (rows, length + 1), vocabulary)
     return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+
+
+def next_token_model(
+    name: str,
+    size: str,
+    config: Any,
+    module: Callable[..., nnx.Module],
+    optimizer: optax.GradientTransformation,
+    published: int | None = None,
+) -> Model:
+    """A language model of `module(config, precision, rngs)`, trained on `next_token_batch`."""
+    precision = make_precision(config.dtype)
+    ids = jax.ShapeDtypeStruct((config.batch_size, config.length), jnp.int32)
+    return Model(
+        name=name,
+        size=size,
+        config=config,
+        make_module=lambda rngs: module(config, precision, rngs),
+        optimizer=optimizer,
+        batch_spec={"tokens": ids, "targets": ids},
+        make_numpy_batch=lambda rng: next_token_batch(rng, config.batch_size, config.length, config.vocabulary),
+        published_parameters=published,
+    )
 
 
 def sentence_pairs(rng: np.random.Generator, rows: int, length: int, vocabulary: int) -> Batch:

@@ -36,7 +36,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax import ShapeDtypeStruct
 
 from models._attention import GroupedAttention, rotary
 from models._common import (
@@ -49,8 +48,7 @@ from models._common import (
     causal_mask,
     drop,
     fold,
-    make_precision,
-    next_token_batch,
+    next_token_model,
 )
 from models._layers import stack, through
 
@@ -189,24 +187,15 @@ class Llama(nnx.Module):
 
 def build(size: str, config: Config) -> Model:
     """The model for a configuration; see `models.get`."""
-    precision = make_precision(config.dtype)
-    ids = ShapeDtypeStruct((config.batch_size, config.length), jnp.int32)
-    return Model(
-        name="llama",
-        size=size,
-        config=config,
-        make_module=lambda rngs: Llama(config, precision, rngs),
-        optimizer=adamw(
-            config.learning_rate,
-            b2=0.95,
-            eps=1e-8,
-            weight_decay=0.1,
-            clip=1.0,
-            warmup=config.warmup,
-            total=config.steps,
-            cosine_to=0.1,
-        ),
-        batch_spec={"tokens": ids, "targets": ids},
-        make_numpy_batch=lambda rng: next_token_batch(rng, config.batch_size, config.length, config.vocabulary),
-        published_parameters=PUBLISHED.get(size) if config.layers == SIZES[size].layers else None,
+    optimizer = adamw(
+        config.learning_rate,
+        b2=0.95,
+        eps=1e-8,
+        weight_decay=0.1,
+        clip=1.0,
+        warmup=config.warmup,
+        total=config.steps,
+        cosine_to=0.1,
     )
+    published = PUBLISHED.get(size) if config.layers == SIZES[size].layers else None
+    return next_token_model("llama", size, config, Llama, optimizer, published)

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax import ShapeDtypeStruct
 
 from models._common import (
     Array,
@@ -30,8 +29,7 @@ from models._common import (
     Precision,
     drop,
     fold,
-    make_precision,
-    next_token_batch,
+    next_token_model,
 )
 from models._recurrent import Lstm
 
@@ -113,14 +111,5 @@ class LstmLm(nnx.Module):
 
 def build(size: str, config: Config) -> Model:
     """The model for a configuration; see `models.get`."""
-    precision = make_precision(config.dtype)
-    ids = ShapeDtypeStruct((config.batch_size, config.length), jnp.int32)
-    return Model(
-        name="lstm_lm",
-        size=size,
-        config=config,
-        make_module=lambda rngs: LstmLm(config, precision, rngs),
-        optimizer=optax.chain(optax.clip_by_global_norm(config.clip), optax.sgd(config.learning_rate)),
-        batch_spec={"tokens": ids, "targets": ids},
-        make_numpy_batch=lambda rng: next_token_batch(rng, config.batch_size, config.length, config.vocabulary),
-    )
+    optimizer = optax.chain(optax.clip_by_global_norm(config.clip), optax.sgd(config.learning_rate))
+    return next_token_model("lstm_lm", size, config, LstmLm, optimizer)

@@ -27,6 +27,7 @@ from flax import nnx
 
 from models._common import Array, Batch, Metrics, Model, Precision, adamw, drop, fold, make_precision
 from models._image import IMAGENET, cross_entropy, image_batch, image_spec
+from models._layers import stack, through
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +114,7 @@ class Vit(nnx.Module):
         self.token = nnx.Param(jnp.zeros((1, 1, config.hidden), precision.param))
         self.position = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, tokens, config.hidden), precision.param))
         self.dropout = nnx.Dropout(config.dropout)
-        keys = jax.random.split(rngs.params(), config.layers)
-        self.layers = nnx.vmap(lambda key: Layer(config, precision, nnx.Rngs(key)))(keys)
+        self.layers = stack(lambda rngs: Layer(config, precision, rngs), config.layers, rngs, scan=True)
         self.norm = _norm(config, precision, rngs)
         zeros = nnx.initializers.zeros
         self.head = nnx.Linear(config.hidden, config.classes, kernel_init=zeros, rngs=rngs, **precision.kwargs)
@@ -130,14 +130,7 @@ class Vit(nnx.Module):
         token = jnp.broadcast_to(self.token[...].astype(compute), (rows, 1, patches.shape[-1]))
         x = jnp.concatenate([token, patches], axis=1) + self.position[...].astype(compute)
         x = drop(self.dropout, x, fold(key, 0))
-        graphdef, stacked = nnx.split(self.layers)
-
-        def body(x: Array, layer: tuple[Any, Array]) -> tuple[Array, None]:
-            params, index = layer
-            return nnx.merge(graphdef, params)(x, fold(key, index)), None
-
-        indices = jnp.arange(1, self.config.layers + 1, dtype=jnp.int32)
-        x, _ = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), x, (nnx.to_pure_dict(stacked), indices))
+        x = through(self.layers, x, key=key, remat=True)
         return self.norm(x)
 
     def loss(self, batch: Batch, key: Array | None) -> tuple[Array, Metrics]:

@@ -108,6 +108,25 @@ def test_a_machine_file(capsys, script, tmp_path):
     assert status == 0 and text.startswith("Plan of step for mine: mesh (")
 
 
+def test_sweep(capsys, script):
+    status, text, _ = run(capsys, "sweep", f"{script}:plain", "--machine", "v5e", "--devices", "2,4,8")
+    assert status == 0
+    rows = [line.split() for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert text.startswith("Plans of step for v5e:1x2, v5e:2x2, v5e:2x4")
+    assert [row[0] for row in rows] == ["2", "4", "8"]
+    efficiencies = [float(row[-1].rstrip("%")) for row in rows]
+    assert efficiencies[0] == 100 and efficiencies == sorted(efficiencies, reverse=True)
+
+
+def test_sweep_with_work_for_each_device(capsys, script):
+    """The script's batch is the word: so many rows for so many devices."""
+    arguments = ["sweep", f"{script}:decorated", "{devices}", "--machine", "h100", "--devices", "64,256"]
+    status, text, _ = run(capsys, *arguments, "--memory-limit", "1e9")
+    assert status == 0
+    efficiencies = [float(line.split()[-1].rstrip("%")) for line in text.splitlines() if line.strip()[:1].isdigit()]
+    assert efficiencies[0] == 100 and 25 < efficiencies[1] <= 100  # the same work each, and more to communicate
+
+
 def test_a_plan_that_does_not_fit(capsys, script):
     status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", "v5e:2x2", "--memory-limit", "1e3")
     assert status == 1 and "DOES NOT FIT" in text
@@ -133,6 +152,9 @@ def test_a_plan_that_does_not_fit(capsys, script):
         (["explain", "{script}:plain", "--plan", "{script}"], "argument --plan: '{script}' is not a plan file"),
         (["verify", "{script}:plain"], "unity verify: error: the following arguments are required: --topology"),
         (["verify", "{script}:plain", "--topology", "h100:0"], "argument --topology: no GPU topology is called"),
+        (["sweep", "{script}:plain", "--machine", "v5e", "--devices", "8,x"], "'8,x' is not numbers of devices"),
+        (["sweep", "{script}:plain", "--machine", "v9", "--devices", "8"], "--devices: unknown machine 'v9'"),
+        (["sweep", "{script}:plain", "--machine", "h100", "--devices", "12"], "12 devices of h100 are no whole"),
         (["calibrate"], "unity calibrate: error: the following arguments are required: --out"),
     ],
 )

@@ -1,7 +1,8 @@
-"""The command line: `unity plan`, `unity explain`, `unity verify`, `unity calibrate`, `unity rules check`, `unity
-rules generate` (also `python -m unity_jax ...`).
+"""The command line: `unity plan`, `unity explain`, `unity verify`, `unity sweep`, `unity calibrate`, `unity rules
+check`, `unity rules generate` (also `python -m unity_jax ...`).
 
     unity plan train.py:make_step --machine v5e:4x4 --out plan.json
+    unity sweep train.py:make_step --machine v5e --devices 8,16,32
     unity verify models:step bert tiny --topology v5e:2x4
     unity rules check rules.json
 
@@ -31,9 +32,11 @@ from rich.progress import track
 from unity_jax.api import AutoSharded, auto_shard
 from unity_jax.errors import UnityError
 from unity_jax.machine.calibrate import calibrate
+from unity_jax.machine.family import machine_of
 from unity_jax.machine.machine import Machine
 from unity_jax.plan import Plan
 from unity_jax.report.aot import topology
+from unity_jax.report.text import sweep
 from unity_jax.rewrite import generate
 from unity_jax.rewrite.check import check
 
@@ -74,19 +77,24 @@ def _parser() -> argparse.ArgumentParser:
     planning = command("plan", _plan, "search for the best plan and print it")
     explaining = command("explain", _explain, "say why arguments and operations are laid out as they are")
     verifying = command("verify", _verify, "compile for a TPU or GPU topology, and compare with what was predicted")
+    sweeping = command("sweep", _sweep, "plan for several numbers of devices of a machine, and compare")
     measuring = command("calibrate", _calibrate, "measure the devices at hand, for plans that know them")
 
-    for made in (planning, explaining, verifying):
+    for made in (planning, explaining, verifying, sweeping):
         made.add_argument("target", metavar="FACTORY", help="module:name or path/to/file.py:name")
-        made.add_argument("words", metavar="WORD", nargs="*", help="passed to the factory")
+        what = "passed to the factory" + ("; {devices} in it becomes their number" if made is sweeping else "")
+        made.add_argument("words", metavar="WORD", nargs="*", help=what)
+        made.add_argument("--memory-limit", type=_positive, metavar="BYTES", help="per device")
+    for made in (planning, explaining, verifying):
         known = "default: the topology" if made is verifying else "default: the devices of this process"
         made.add_argument("--machine", type=_machine, help=f"v5e:2x4, h100:2x8, cpu:8, or a machine file; {known}")
-        made.add_argument("--memory-limit", type=_positive, metavar="BYTES", help="per device")
     for made in (explaining, verifying):
         made.add_argument("--plan", type=_saved, metavar="FILE", help="a plan to use, as `unity plan --out` writes")
     planning.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
     explaining.add_argument("--at", default="*", metavar="PATTERN", help="part of a path, a scope or file:line")
     verifying.add_argument("--topology", required=True, help="v5e:2x4, v5p:2x2x2, h100:8, ...")
+    sweeping.add_argument("--machine", required=True, help="v5e, v5p, h100, ..., or a machine file")
+    sweeping.add_argument("--devices", required=True, type=_counts, metavar="N,N,...", help="how many of them")
     measuring.add_argument("--out", type=Path, required=True, metavar="FILE", help="write the machine as JSON")
     _rules(commands.add_parser("rules", help="work with rewrite rules", description="Work with rewrite rules."))
     return parser
@@ -107,7 +115,7 @@ def _rules(rules: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    step, args = _target(options, options.machine)
+    step, args = _target(options, options.machine, options.words)
     plan = step.plan(*args)
     print(plan, end="")
     if options.out:
@@ -116,7 +124,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    step, args = _target(options, options.machine)
+    step, args = _target(options, options.machine, options.words)
     plan = step.plan(*args)
     try:
         print(plan.explain(options.at), end="")
@@ -131,7 +139,7 @@ def _verify(options: argparse.Namespace) -> int:
         devices = topology(options.topology)
     except (ImportError, ValueError) as error:
         raise _Wrong(f"argument --topology: {error}") from None
-    step, args = _target(options, options.machine or Machine.detect(devices))
+    step, args = _target(options, options.machine or Machine.detect(devices), options.words)
     plan = step.plan(*args)
     if plan.axes.num_devices != len(devices):
         raise _Wrong(
@@ -143,6 +151,20 @@ def _verify(options: argparse.Namespace) -> int:
     return 0 if found.ok else 1
 
 
+def _sweep(options: argparse.Namespace) -> int:
+    try:
+        machines = [machine_of(options.machine, n) for n in options.devices]
+    except ValueError as error:
+        raise _Wrong(f"argument --machine or --devices: {error}") from None
+    plans, grows = [], any("{devices}" in word for word in options.words)
+    for machine in track(machines, "planning", console=Console(stderr=True), transient=True):
+        words = [word.replace("{devices}", str(machine.num_devices)) for word in options.words]
+        step, args = _target(options, machine, words)
+        plans.append(step.plan(*args))
+    print(sweep(plans, grows), end="")
+    return 0 if all(plan.fits for plan in plans) else 1
+
+
 def _calibrate(options: argparse.Namespace) -> int:
     errors = Console(stderr=True)
     found = calibrate(track=functools.partial(track, description="measuring", console=errors, transient=True))
@@ -151,20 +173,22 @@ def _calibrate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _target(options: argparse.Namespace, machine: Machine | None) -> tuple[AutoSharded, tuple[Any, ...]]:
+def _target(
+    options: argparse.Namespace, machine: Machine | None, words: Sequence[str]
+) -> tuple[AutoSharded, tuple[Any, ...]]:
     """The step of the factory, with the machine and memory limit of the command line, and its arguments."""
     plan = getattr(options, "plan", None)
     if machine is not None or plan is not None:
         _on_cpu()
     factory = _factory(options.target)
     try:
-        inspect.signature(factory).bind(*options.words)
+        inspect.signature(factory).bind(*words)
     except TypeError as error:
         raise _Wrong(f"argument WORD: {options.target} takes other words: {error}") from None
     try:
-        made = factory(*options.words)
+        made = factory(*words)
     except ValueError as error:
-        if not options.words:
+        if not words:
             raise
         raise _Wrong(f"argument WORD: {error}") from None
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
@@ -221,6 +245,16 @@ def _saved(path: str) -> Plan:
         return Plan.load(path)
     except UnityError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        found = [int(n) for n in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not numbers of devices, as 8,16,32")
+    return found
 
 
 def _positive(text: str) -> float:

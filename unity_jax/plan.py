@@ -7,14 +7,13 @@ import fnmatch
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from jax.sharding import NamedSharding
 
-from unity_jax import _compat
 from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import Collective, collectives, program_flops
 from unity_jax.cost.tasks import tasks
@@ -26,10 +25,10 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout, short_dtype
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
+from unity_jax.record import Record, to_record
 from unity_jax.report import page, text, trace_events
-from unity_jax.rewrite.packing import Group, Packed, Packing, apart
+from unity_jax.rewrite.packing import Group, Packed, apart
 from unity_jax.rewrite.record import Rewrite
-from unity_jax.search.assemble import Decisions
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Key = tuple[str, tuple[int, ...], str]
 """Path, shape and dtype of a leaf."""
-
-FORMAT = "unity_jax plan"
-VERSION = 4
-READABLE = (3, VERSION)
-"""Versions of plan files that can be read. In those of version 3 no state is packed."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +71,6 @@ class Leaf:
 
     def __str__(self) -> str:
         return self.layout.typeof(self.shape, self.dtype)
-
-
-@dataclass(frozen=True)
-class Record:
-    """The decisions in a form that does not need the program: strategies in program order, layouts by position, rings
-    by the position of the contraction."""
-
-    keep: bool
-    strategies: tuple[tuple[int, ...] | None, ...]
-    layouts: tuple[Layout | None, ...]
-    outputs: tuple[Layout, ...]
-    rings: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,7 +256,9 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as versioned JSON."""
-        Path(path).write_text(json.dumps(self._to_json(), indent=1) + "\n")
+        from unity_jax.plan_file import save  # which reads plans, and so imports this module
+
+        save(self, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -282,126 +266,9 @@ class Plan:
 
         Raises `PlanError` for a file that is missing, damaged, or of another version.
         """
-        try:
-            data = json.loads(Path(path).read_text())
-        except FileNotFoundError:
-            raise PlanError(f"there is no plan file {str(path)!r}") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise PlanError(f"{str(path)!r} is not a plan file: {error}. Save the plan again.") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise PlanError(f"{str(path)!r} is not a plan file (no format {FORMAT!r})")
-        if data.get("version") not in READABLE:
-            raise PlanError(
-                f"{str(path)!r} has plan version {data.get('version')}, this unity_jax reads version "
-                f"{' and '.join(map(str, READABLE))}: plan again"
-            )
-        try:
-            return _from_json(data)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise PlanError(
-                f"{str(path)!r} is damaged: {type(error).__name__}: {error}. Save the plan again."
-            ) from None
+        from unity_jax.plan_file import load  # which makes plans, and so imports this module
 
-    def _to_json(self) -> dict[str, Any]:
-        axes = self.axes
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "function": self.function,
-            "program": self.program_hash,
-            "machine": self.machine,
-            "memory_limit": self.memory_limit,
-            "mesh": {"names": axes.names, "sizes": axes.sizes, "order": axes.order},
-            "unequal": self.unequal,
-            "label": self.label,
-            "replicated": self.replicated,
-            "rewrites": [r.to_json() for r in self.rewrites],
-            "packed": [_packed_json(p) for p in self.packed],
-            "largest": self.largest,
-            "predicted": asdict(self.predicted),
-            "inputs": [_leaf_json(leaf) for leaf in self.inputs],
-            "outputs": [_leaf_json(leaf) for leaf in self.outputs],
-            "decisions": {
-                "keep": self.record.keep,
-                "strategies": self.record.strategies,
-                "layouts": [_layout_json(x) for x in self.record.layouts],
-                "outputs": [_layout_json(x) for x in self.record.outputs],
-                "rings": self.record.rings,
-            },
-        }
-
-
-def _packed_json(packed: Packed) -> dict[str, Any]:
-    packing = packed.packing
-    return {
-        "shapes": packing.shapes,
-        "dimension": packing.dimension,
-        "inputs": packed.inputs,
-        "outputs": packed.outputs,
-    }
-
-
-def _packed(data: dict[str, Any]) -> Packed:
-    packing = Packing(tuple(tuple(map(int, s)) for s in data["shapes"]), int(data["dimension"]))
-    return Packed(packing, tuple(map(int, data["inputs"])), tuple(map(int, data["outputs"])))
-
-
-def _layout_json(layout: Layout | None) -> Any:
-    return None if layout is None else [layout.dims, layout.partial]
-
-
-def _layout(data: Any) -> Layout:
-    dims, partial = data
-    return Layout(tuple(tuple(map(str, d)) for d in dims), tuple((str(a), str(r)) for a, r in partial))
-
-
-def _leaf_json(leaf: Leaf) -> dict[str, Any]:
-    return {
-        "path": leaf.path,
-        "shape": leaf.shape,
-        "dtype": leaf.dtype,
-        "layout": _layout_json(leaf.layout),
-        "bytes": leaf.bytes,
-    }
-
-
-def _leaf(data: dict[str, Any]) -> Leaf:
-    return Leaf(
-        data["path"], tuple(map(int, data["shape"])), data["dtype"], _layout(data["layout"]), int(data["bytes"])
-    )
-
-
-def _from_json(data: dict[str, Any]) -> Plan:
-    d, p = data["decisions"], data["predicted"]
-    record = Record(
-        bool(d["keep"]),
-        tuple(None if s is None else tuple(map(int, s)) for s in d["strategies"]),
-        tuple(None if x is None else _layout(x) for x in d["layouts"]),
-        tuple(map(_layout, d["outputs"])),
-        # Files that were written before there were rings have none.
-        tuple((int(op), int(side)) for op, side in d.get("rings", ())),
-    )
-    found = tuple(Collective(**{**c, "axes": tuple(c["axes"])}) for c in p["collectives"])
-    names, sizes, order = (data["mesh"][key] for key in ("names", "sizes", "order"))
-    axes = MeshAxes(tuple(map(str, names)), tuple(map(int, sizes)), tuple(map(int, order)))
-    return Plan(
-        _compat.abstract_mesh(axes.names, axes.sizes),
-        str(data["machine"]),
-        float(data["memory_limit"]),
-        Predicted(**{**p, "collectives": found}),
-        tuple(map(_leaf, data["inputs"])),
-        tuple(map(_leaf, data["outputs"])),
-        tuple((str(n), int(b)) for n, b in data["largest"]),
-        str(data["label"]),
-        tuple(map(str, data["replicated"])),
-        str(data["program"]),
-        str(data["function"]),
-        record,
-        axes.order,
-        str(data["unequal"]),
-        tuple(map(Rewrite.from_json, data["rewrites"])),
-        tuple(map(_packed, data.get("packed", ()))),
-    )
+        return load(Path(path))
 
 
 # Making plans
@@ -472,42 +339,6 @@ def _replicated(graph: Graph) -> tuple[str, ...]:
             shapes = ", ".join(f"{short_dtype(t.dtype)}{list(t.shape)}" for t in op.outputs)
             found[f"{op.name} {shapes} at {op.source}"] = None
     return tuple(found)
-
-
-def to_record(graph: Graph, decisions: Decisions) -> Record:
-    """Decisions by position in the program."""
-    position = {op: i for i, op in enumerate(graph.walk())}
-    return Record(
-        decisions.keep,
-        tuple(decisions.strategies.get(op) for op in position),
-        tuple(decisions.layouts.get(t) for t in _places(graph)),
-        decisions.outputs,
-        tuple(sorted((position[op], side) for op, side in decisions.rings)),
-    )
-
-
-def from_record(graph: Graph, record: Record) -> Decisions:
-    """The decisions of a record about this program. Raises `PlanError` if it is about another one."""
-    ops, places = list(graph.walk()), _places(graph)
-    if len(ops) != len(record.strategies) or len(places) != len(record.layouts):
-        raise PlanError(f"the plan has {len(record.strategies)} ops, this program has {len(ops)}: plan again")
-    return Decisions(
-        {op: s for op, s in zip(ops, record.strategies, strict=True) if s is not None},
-        {t: lay for t, lay in zip(places, record.layouts, strict=True) if lay is not None},
-        record.outputs,
-        record.keep,
-        frozenset((ops[i], side) for i, side in record.rings),
-    )
-
-
-def _places(graph: Graph) -> list[Tensor]:
-    """Every tensor that may have a layout of its own, in program order."""
-    found = dict.fromkeys(graph.inputs)
-    for op in graph.walk():
-        for body in op.bodies:
-            found.update(dict.fromkeys(body.inputs))
-        found.update(dict.fromkeys(op.outputs))
-    return list(found)
 
 
 def matches(text: str, pattern: str) -> bool:

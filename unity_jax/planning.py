@@ -21,8 +21,9 @@ from unity_jax.machine.detect import positions
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.plan import Plan, from_record, make_plan
+from unity_jax.plan import Plan, make_plan
 from unity_jax.program import Program, trace
+from unity_jax.record import from_record
 from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.pack import pack

@@ -1,5 +1,6 @@
 """The scripts that print tables: rows that are made once, machines by number of devices, scaling, baselines."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,12 +11,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))  # scripts import each other by name
 
 from baselines import BEST, additive_seconds, alone, baselines, joint, program_of
-from families import first_devices, machine_of, spec
 from mesh_sweep import batches, speed_up
 from rows import Rows
 from rules_used import used
 from unity_table import verdicts
 
+from unity_jax.machine.family import first_devices, machine_of, spec
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
 from unity_jax.search.experts import experts
@@ -51,6 +52,23 @@ def test_rows_of_another_script_are_not_touched(tmp_path):
     Rows(tmp_path / "rows.csv", settings=("n",)).make({"n": 1}, lambda: {"x": 1})
     with pytest.raises(ValueError, match="no column 'model'"):
         Rows(tmp_path / "rows.csv", settings=("model",)).make({"model": "gpt"}, dict)
+
+
+def test_rows_are_replaced(tmp_path):
+    rows = Rows(tmp_path / "rows.csv", settings=("n",))
+    for n, x in ((1, 1), (2, 2), (1, 3)):
+        rows.put({"n": n}, {"x": x})
+    assert rows.found == [{"n": "2", "x": "2"}, {"n": "1", "x": "3"}]
+
+
+def test_the_readme_says_what_the_rows_say():
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parents[2] / "experiments" / "readme.py", "--check"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}run python experiments/readme.py"
 
 
 @pytest.mark.parametrize(

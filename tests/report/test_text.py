@@ -13,7 +13,8 @@ from unity_jax import _compat
 from unity_jax.cost.program import Collective
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.plan import Leaf, Plan, Predicted, Record
+from unity_jax.plan import Leaf, Plan, Predicted
+from unity_jax.record import Record
 from unity_jax.report.text import WIDTH, compare, seconds, short_source, size
 
 MESH = MeshAxes(("data", "model"), (2, 4))

@@ -13,8 +13,8 @@ import unity_jax as unity
 from unity_jax import _compat
 from unity_jax.cost.reshard import Resharder
 from unity_jax.pcg.graph import nested
-from unity_jax.plan import from_record
 from unity_jax.planning import rebuild
+from unity_jax.record import from_record
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.decompose import matches
 from unity_jax.search.planner import finish

@@ -6,7 +6,6 @@ Work adds up: that of a kernel is the sum over its ops, and the part that it kee
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -34,10 +33,6 @@ class Work(NamedTuple):
     turned: float = 0.0
     launches: int = 0
 
-    def plus(self, other: Work) -> Work:
-        added = Work(*(a + b for a, b in zip(self, other, strict=True)))
-        return added._replace(swept=max(self.swept, other.swept))
-
     def seconds(self, device: Device) -> float:
         """How long it takes if all parts run at once."""
         busy = max(self.matrix, self.results, self.vector, max(self.memory, self.chip) + self.swept)
@@ -45,11 +40,25 @@ class Work(NamedTuple):
 
 
 def total(works: Iterable[Work]) -> Work:
-    return functools.reduce(Work.plus, works, Work())
+    """The sum of some work, from the first to the last."""
+    sums = [0.0] * len(Work._fields)
+    swept, at = 0.0, Work._fields.index("swept")
+    for work in works:
+        sums = [a + b for a, b in zip(sums, work, strict=True)]
+        swept = max(swept, work.swept)
+    sums[at] = swept
+    return Work(*sums)
 
 
 def op_work(shard: Shard, device: Device, use: Use) -> Work:
     """The work of one op under one strategy."""
+    key = (device, use)
+    if key not in shard.works:
+        shard.works[key] = _work(shard, device, use)
+    return shard.works[key]
+
+
+def _work(shard: Shard, device: Device, use: Use) -> Work:
     op, counts, launches = shard.op, use.counts, use.launches
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return Work()  # scalar arithmetic: far below a kernel's start, and fused

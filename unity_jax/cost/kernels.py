@@ -176,7 +176,6 @@ class _Fuser:
         at_hand = self._at_hand() if self.fusing.epilogue else self.loops
         sources: dict[Tensor, frozenset[Tensor]] = {}  # what recomputing a tensor would read
         for op in self.graph.ops:
-            above = frozenset[Tensor]().union(*(sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs))
             if is_alias(op):
                 sources.update((o, sources.get(i, frozenset([i]))) for i, o in zip(op.inputs, op.outputs, strict=False))
                 continue
@@ -185,16 +184,21 @@ class _Fuser:
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
-            apart = self.fusing.repeats and any(c not in self.loops for c in used)  # no kernel joins the readers
-            light = apart or op.name not in _COSTLY or (self.fusing.grows and self._scales(op))
-            grown = sum(t.nbytes for t in above) > sum(t.nbytes for t in op.outputs)
-            cheap = light and (not grown or (self.fusing.grows and all(c.name == "dot_general" for c in used)))
             cast = self.fusing.grows and op.name == "convert_element_type"
             if cast and op not in at_hand and any(c.name in REDUCTIONS for c in used):
                 continue  # the reduction writes it for the others
-            if len(used) == 1 or cheap or cast:
+            above = frozenset[Tensor]().union(*(sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs))
+            if len(used) == 1 or cast or self._is_cheap(op, used, above):
                 self.absorbed.add(op)
                 sources.update((o, above) for o in op.outputs)
+
+    def _is_cheap(self, op: Op, used: Sequence[Op], above: frozenset[Tensor]) -> bool:
+        """Whether each of the ops that use it may compute it again from what is above."""
+        apart = self.fusing.repeats and any(c not in self.loops for c in used)  # no kernel joins the readers
+        if not (apart or op.name not in _COSTLY or (self.fusing.grows and self._scales(op))):
+            return False
+        grown = sum(t.nbytes for t in above) > sum(t.nbytes for t in op.outputs)
+        return not grown or (self.fusing.grows and all(c.name == "dot_general" for c in used))
 
     def _scales(self, op: Op) -> bool:
         """Whether it divides rows by a number each, which becomes a product with its inverse."""
@@ -403,14 +407,15 @@ class Traffic:
     def _add(self, graph: Graph, compiler: str) -> None:
         base = base_tensors(graph)
         self.written.update(graph.inputs, graph.outputs)
-        uses = {op: Use((0,) * (len(op.inputs) + len(op.outputs)), 0, False) for op in graph.ops}
+        uses: dict[Op, Use] = {}
         self.kernels[graph] = kernels(graph, compiler)
         for kernel in self.kernels[graph]:
             self.written.update(kernel.writes)
             for op in kernel.counts:
-                uses[op] = uses[op].plus(kernel.use(op, int(op is kernel.root)))
+                use = kernel.use(op, int(op is kernel.root))
+                uses[op] = uses[op].plus(use) if op in uses else use
         self.written.update(t for t, s in base.items() if s in self.written)
-        self.uses.update(uses)
         for op in graph.ops:
+            self.uses[op] = uses.get(op) or Use((0,) * (len(op.inputs) + len(op.outputs)), 0)
             for body in op.bodies:
                 self._add(body, compiler)

@@ -90,7 +90,8 @@ class _Writer:
                 done = self._collectives(root, served.get(root), self._join(after))
             else:
                 for op in kernel.ops:
-                    after = self._collectives(op, op, after) if op.shard is not None else after
+                    if op.shard is not None and op.shard.rule.inner is not None:
+                        after = self._collectives(op, op, after)
                 seconds = kernel_seconds(kernel, self.machine.device)
                 done = self._compute(seconds, after, root)
             if root in copied:

@@ -58,6 +58,13 @@ class Device:
     contention: Contention = PERFECT
     asynchronous: tuple[str, ...] = ASYNCHRONOUS
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:  # a device is part of the key of many caches
+        return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
+
     def flops_per_second(self, dtype: Any) -> float:
         """The peak rate of matmuls in `dtype`; integers, booleans and the rest run at the vector rate."""
         rates = self._rates

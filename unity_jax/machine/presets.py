@@ -142,8 +142,13 @@ def _cubes(bandwidth: float, between_cores: float = 0.0) -> Callable[[Sizes], tu
 
 
 # Latency of NVLink and of InfiniBand per step of a ring (LL128): hwLat in
-# https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc . Kernel overhead of a GPU: a launch, assumed.
-NVLINK_LATENCY, INFINIBAND_LATENCY, LAUNCH = 1.9e-6, 4.0e-6, 4e-6
+# https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc . Kernel overhead of a GPU, when launches are queued or
+# captured in a graph: 0.5 to 0.9 us were measured on a V100 (https://developer.nvidia.com/blog/cuda-graphs/), and
+# XLA:GPU estimates 1 us (kKernelLaunchOverhead in xla/service/gpu/model/gpu_performance_model_base.h).
+NVLINK_LATENCY, INFINIBAND_LATENCY, LAUNCH = 1.9e-6, 4.0e-6, 1e-6
+# What NCCL expects of one NVLink in each direction, of 25 GB/s: SM70_NVLINK_BW, SM80_NVLINK_BW and SM90_NVLINK_BW in
+# https://github.com/NVIDIA/nccl/blob/v2.28.7-1/src/graph/topo.h
+V100_NVLINK, A100_NVLINK, HOPPER_NVLINK = 2.0e10, 2.0e10, 2.06e10
 
 _A100 = {
     # https://www.nvidia.com/en-us/data-center/a100/ (SXM; without sparsity): 312 TFLOP/s bf16 and f16, 156 TF32 (what
@@ -154,9 +159,9 @@ _A100 = {
     "kernel_overhead": LAUNCH,
     "contention": A100,
 }
-# NVLink 600 GB/s in both directions together (as above); across nodes one 200 Gb/s port per GPU:
+# Twelve NVLinks (600 GB/s in both directions together, as above); across nodes one 200 Gb/s port per GPU:
 # https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html
-_A100_NODES = _switched(("node", 2.5e10, INFINIBAND_LATENCY), ("gpu", 3e11, NVLINK_LATENCY))
+_A100_NODES = _switched(("node", 2.5e10, INFINIBAND_LATENCY), ("gpu", 12 * A100_NVLINK, NVLINK_LATENCY))
 
 _HOPPER = {
     # https://www.nvidia.com/en-us/data-center/h100/ (SXM; half of the rates quoted with sparsity): 989 TFLOP/s bf16 and
@@ -169,9 +174,9 @@ _HOPPER = {
     # As Mist measured it on eight A100 (https://github.com/Dazz993/Mist): NCCL's kernels take multiprocessors here too.
     "contention": A100,
 }
-# NVLink 900 GB/s in both directions together (as above); across nodes one 400 Gb/s port per GPU:
+# 18 NVLinks (900 GB/s in both directions together, as above); across nodes one 400 Gb/s port per GPU:
 # https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html (the DGX H200 is the same system)
-_HOPPER_NODES = _switched(("node", 5e10, INFINIBAND_LATENCY), ("gpu", 4.5e11, NVLINK_LATENCY))
+_HOPPER_NODES = _switched(("node", 5e10, INFINIBAND_LATENCY), ("gpu", 18 * HOPPER_NVLINK, NVLINK_LATENCY))
 
 CHIPS: dict[str, Chip] = {
     # Virtual devices of one host (`--xla_force_host_platform_device_count`). There are no published numbers. Assumed,
@@ -299,10 +304,10 @@ CHIPS: dict[str, Chip] = {
             memory_bytes=16e9,
             memory_bandwidth=9e11,
             host_bandwidth=5e10,
-            kernel_overhead=6e-6,
+            kernel_overhead=LAUNCH,
             contention=Contention(compute_by_collectives=0.188),
         ),
-        levels=_switched(("node", 2.3e10 / 6, INFINIBAND_LATENCY), ("gpu", 5e10, NVLINK_LATENCY)),
+        levels=_switched(("node", 2.3e10 / 6, INFINIBAND_LATENCY), ("gpu", 2 * V100_NVLINK, NVLINK_LATENCY)),
     ),
 }
 

@@ -214,6 +214,11 @@ class Shard:
             for f in range(len(self.rule.factors))
         )
 
+    @functools.cached_property
+    def works(self) -> dict[Hashable, Any]:
+        """Its work, by device and use, as far as it is known (`cost.compute`): equal ops share one shard."""
+        return {}
+
     @property
     def linear_axes(self) -> tuple[tuple[str, int], ...]:
         """Mesh axes that carry partial sums through the op, each with its operand set."""
@@ -393,11 +398,11 @@ def linear_sets(op: Op) -> tuple[frozenset[int], ...]:
 
 def is_pointwise(op: Op) -> bool:
     """Whether every result element depends only on the same element of each operand (scalars are shared)."""
-    shape = op.outputs[0].shape if op.outputs else None
-    return (
-        op.name in POINTWISE
-        and all(t.shape == shape for t in op.outputs)
-        and all(t.shape == () or _broadcasts(t.shape, shape) for t in op.inputs)
+    if op.name not in POINTWISE:
+        return False
+    shape = op.outputs[0].shape
+    return all([t.shape == shape for t in op.outputs]) and all(
+        [t.shape == shape or t.shape == () or _broadcasts(t.shape, shape) for t in op.inputs]
     )
 
 

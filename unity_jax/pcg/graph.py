@@ -35,16 +35,21 @@ class Tensor:
 
     @property
     def itemsize(self) -> int:
-        return 8 if _compat.is_key(self.dtype) else np.dtype(self.dtype).itemsize
+        return _itemsize(self.dtype)
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.itemsize
+        return math.prod(self.shape) * _itemsize(self.dtype)
 
     def __str__(self) -> str:
         if self.literal is not None:
             return f"{self.literal}"
         return (self.layout or Layout.replicated(self.rank)).typeof(self.shape, self.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _itemsize(dtype: Any) -> int:
+    return 8 if _compat.is_key(dtype) else np.dtype(dtype).itemsize
 
 
 @dataclass(eq=False)
@@ -167,4 +172,4 @@ def trips(op: Op) -> int:
 
 def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """The planned twin of a traced tensor."""
-    return dataclasses.replace(tensor, layout=layout)
+    return Tensor(tensor.shape, tensor.dtype, tensor.name, tensor.literal, layout)

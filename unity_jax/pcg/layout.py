@@ -56,7 +56,7 @@ class Layout:
 
     def local_shape(self, shape: tuple[int, ...], mesh: MeshAxes) -> tuple[int, ...]:
         """The per-device shape, padding included."""
-        return tuple(-(-n // mesh.size(axes)) for n, axes in zip(shape, self.dims, strict=True))
+        return tuple([-(-n // mesh.size(axes)) if axes else n for n, axes in zip(shape, self.dims, strict=True)])
 
     def divides(self, shape: tuple[int, ...], mesh: MeshAxes) -> bool:
         """Whether every sharded dimension splits evenly, as arrays at a jit boundary must."""

@@ -53,7 +53,7 @@ class MeshAxes:
 
     def size(self, axes: Iterable[str]) -> int:
         """The number of shards made by splitting over `axes` together."""
-        return math.prod(self[a] for a in axes)
+        return math.prod([self[a] for a in axes])
 
     def ordered(self, axes: Iterable[str]) -> tuple[str, ...]:
         """`axes` from major to minor, the one order in which a dimension is ever split."""

@@ -62,6 +62,30 @@ def table(plan: Plan) -> str:
     return text
 
 
+def sweep(plans: Sequence[Plan], grows: bool) -> str:
+    """Plans of one function for several numbers of devices, one a row.
+
+    **Arguments:** `grows`: whether the work is so much for each device (weak scaling), and not the same for all plans.
+    **Returns:** `efficiency` is the work done per second and device, over that of the first plan; `!` marks a plan that
+    needs more memory than there is.
+    """
+    rows = columns("devices", "mesh", "found by", "step", "exposed", "memory", "efficiency", right=range(3, 7))
+    first = plans[0]
+    for plan in plans:
+        p, spread = plan.predicted, 1 if grows else plan.axes.num_devices / first.axes.num_devices
+        rows.add_row(
+            str(plan.axes.num_devices),
+            str(plan.axes),
+            plan.label,
+            seconds(p.step_seconds),
+            seconds(p.exposed_communication_seconds),
+            size(p.peak_bytes) + "!" * (not plan.fits),
+            f"{first.predicted.step_seconds / p.step_seconds / spread:.0%}",
+        )
+    machines = ", ".join(dict.fromkeys(plan.machine for plan in plans))
+    return f"Plans of {first.function} for {machines}\n\n{render(rows)}"
+
+
 def held(plan: Plan) -> str:
     """How much of the arguments is held packed from step to step."""
     count = sum(len(p.inputs) for p in plan.packed)

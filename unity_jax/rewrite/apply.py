@@ -80,6 +80,7 @@ def _spliced(match: Match, view: View, turned: bool) -> tuple[list[Op], dict[Ten
             t = op.inputs[-1]
     makers = [view.maker[root.tensor] for root in match.roots]
     names = dict(zip(target.inputs, inputs, strict=True))
+    names.update((t, dataclasses.replace(t)) for op in target.ops for t in op.outputs)
     late = any(op.backward for op in makers)
     for op in target.ops:
         source = makers[0].eqn.source_info if makers[0].eqn else op.eqn.source_info
@@ -87,6 +88,7 @@ def _spliced(match: Match, view: View, turned: bool) -> tuple[list[Op], dict[Ten
             dataclasses.replace(
                 op,
                 inputs=tuple(names.get(t, t) for t in op.inputs),
+                outputs=tuple(names[t] for t in op.outputs),
                 eqn=op.eqn and op.eqn.replace(source_info=source),
                 callers=makers[0].callers,
                 backward=late,

@@ -93,6 +93,10 @@ class Dims:
             found += self.all(self._parts[i]) if i in self._parts else (i,)
         return tuple(found)
 
+    def parts(self, i: int) -> Ids:
+        """What a dimension is known to be a product of, if anything."""
+        return self._parts.get(self.find(i), ())
+
     def product(self, ids: Sequence[int]) -> int:
         """The identity of several dimensions as one."""
         if len(ids) == 1:

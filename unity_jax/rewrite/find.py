@@ -12,7 +12,7 @@ from unity_jax.rewrite.bind import Match, complete, each, same_function
 from unity_jax.rewrite.dims import Dims, Ids, Seen, Selection, Value
 from unity_jax.rewrite.language import PARALLEL, Dim, Term
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import View, names_of, seen_as
+from unity_jax.rewrite.view import View, outline, seen_as
 
 _Item = TypeVar("_Item")
 
@@ -61,7 +61,7 @@ def inverse(name: str) -> str:
 
 def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
     """Every way in which `root` is the first result of the rule's source."""
-    if view.source(root) is not root or not _may_be(rule.source[0], root, view):
+    if view.source(root) is not root or not view.may_be(outline(rule.source[0]), root):
         return  # relabelled values are found where they are made
     start = Match(rule, Dims())
     if len(rule.source) > 1 or rule.source[0].op != "add":
@@ -79,7 +79,7 @@ def _summands(term: Term, root: Tensor, match: Match, view: View) -> Iterator[Ma
     for pair in itertools.combinations(range(len(every)), 2):
         chosen = tuple(every[i] for i in pair)
         for order in (chosen, chosen[::-1]):
-            if not all(_may_be(a, v.tensor, view) for a, v in zip(term.args, order, strict=True)):
+            if not all(not a.op or view.may_be(outline(a), v.tensor) for a, v in zip(term.args, order, strict=True)):
                 continue
             found = match.copy()
             found.terms[term] = (value, Seen("add", order))
@@ -107,16 +107,6 @@ def in_forward_order(items: Iterable[_Item], backward: bool) -> list[_Item]:
     """Differentiation turns the order of a program round: gradients are joined as what they are the gradients of, so
     that one concatenation serves several products."""
     return list(items)[::-1] if backward else list(items)
-
-
-def _may_be(term: Term, t: Tensor, view: View) -> bool:
-    """Whether the ops that make a tensor are those of a term, at a glance."""
-    if not term.op:
-        return True
-    op = view.maker.get(view.source(t))
-    if op is None or seen_as(term.op) not in names_of(op):
-        return False
-    return all(not a.op or any(_may_be(a, t, view) for t in view.operands(op)) for a in term.args)
 
 
 def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match]:

@@ -18,7 +18,7 @@ from unity_jax.rewrite.bind import Match
 from unity_jax.rewrite.dims import CannotEmit, Value
 from unity_jax.rewrite.find import in_forward_order, matches
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import View, names_of, seen_as
+from unity_jax.rewrite.view import Outline, View, names_of, outline, seen_as
 
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
@@ -75,11 +75,18 @@ def _bytes(found: Sequence[Match]) -> int:
 class Finder:
     """Finds places in one graph.
 
-    **Arguments:** `seconds`: what a graph takes, see `rewrite.estimate`; `kinds`: which places are alike.
+    **Arguments:** `seconds`: what a graph takes, see `rewrite.estimate`; `kinds`: which places are alike; `emitted`: see
+    `View`.
     """
 
-    def __init__(self, graph: Graph, seconds: Callable[[Graph], float], kinds: Kinds | None = None) -> None:
-        self.graph, self.view, self.seconds = graph, View(graph), seconds
+    def __init__(
+        self,
+        graph: Graph,
+        seconds: Callable[[Graph], float],
+        kinds: Kinds | None = None,
+        emitted: dict[object, Graph | str] | None = None,
+    ) -> None:
+        self.graph, self.view, self.seconds = graph, View(graph, emitted), seconds
         self.kinds = kinds or Kinds(graph, {})
 
     @functools.cached_property
@@ -104,16 +111,24 @@ class Finder:
         """
         tensors = _anchors(self.graph, self.view, near)
         known: set[object] = set()
+        alike: dict[Outline, list[list[Tensor]]] = {}
         for rule in rules:
-            kinds: dict[object, list[Tensor]] = {}
-            for t in tensors.get(seen_as(rule.source[0].op), ()):
-                kinds.setdefault(self.kinds[t], []).append(t)
-            for members in kinds.values():
+            made_by = outline(rule.source[0])
+            if made_by not in alike:
+                alike[made_by] = self._alike_by(made_by, tensors.get(made_by.op, ()))
+            for members in alike[made_by]:
                 place = self._place(rule, members, least, small)
                 key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
                 if place is not None and key not in known:  # operands can often change sides
                     known.add(key)
                     yield place
+
+    def _alike_by(self, made_by: Outline, anchors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Anchors of one kind together, without kinds none of which has such ops."""
+        kinds: dict[int, list[Tensor]] = {}
+        for t in anchors:
+            kinds.setdefault(self.kinds[t], []).append(t)
+        return [members for members in kinds.values() if any(self.view.may_be(made_by, t) for t in members)]
 
     def place(self, rule: Rule, kind: int, near: Iterable[Op] | None = None) -> Place | None:
         """The place of a rule whose first results are of a kind; `near`: see `places`."""

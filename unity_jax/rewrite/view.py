@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite import selections
 from unity_jax.rewrite.dims import Dims, Ids, Seen, Value, put_at, values
+from unity_jax.rewrite.language import Term
 from unity_jax.rewrite.relabel import relabelled, relabels
 
 
@@ -22,12 +24,36 @@ def computes(op: Op) -> object:
     return op.signature, tuple(id(t) for t in op.inputs if t.literal is None)
 
 
-class View:
-    """The graph, with what makes and what reads each tensor."""
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """The ops of a term, as a view shows them: one object for all terms that are equal in this. `args`: the arguments
+    that are no variables."""
 
-    def __init__(self, graph: Graph) -> None:
+    op: str
+    args: frozenset[Outline]
+
+
+@functools.cache
+def outline(term: Term) -> Outline:
+    """The outline of a term that is no variable."""
+    return _outline(seen_as(term.op), frozenset(outline(a) for a in term.args if a.op))
+
+
+_outline = functools.cache(Outline)
+
+
+class View:
+    """The graph, with what makes and what reads each tensor.
+
+    **Arguments:** `emitted`: targets of rules as traced so far, for views of graphs that are alike; see `emit`.
+    """
+
+    def __init__(self, graph: Graph, emitted: dict[object, Graph | str] | None = None) -> None:
         self.graph = graph
+        self.emitted = {} if emitted is None else emitted
         self.maker = dict(graph.producer)
+        self.sources: dict[Tensor, Tensor] = {}
+        self.made_as: dict[tuple[Outline, Tensor], bool] = {}
         self.outputs = {self.source(t) for t in graph.outputs}
         self.rests: dict[Op, Op] = {}
         self.readers: dict[Tensor, list[Op]] = {}
@@ -56,9 +82,23 @@ class View:
 
     def source(self, t: Tensor) -> Tensor:
         """The tensor that `t` is without its relabelling."""
-        while (op := self.maker.get(t)) is not None and relabels(op):
-            t = op.inputs[0]
-        return t
+        found = self.sources.get(t)
+        if found is None:
+            op = self.maker.get(t)
+            found = self.sources[t] = self.source(op.inputs[0]) if op is not None and relabels(op) else t
+        return found
+
+    def may_be(self, outline: Outline, t: Tensor) -> bool:
+        """Whether the ops that make a tensor are those of a term, at a glance."""
+        key = (outline, t)
+        if key not in self.made_as:
+            op = self.maker.get(self.source(t))
+            self.made_as[key] = (
+                op is not None
+                and outline.op in names_of(op)
+                and all(any(self.may_be(a, t) for t in self.operands(op)) for a in outline.args)
+            )
+        return self.made_as[key]
 
     def value(self, value: Value, dims: Dims) -> Value:
         """The same value where it is made, before it was relabelled."""

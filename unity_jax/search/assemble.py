@@ -165,6 +165,8 @@ class _Assembler:
 
     def operands(self, op: Op, layouts: Sequence[Layout]) -> list[Tensor]:
         """The op's operands in the layouts it needs."""
+        if self.decisions.keep:
+            return [self._fetch(t, lay, op.backward) for t, lay in zip(op.inputs, layouts, strict=True)]
         found: dict[int, Tensor] = {}
         tied = [
             i
@@ -184,7 +186,7 @@ class _Assembler:
 
     def _is_repeated(self, tensor: Tensor, layout: Layout, backward: bool) -> bool:
         """Whether this pass gathers a tensor that the other pass gathers too."""
-        if self.decisions.keep or tensor not in self.both or tensor not in self.copies:
+        if tensor not in self.both or tensor not in self.copies:
             return False
         source = self._nearest(tensor, layout, backward)
         return source.original and any(collective_kind(m) for m in self._path(source.tensor, layout))

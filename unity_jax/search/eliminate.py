@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
+from math import inf, log2
 
 import numpy as np
 
@@ -40,8 +40,11 @@ class Minimum:
     buckets: dict[int, list[Factor]]
 
 
-def order(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> Order:
+def order(
+    sizes: Sequence[int], scopes: Sequence[tuple[int, ...]], most: float = inf, most_work: float = inf
+) -> Order | None:
     """The greedy order: always the variable whose elimination leaves the smallest table (ties: the lowest number).
+    None as soon as a table has more than `most` entries, or all joint sums together more than `most_work`.
 
     Repeated layers are eliminated alike, and a chain of them from its end, where tables are smallest.
     """
@@ -64,12 +67,15 @@ def order(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> Order:
         chosen.append(v)
         largest = max(largest, score[v])
         work += 2.0 ** (score[v] + weight[v])
+        if work > most_work or 2.0**largest > most:
+            return None
         for n in near:
             other = around[n]
-            other |= near
+            added = near - other
+            added.discard(n)
+            other |= added
             other.discard(v)
-            other.discard(n)
-            new = sum([weight[m] for m in other])
+            new = score[n] + sum([weight[m] for m in added]) - weight[v]
             if abs(new - score[n]) > 1e-9:
                 score[n] = new
                 heapq.heappush(heap, (round(new, 6), n))

@@ -116,6 +116,7 @@ class _Search:
         self.seen: set[tuple[int, ...]] = set()
         self.tried: set[object] = set()
         self.done: dict[Graph, tuple[Rewrite, ...]] = {}
+        self.emitted: dict[object, Graph | str] = {}
 
     def run(self, first: Candidate) -> Candidate:
         """The fastest variant that fits, within the budget."""
@@ -161,7 +162,7 @@ class _Search:
         machine = self.planner.machine
         small = NEGLIGIBLE * variant.seconds * slowest(machine.network) if machine.num_devices > 1 else 0.0
         for path, graph, repeat in nested(variant.program.graph):
-            finder = Finder(graph, self.seconds)
+            finder = Finder(graph, self.seconds, emitted=self.emitted)
             least = small / repeat
             places = (p for p in finder.places(self.rules, None, -worst / repeat, least) if p.bytes >= least)
             found += [
@@ -173,7 +174,7 @@ class _Search:
         self, graph: Graph, near: Collection[Op], total: float, undoing: Collection[str]
     ) -> tuple[Graph, frozenset[Op], Step, float] | None:
         """The best of the steps near some ops that save time op by op and undo nothing, and the total after it."""
-        finder = Finder(graph, self.apart)
+        finder = Finder(graph, self.apart, emitted=self.emitted)
         rules = [rule for rule in self.rules if rule.name not in undoing]
         gains = [p for p in finder.places(rules, near) if p.gain > 0]
         for place in sorted(gains, key=lambda p: -p.gain):

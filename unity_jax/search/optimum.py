@@ -59,7 +59,7 @@ def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int, rounds:
             best, ranks = better, _around(small, better.assignment)
         if best.cost - floor <= CLOSE * abs(best.cost):
             break
-        fixed = small.choose(lambda i, s=small, b=bound, c=best.cost: s.values(i)[b.least[i] < c])
+        fixed = small.choose(lambda i, b=bound, c=best.cost: b.least[i] < c)
         small = pruned(fixed) if fixed.strategies() < WORTHWHILE * small.strategies() else fixed
         net, plan = planned(small, table_limit)
         if plan.largest <= table_limit:
@@ -73,7 +73,9 @@ def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int, rounds:
 def planned(model: Model, table_limit: int) -> tuple[Network, Order]:
     """The model as a network, and the order to eliminate it in."""
     net = network(model, table_limit)
-    return net, order(net.sizes, [scope for scope, _ in net.factors])
+    found = order(net.sizes, [scope for scope, _ in net.factors])
+    assert found is not None
+    return net, found
 
 
 def _exact(small: Model, net: Network, plan: Order, table_limit: int) -> Optimum:
@@ -115,7 +117,8 @@ def _restricted(
     """The best over known strategies and as many others as fit, those with the least rank first; None if none fit."""
     limit = min(table_limit, MODEST_TABLE)
     nodes = sorted(ranks)
-    always = {i: np.isin(small.values(i), [k[i] for k in known]) for i in nodes}
+    every = np.array(known).T  # (nodes, known)
+    always = {i: (small.values(i)[:, None] == every[i]).any(axis=1) for i in nodes}
     always = {i: a if a.any() else ranks[i] == ranks[i].min() for i, a in always.items()}
     scores = np.concatenate([ranks[i] - ranks[i].min() for i in nodes])
     places = np.empty(len(scores), np.int64)
@@ -129,10 +132,9 @@ def _restricted(
         sizes = [1] * len(small.domains)
         for i in nodes:
             sizes[i] = int((always[i] | (place[i] < count)).sum())
-        plan = order(sizes, scopes)
-        low, high = (count, high) if plan.largest <= limit and plan.work <= MODEST_WORK else (low, count)
+        low, high = (low, count) if order(sizes, scopes, limit, MODEST_WORK) is None else (count, high)
     while True:
-        trial = pruned(small.choose(lambda i, n=low: small.values(i)[always[i] | (place[i] < n)]))
+        trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n)))
         net, plan = planned(trial, table_limit)
         if plan.largest <= limit and plan.work <= MODEST_WORK:
             return _settled(model, trial.original(minimize(net, plan, table_limit).assignment))

@@ -50,9 +50,12 @@ class Candidate:
     decisions: Decisions
     graph: Graph
     traffic: Traffic
-    memory: Memory
     label: str
     lower_bound: float = 0.0
+
+    @functools.cached_property
+    def memory(self) -> Memory:
+        return memory(self.graph, self.traffic, self.mesh, self.machine.device, self.program.donated)
 
     @functools.cached_property
     def timeline(self) -> Timeline:
@@ -199,7 +202,7 @@ class Planner:
             return finish(base.program, decisions, resharder, self.rules, base.label, base.lower_bound)
 
         now = best(found, self.limit)
-        return with_rings(found, self.limit, make) if now.fits(self.limit) else now
+        return with_rings(found, now, self.limit, make) if now.fits(self.limit) else now
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits."""
@@ -326,18 +329,18 @@ def finish(
     label: str,
     bound: float = 0.0,
 ) -> Candidate:
-    """The planned graph of some decisions, with its memory and, when asked for, its timeline."""
+    """The planned graph of some decisions; its memory and its timeline when asked for."""
     mesh, machine = resharder.mesh, resharder.machine
     graph = decompose(assemble(program.graph, decisions, resharder, rules), decisions.rings, mesh, machine)
-    device = machine.device
-    traffic = Traffic.of(graph, device.compiler)
-    peak = memory(graph, traffic, mesh, device, program.donated)
-    return Candidate(program, mesh, machine, decisions, graph, traffic, peak, label, bound)
+    return Candidate(
+        program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound
+    )
 
 
 def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
     """The fastest candidate that fits; if none does, the one that needs the least memory."""
-    fitting = [c for c in candidates if c.fits(limit)]
-    if fitting:
-        return min(fitting, key=lambda c: (c.seconds, c.memory.peak_bytes))
+    fastest = sorted(candidates, key=lambda c: c.seconds)
+    for c in fastest:
+        if c.fits(limit):  # only of what is as fast the memory matters
+            return min((d for d in fastest if d.seconds == c.seconds and d.fits(limit)), key=lambda d: d.memory.peak_bytes)
     return min(candidates, key=lambda c: (c.memory.peak_bytes, c.seconds))

@@ -43,19 +43,20 @@ class Proposal:
 
 
 def with_rings(
-    found: Sequence[Candidate], limit: float, make: Callable[[Candidate, frozenset[Place]], Candidate]
+    found: Sequence[Candidate],
+    now: Candidate,
+    limit: float,
+    make: Callable[[Candidate, frozenset[Place]], Candidate],
 ) -> Candidate:
-    """The fastest candidate that fits, with rings or without. `found`: candidates of which one fits; `make`: one of
+    """The fastest candidate that fits, with rings or without. `now`: the fastest of `found` that fits; `make`: one of
     them with rings.
 
     They are tried in the order of their estimates, until none promises more: all that is proposed for one at once, then
     one kind after the other, of which those stay that help.
     """
-    fitting = [c for c in found if c.fits(limit)]
-    now = min(fitting, key=lambda c: (c.seconds, c.memory.peak_bytes))
     known: dict[object, float] = {}
     # Rings hide communication: no candidate becomes faster than its arithmetic.
-    open_to = [c for c in fitting if c.timeline.compute_seconds < _less(now.seconds)]
+    open_to = [c for c in found if c.timeline.compute_seconds < _less(now.seconds) and c.fits(limit)]
     proposed = [(c, proposals(c, known)) for c in open_to]
     ranked = sorted((c.seconds - sum(p.seconds for p in ps), i) for i, (c, ps) in enumerate(proposed) if ps)
     left = float(SIMULATED_OPS)
