@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from unity_jax import _compat, cache, pins
+from unity_jax import _compat, cache, pins, processes
 from unity_jax.call import Call, JitSettings
 from unity_jax.cost.reshard import Resharder
 from unity_jax.errors import PlanError
@@ -104,8 +104,10 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         if known_plan is not None:
             return rebuild(program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked)
     best = joint.plan(program, machine, limit, wanted, meshes, applicable())
-    best = packing.held(best, limit, wanted) if handed is None else packing.inherited(best, limit, wanted, handed)
-    plan = make_plan(_with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
+    mesh = _with_devices(mesh, best.mesh, machine)
+    if not processes.are_several(mesh):
+        best = packing.held(best, limit, wanted) if handed is None else packing.inherited(best, limit, wanted, handed)
+    plan = make_plan(mesh, machine, limit, best, asked)
     if path is not None:
         cache.store(plan, path)
     return plan

@@ -58,7 +58,7 @@ class Runner:
                 f"the processes have different plans of {self.plan.function}: they must run the same code and "
                 "versions, with the same machine= and pins"
             )
-        return jitted(self.stored, self.plan.pcg, self.mesh)
+        return jitted(self.stored, self.plan.pcg, self.mesh, unpacked=not self.forms)
 
     @functools.cached_property
     def _inner(self) -> Any:
@@ -67,8 +67,10 @@ class Runner:
 
     @functools.cached_property
     def forms(self) -> list[Form]:
-        """How packed state is held."""
+        """How packed state is held; nothing is, over several processes (`lower.parts`)."""
         found, groups, inputs = [], self.stored.entering, self.plan.pcg.inputs
+        if processes.are_several(self.mesh):
+            return found
         for (packing, places), t in zip(groups, inputs[len(inputs) - len(groups) :], strict=True):
             assert t.layout is not None
             shapes = tuple(self.plan.inputs[i].shape for i in places)

@@ -14,7 +14,10 @@ from jax.sharding import PartitionSpec as P
 import unity_jax as unity
 from tests.api.steps import close
 from tests.numerics.steps import slow
-from unity_jax import planning
+from unity_jax import planning, processes
+from unity_jax.lower.compile import lower
+from unity_jax.lower.parts import Part
+from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.search import packing
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
@@ -81,13 +84,12 @@ def test_weights_and_moments_are_held_as_one_and_train_alike(step):
     plan = step.plan(STATE, batch())
     held = [{plan.inputs[i].path for i in p.inputs} for p in plan.packed]
     assert {f"[0]['params']['{name}']" for name in "qkv"} in held and len(held) == 3
-    assert "9 arguments" in str(plan) and "as one f32[16@x,64]" in plan.explain("['params']['k']")
-    found, want = (make_state(jax.random.key(0)) for _ in range(2))
-    for i in range(3):
-        found, value = step(found, batch(i))
-        want, expected = jax.jit(train_step)(want, batch(i))
-        close((found, value), (want, expected))
-    assert step.plan(found, batch()) is plan
+    assert "9 arguments" in str(plan) and "as one f32[16@x,64]" in plan.explain("[0]['params']['k']")
+    state = make_state(jax.random.key(0))
+    want = jax.jit(train_step)(state, batch())
+    found = step(state, batch())
+    close(found, want)
+    assert state["params"]["q"].is_deleted() and step.plan(found[0], batch()) is plan
 
 
 def test_arrays_go_in_and_out_without_copies(step, state):
@@ -158,19 +160,32 @@ def test_a_leaf_is_an_array_to_everybody(state):
         np.testing.assert_array_equal(jax.jit(lambda x: x * 1)(leaf), want)
 
 
-def test_leaves_in_double_precision_stay_so(monkeypatch):
+def test_three_steps_in_double_precision(monkeypatch):
+    """As the unsharded step; and double precision stays where the reader has none."""
     monkeypatch.setattr(packing, "WORTHWHILE", -1.0)
     with jax.enable_x64(True):
-        held = planned()
         double = jax.tree.map(lambda x: x.astype(float) if x.dtype == np.float32 else x, make_state(jax.random.key(0)))
-        data = jax.tree.map(lambda x: x.astype(float), batch())
-        want = jax.jit(train_step)(double, data)
-        found, _ = held(jax.tree.map(jnp.copy, double), data)
-        leaf = found["params"]["k"]
-        assert type(leaf).__name__ == "Part"
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want[0]), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
-    assert np.asarray(leaf).dtype == np.float64  # also where the reader has no double precision
+        found, want = planned(), jax.jit(train_step)
+        states = double, jax.tree.map(jnp.copy, double)
+        for i in range(3):
+            data = jax.tree.map(lambda x: x.astype(float), batch(i))
+            states = found(states[0], data)[0], want(states[1], data)[0]
+        for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+            assert np.abs(np.asarray(a) - np.asarray(b)).max() <= 1e-9 * np.abs(np.asarray(b)).max()
+    leaf = states[0]["params"]["k"]
+    assert isinstance(leaf, Part) and np.asarray(leaf).dtype == np.float64
+
+
+def test_the_program_concatenates_no_weights_and_communicates_as_planned(step, monkeypatch):
+    monkeypatch.setattr(packing, "WORTHWHILE", 1.0)
+    joined = []
+    for plan in (planned().plan(STATE, batch()), step.plan(STATE, batch())):
+        program = lower(plan.stored, plan.pcg, plan.mesh)
+        joined.append(program.as_text().count("stablehlo.concatenate %arg"))
+        found = stablehlo_collectives(program.compiler_ir("stablehlo"), plan.axes)
+        planned_ones = [Collective(c.kind, c.axes, c.bytes, c.count) for c in plan.predicted.collectives]
+        assert count_difference(planned_ones, found) == []
+    assert joined == [1, 0]
 
 
 def test_checkpoints(step, state, tmp_path):
@@ -195,10 +210,19 @@ def test_other_functions_read_the_state(step, state):
     assert not state["params"]["q"].is_deleted()
     outer = jax.jit(lambda s, b: step(s, b)[1])
     assert float(outer(state, batch(2))) == pytest.approx(want, rel=1e-5)
-    lowered = step.lower(state, batch(2)).compile()
-    plan = step.plan(STATE, batch())
-    data = jax.device_put(batch(2), plan.in_shardings[1])
-    close(lowered(jax.tree.map(jnp.copy, state), data), step(state, batch(2)))
+    lowered = step.lower(state, batch(2))
+    assert lowered.in_tree == jax.tree.structure(((state, batch(2)), {}))
+    assert jax.tree.structure(lowered.out_info) == jax.tree.structure((state, 0))
+
+
+def test_over_several_processes_leaves_are_arrays(step, monkeypatch):
+    """A plan that packs, made elsewhere, packs within the step; a plan made there does not."""
+    want = jax.jit(train_step)(make_state(jax.random.key(0)), batch())
+    monkeypatch.setattr(processes, "are_several", lambda mesh: True)
+    assert not planned().plan(STATE, batch()).packed
+    found = planned(plan=step.plan(STATE, batch()))(make_state(jax.random.key(0)), batch())
+    assert not any(isinstance(x, Part) for x in jax.tree.leaves(found))
+    close(found, want)
 
 
 def test_a_short_last_batch(step, state):

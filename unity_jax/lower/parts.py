@@ -8,9 +8,9 @@
 A step returns arrays. To cut them apart at once would cost what packing saves, a container for them would be another
 tree than the caller's, and slices cannot share the memory of an array on all platforms. So packed leaves are of a
 subclass of `jax.Array` (as JAX's own key arrays are) that is cut when it is read, and is then an ordinary array for
-everybody: `jit`, `grad`, `jnp`, numpy, checkpoints, pickle. Cutting and joining never communicate
-(`rewrite.packing`); they run in each process by itself, on the shards that it has, whatever mesh or transformation the
-reader is under.
+everybody: `jit`, `grad`, `jnp`, numpy, checkpoints, pickle; under any mesh or transformation, since each device cuts
+and joins what it has (`rewrite.packing`). Only over several processes leaves are arrays, and packed within the step:
+there one process may read what others do not, and JAX's own utilities ask for its own class.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from unity_jax import _compat
 from unity_jax.pcg.layout import Layout
@@ -61,53 +60,41 @@ class Form:
 
     def joined(self, leaves: Sequence[jax.Array]) -> jax.Array:
         """One array of leaves that lie as they should."""
-        return _on_each_device(_join(self.local), list(leaves), self.packing.shape, self.sharding)
+        return _apart(_join(self), leaves)
 
     def cut(self, whole: jax.Array, place: int) -> jax.Array:
-        shape = self.shardings[place].shard_shape(self.shapes[place])
-        return _on_each_device(_cut(self.local, place, shape), [whole], self.shapes[place], self.shardings[place])
+        return _apart(_cut(self, place), [whole])
 
 
 @functools.cache
-def _join(packing: Packing) -> Callable[..., jax.Array]:
-    return lambda *arrays: packing.joined(arrays)
+def _join(form: Form) -> Callable[..., jax.Array]:
+    return _on_each_device(lambda *arrays: form.local.joined(arrays), form.shardings, form.sharding)
 
 
 @functools.cache
-def _cut(packing: Packing, place: int, shape: tuple[int, ...]) -> Callable[..., jax.Array]:
-    return lambda whole: packing.part(whole, place, shape)
-
-
-@functools.cache
-def _mapped(fun: Callable[..., jax.Array], mesh: Mesh, count: int) -> Callable[..., jax.Array]:
-    spec = PartitionSpec("device")
-    return jax.jit(_compat.shard_map(fun, mesh, (spec,) * count, spec))
+def _cut(form: Form, place: int) -> Callable[..., jax.Array]:
+    target = form.shardings[place]
+    shape = target.shard_shape(form.shapes[place])
+    return _on_each_device(lambda whole: form.local.part(whole, place, shape), (form.sharding,), target)
 
 
 def _on_each_device(
-    fun: Callable[..., jax.Array], arrays: Sequence[jax.Array], shape: tuple[int, ...], sharding: NamedSharding
-) -> jax.Array:
-    """The array of what a function makes of each device's shards of arrays, on the devices of this process."""
+    fun: Callable[..., jax.Array], sources: Sequence[NamedSharding], target: NamedSharding
+) -> Callable[..., jax.Array]:
+    mesh = _compat.auto_mesh(target.mesh)
+    mapped = jax.jit(_compat.shard_map(fun, mesh, tuple(s.spec for s in sources), target.spec), out_shardings=target)
 
-    def run() -> jax.Array:
-        devices = [s.device for s in arrays[0].addressable_shards]
-        mesh = Mesh(np.array(devices), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
-        with jax.enable_x64(True):  # so that no dtype changes
-            found = _mapped(fun, mesh, len(arrays))(*(_stacked(x, mesh) for x in arrays))
-            shards = {s.device: s.data for s in found.addressable_shards}
-            return jax.make_array_from_single_device_arrays(shape, sharding, [shards[d] for d in devices])
+    def run(*arrays: jax.Array) -> jax.Array:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), jax.enable_x64(True):  # so that no dtype changes
+            return mapped(*arrays)
 
-    with ThreadPoolExecutor(1) as apart:  # a thread has no mesh, no tracing and no settings of the caller's
-        return apart.submit(run).result()
+    return run
 
 
-def _stacked(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """The shards of an array as one of their own, without a copy."""
-    shards = {s.device: s.data for s in x.addressable_shards}
-    rows, *rest = next(iter(shards.values())).shape
-    sharding = NamedSharding(mesh, PartitionSpec("device"))
-    shape = (rows * mesh.size, *rest)
-    return jax.make_array_from_single_device_arrays(shape, sharding, [shards[d] for d in mesh.devices.flat])
+def _apart(run: Callable[..., jax.Array], arrays: Sequence[jax.Array]) -> jax.Array:
+    """Run in a thread, which has no mesh, no tracing and no settings of the caller's."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run, *arrays).result()
 
 
 class Part(jax.Array):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 import jax
 from jax import lax
 
+from unity_jax import _compat
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.program import Program
@@ -62,10 +63,11 @@ def _wanted(program: Program, allowed: Allowed) -> Iterator[tuple[tuple[int, ...
 
 
 def _is_free(inputs: tuple[int, ...], taken: Set[int], graph: Graph) -> bool:
-    """Whether these are inputs of one dtype, none of which is packed."""
+    """Whether these are inputs of one dtype (but keys), none of which is packed."""
     if min(inputs) < 0 or len({*inputs, *taken}) < len(inputs) + len(taken):
         return False
-    return len({graph.inputs[i].dtype for i in inputs}) == 1
+    dtypes = {graph.inputs[i].dtype for i in inputs}
+    return len(dtypes) == 1 and not any(map(_compat.is_key, dtypes))
 
 
 def _stored(t: Tensor, graph: Graph) -> Tensor:

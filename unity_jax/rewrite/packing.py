@@ -112,6 +112,10 @@ def apart(
 
 def carried(layout: Layout, source: tuple[int, ...], target: tuple[int, ...], mesh: MeshAxes) -> Layout | None:
     """The layout of an array reshaped from `source` to `target` in which each device holds its own part, reshaped."""
+    if source == target:
+        return layout
+    if 0 in source:
+        return None
     ins, outs, sizes = reshape_factors(source, target)
     first = {factors[0]: d for d, factors in enumerate(outs) if factors}
     dims: list[tuple[str, ...]] = [()] * len(target)
