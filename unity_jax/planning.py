@@ -24,7 +24,7 @@ from unity_jax.plan import Plan, make_plan
 from unity_jax.program import Program, trace
 from unity_jax.record import from_record
 from unity_jax.rewrite.dims import CannotEmit
-from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.record import replay
 from unity_jax.search import joint
 from unity_jax.search.assemble import RuleCache
@@ -100,7 +100,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         known_plan = cache.load(path, program.hash)
         if known_plan is not None:
             return rebuild(program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked)
-    best = joint.plan(program, machine, limit, wanted, meshes, applicable())
+    best = joint.plan(program, machine, limit, wanted, meshes, searched())
     plan = make_plan(_with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
     if path is not None:
         cache.store(plan, path)
@@ -116,7 +116,7 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
         raise PlanError(f"the plan is for the mesh ({saved.axes}), mesh= is ({axes}): plan again, or drop mesh=")
     if saved.rewrites:
         try:
-            program = program.rewritten(replay(program.graph, saved.rewrites, applicable()), saved.rewrites)
+            program = program.rewritten(replay(program.graph, saved.rewrites, searched()), saved.rewrites)
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
     decisions = from_record(program.graph, saved.record)
