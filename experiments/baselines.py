@@ -18,7 +18,7 @@ from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
 from unity_jax.program import Program, trace
-from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.library import searched
 from unity_jax.search import joint as search
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
@@ -114,13 +114,13 @@ def additive_seconds(plan: Candidate) -> float:
 
 def alone(program: Program, machine: Machine) -> Candidate:
     """The program rewritten for one device of the machine, whatever that holds."""
-    return search.alone(program, machine, applicable())
+    return search.alone(program, machine, searched())
 
 
 def joint(program: Program, machine: Machine, limit: float | None = None) -> Candidate:
     """The planner's answer: rewrites and parallelization chosen together."""
     meshes = mesh_candidates(machine.num_devices, machine)
-    return search.plan(program, machine, limit, NO_PINS, meshes, applicable())
+    return search.plan(program, machine, limit, NO_PINS, meshes, searched())
 
 
 def sequential(

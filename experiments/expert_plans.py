@@ -42,7 +42,7 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.report.text import seconds, size
-from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.library import searched
 from unity_jax.search import joint
 from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.placement import mesh_candidates
@@ -65,7 +65,7 @@ def measure(what: Mapping[str, str]) -> dict[str, Any]:
     program = program_of(what["model"], what["size"], length=int(what["length"]), batch_size=int(what["batch"]))
     limit = machine.device.memory_bytes
     start = time.perf_counter()
-    found = joint.plan(program, machine, limit, NO_PINS, mesh_candidates(machine.num_devices, machine), applicable())
+    found = joint.plan(program, machine, limit, NO_PINS, mesh_candidates(machine.num_devices, machine), searched())
     took = time.perf_counter() - start
     expert = best(list(experts_plans(program, machine, {a: int(what[a]) for a in AXES})), limit)
     row = {"devices": machine.num_devices, "planning seconds": took}

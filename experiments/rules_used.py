@@ -28,7 +28,7 @@ from rows import Row, Rows
 
 import models
 from unity_jax.machine.machine import Machine
-from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.library import searched
 
 RESULTS = Path(__file__).parent / "results" / "rules_used.csv"
 SETTINGS = ("model", "machine")
@@ -62,7 +62,7 @@ def used(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    by_name = {rule.name: rule for rule in applicable()}
+    by_name = {rule.name: rule for rule in searched()}
     made = Table("rule", "source", "target", "places, by model", title="rules that the plans use")
     for name, where in sorted(used(rows).items(), key=lambda item: -sum(item[1].values())):
         sides = [", ".join(map(str, side)) for side in (by_name[name].source, by_name[name].target)]
@@ -83,8 +83,8 @@ def main() -> None:
     shown = rows.made(wanted)
     console = Console(width=150)
     console.print(table(shown))
-    never = [rule.name for rule in applicable() if rule.name not in used(shown)]
-    console.print(f"{len(never)} of {len(applicable())} rules, counted each way round, are in no plan")
+    never = [rule.name for rule in searched() if rule.name not in used(shown)]
+    console.print(f"{len(never)} of {len(searched())} rules, counted each way round, are in no plan")
     if options.never:
         console.print("\n".join(never), markup=False, highlight=False)
 

@@ -25,7 +25,7 @@ from unity_jax.plan import Plan, make_plan
 from unity_jax.program import Program, trace
 from unity_jax.record import from_record
 from unity_jax.rewrite.dims import CannotEmit
-from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.pack import pack
 from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import replay
@@ -103,7 +103,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         known_plan = cache.load(path, program.hash)
         if known_plan is not None:
             return rebuild(program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked)
-    best = joint.plan(program, machine, limit, wanted, meshes, applicable())
+    best = joint.plan(program, machine, limit, wanted, meshes, searched())
     mesh = _with_devices(mesh, best.mesh, machine)
     if not processes.are_several(mesh):
         best = packing.held(best, limit, wanted) if handed is None else packing.inherited(best, limit, wanted, handed)
@@ -122,7 +122,7 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
         raise PlanError(f"the plan is for the mesh ({saved.axes}), mesh= is ({axes}): plan again, or drop mesh=")
     if saved.rewrites:
         try:
-            program = program.rewritten(replay(program.graph, saved.rewrites, applicable()), saved.rewrites)
+            program = program.rewritten(replay(program.graph, saved.rewrites, searched()), saved.rewrites)
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
     if saved.packed:

@@ -15,7 +15,7 @@ from models import bert
 from tests.search import planning
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
-from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.library import searched
 from unity_jax.search import joint
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import NO_PINS, Planner
@@ -213,8 +213,8 @@ def test_never_slower_than_rewriting_for_one_device_first(name, on):
     """Steps of a few hundred microseconds at most, where the start of every kernel counts."""
     program, machine = planning.program(name), Machine.preset(on)
     meshes, limit = mesh_candidates(machine.num_devices, machine), machine.device.memory_bytes
-    found = joint.plan(program, machine, limit, NO_PINS, meshes, applicable())
-    rewritten = joint.alone(program, machine, applicable()).program
+    found = joint.plan(program, machine, limit, NO_PINS, meshes, searched())
+    rewritten = joint.alone(program, machine, searched()).program
     assert found.seconds <= Planner(rewritten, machine).plan(meshes).seconds * (1 + 1e-9)
     assert found.seconds < Planner(program, machine).plan(meshes).seconds
 

@@ -18,7 +18,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.plan import Leaf, Plan, matches
 from unity_jax.report.text import seconds, short_source, size
-from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.packing import pinned
@@ -129,7 +129,7 @@ def _verdict(plan: Plan, step: float, peak: int) -> str:
 def _rewrite(done: Rewrite) -> Iterator[str]:
     """The rule as two programs, and everything that followed from it."""
     yield f"rewritten: {done}"
-    rules = {rule.name: rule for rule in applicable()}
+    rules = {rule.name: rule for rule in searched()}
     if done.rule in rules:
         yield from (f"  {line}" for line in str(rules[done.rule]).split("\n"))
     if len(done.steps) > 1:

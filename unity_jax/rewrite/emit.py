@@ -199,6 +199,12 @@ class Emitter:
         ids = (*missing, *x.ids)
         return Named(self.aligned(x, ids), ids) if missing else x
 
+    def lean(self, x: Named) -> Named:
+        """The array without what relabelling left: dimensions of size one that no result has."""
+        used = {i for root in self.match.roots for i in self.dims.all(root.ids)}
+        gone = [d for d, i in enumerate(x.ids) if x.array.shape[d] == 1 and i not in used]
+        return Named(lax.squeeze(x.array, gone), tuple(i for d, i in enumerate(x.ids) if d not in gone)) if gone else x
+
     def together(self, *operands: Named) -> tuple[list[Any], Ids]:
         """Arrays of one shape: that of all their dimensions."""
         widest = max(operands, key=lambda x: len(x.ids))
@@ -359,7 +365,7 @@ def _slice(e: Emitter, term: Term) -> Named:
 def _stack(e: Emitter, term: Term) -> Named:
     name = term.attrs[0]
     assert isinstance(name, Dim)
-    arrays, ids = e.together(*e.arguments(term))
+    arrays, ids = e.together(*map(e.lean, e.arguments(term)))
     if len({a.dtype for a in arrays}) > 1:
         raise CannotEmit("a stack of different dtypes")
     if name not in e.match.names:

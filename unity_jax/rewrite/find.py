@@ -71,6 +71,17 @@ def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
     yield from filter(complete, every)
 
 
+def matches_pair(rule: Rule, roots: tuple[Tensor, Tensor], view: View) -> Iterator[Match]:
+    """Every way in which two tensors, which need not have anything in common, are the results of the rule's source."""
+    first, second = roots
+    made_by = [outline(term) for term in rule.source]
+    if not all(view.source(t) is t and view.may_be(o, t) for o, t in zip(made_by, roots, strict=True)):
+        return
+    start = Match(rule, Dims())
+    for found in _roots(rule.source[:1], (), first, start, view):
+        yield from filter(complete, _roots(rule.source[1:], (first,), second, found.copy(), view))
+
+
 def _summands(term: Term, root: Tensor, match: Match, view: View) -> Iterator[Match]:
     """The ways in which a sum of two is two summands of a longer one, such as the gradients of two products between
     which that of a residual is added."""

@@ -25,6 +25,25 @@ def applicable() -> tuple[Rule, ...]:
     return both_ways(library())
 
 
+@functools.cache
+def stacking() -> tuple[Rule, ...]:
+    """The rules by which two ops become one on stacked operands, and by which stacks cancel: those for towers."""
+    siblings = [r for r in library() if len(r.source) == 2 and _is_unstacked(r)]
+    return (*siblings, *(r for r in library() if r.source[0].op == "stack" and not r.target[0].op))
+
+
+@functools.cache
+def searched() -> tuple[Rule, ...]:
+    """The rules that the search uses: `applicable` at single places, `stacking` for towers."""
+    return tuple(dict.fromkeys((*applicable(), *stacking())))
+
+
+def _is_unstacked(rule: Rule) -> bool:
+    """Whether the results of a rule are the two that make a stack."""
+    a, b = rule.target
+    return a.op == b.op == "unstack" and a.args == b.args and (a.attrs[1], b.attrs[1]) == (0, 1)
+
+
 def to_text(rules: Sequence[Rule]) -> str:
     """A file of rules, one a line."""
     lines = ",\n".join(json.dumps(rule.to_json(), ensure_ascii=False) for rule in rules)

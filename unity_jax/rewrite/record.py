@@ -41,7 +41,7 @@ class Rewrite:
         steps = tuple(
             (
                 tuple((int(i), int(j)) for i, j in s["graph"]),
-                Step(str(s["rule"]), tuple((int(a), int(b), int(c)) for a, b, c in s["spots"])),
+                Step(str(s["rule"]), tuple(tuple(map(int, spot)) for spot in s["spots"])),
             )
             for s in data["steps"]
         )

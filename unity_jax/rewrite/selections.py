@@ -39,11 +39,14 @@ def seen_split(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
 
 
 def _cut(op: Op, value: Value, dims: Dims, at: int, start: int, limit: int) -> Iterator[Seen]:
-    """Rows from `start` to `limit`: a part of a sum if they are first or last, and a selection."""
+    """Rows from `start` to `limit`: a part of a sum if they are first or last, and a selection; one of two is what is
+    left of a stack."""
     whole = dims.fresh(op.inputs[0].shape[at])
     args = values(op, [put_at(value.ids, at, whole)])
     if start == 0 or limit == dims.size[whole]:
         yield Seen("slice", args, ((whole, value.ids[at]), 0 if start == 0 else 1), op)
+    if dims.size[whole] == 2:
+        yield Seen("unstack", args, ((whole,), int(start)), op)
     yield Seen("take", args, ((whole,),), Selection("slice", (value.ids[at],), None, int(start)))
 
 

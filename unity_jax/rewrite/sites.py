@@ -17,7 +17,7 @@ from unity_jax.rewrite.apply import rewritten, target_ops, unknown
 from unity_jax.rewrite.bind import Match
 from unity_jax.rewrite.dims import CannotEmit, Value
 from unity_jax.rewrite.estimate import Seconds
-from unity_jax.rewrite.find import in_forward_order, matches
+from unity_jax.rewrite.find import in_forward_order, matches, matches_pair
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import Outline, View, names_of, outline, seen_as
 
@@ -28,17 +28,21 @@ DEPTH = 4
 @dataclass(frozen=True)
 class Step:
     """A rule applied at some spots of a graph at once: for each, the position of the op and of its result there, and
-    which of the rule's matches."""
+    which of the rule's matches; where it has two results with nothing in common, also the position of the other."""
 
     rule: str
-    spots: tuple[tuple[int, int, int], ...]
+    spots: tuple[tuple[int, ...], ...]
 
     def applied(self, graph: Graph, rule: Rule) -> Graph:
         """The graph after the step. Raises `LookupError` or `CannotEmit` for a graph that it was not made for."""
         view = View(graph)
         found = []
-        for op, result, which in self.spots:
-            every = list(matches(rule, graph.ops[op].outputs[result], view))
+        for op, result, which, *other in self.spots:
+            first = graph.ops[op].outputs[result]
+            if other:
+                every = list(matches_pair(rule, (first, graph.ops[other[0]].outputs[other[1]]), view))
+            else:
+                every = list(matches(rule, first, view))
             found.append(every[which])
         return rewritten(graph, found, view)[0]
 
@@ -55,6 +59,11 @@ class Place:
     found: tuple[Match, ...]
     which: tuple[int, ...]
     gain: Seconds
+
+    @property
+    def root(self) -> Tensor:
+        """The first result of the first."""
+        return self.found[0].roots[0].tensor
 
     @functools.cached_property
     def key(self) -> tuple[object, ...]:

@@ -18,7 +18,10 @@ from typing import NamedTuple
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pins import code_mesh
 from unity_jax.program import Program
+from unity_jax.rewrite.find import is_applicable
+from unity_jax.rewrite.library import stacking
 from unity_jax.rewrite.rule import Rule
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import NO_PINS, Candidate, Pins, Planner, best
@@ -77,35 +80,50 @@ class _Variant(NamedTuple):
 
 def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> list[_Variant]:
     """Variants for the same mesh that may be faster, none if nothing is; of a deep program, made of what its shallow
-    twin finds.
+    twin finds, but for its towers: a twin may have cut one of two.
 
     A twin needs less memory than the program: its plans have no limit.
     """
-    program, pins, mesh = first.program, planner.pins, first.mesh
+    paired = [r for r in rules if r in stacking()]
+    single = [r for r in rules if is_applicable(r)]
+    if not _is_deep(first.program):
+        return [_Variant(c, False) for c in _explored(planner, first, single, paired)[0]]
+    base = Search(planner, _moves(planner, first, [], paired)).run(first)
+    variants = [_Variant(base, False)] if base is not first else []
+    program, pins, mesh = base.program, planner.pins, first.mesh
     twin = shallow(program)
-    if len(twin.program.graph.ops) > len(program.graph.ops) // 2:
-        found, moves = _explored(planner, first, rules)
-        return [_Variant(c, False) for c in found]
     outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
     scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
     start = scout.promising(mesh)
-    found, moves = _explored(scout, start, rules)
+    found, moves = _explored(scout, start, single, [])
     if not found or found[0].seconds > (1 - DEEP) * start.seconds:
-        return []
-    graph, done = replayed(program.graph, twin.program.graph, found[0].program.rewrites, rules, moves.seconds)
+        return variants
+    before = len(twin.program.rewrites)
+    graph, done = replayed(program.graph, twin.program.graph, found[0].program.rewrites[before:], rules, moves.seconds)
     if not done:
-        return []
-    made = planner.like(program.rewritten(graph, done)).promising(mesh)
-    return [_Variant(made, True)] if is_better(made, first, planner.limit) else []
+        return variants
+    made = planner.like(program.rewritten(graph, (*program.rewrites, *done))).promising(mesh)
+    return [_Variant(made, True)] if is_better(made, base, planner.limit) else variants
 
 
-def _explored(planner: Planner, start: Candidate, rules: Sequence[Rule]) -> tuple[list[Candidate], Moves]:
+def _is_deep(program: Program) -> bool:
+    """Whether most of a program is equal layers."""
+    return len(shallow(program).program.graph.ops) <= len(program.graph.ops) // 2
+
+
+def _moves(planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]) -> Moves:
+    return Moves(planner, single, paired, (WORSE - 1) * planner.machine.num_devices * start.seconds)
+
+
+def _explored(
+    planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]
+) -> tuple[list[Candidate], Moves]:
     """Variants that may be the fastest, the best first: what the search finds, and the program as it is best on one
-    device, if that is about as fast."""
-    devices, limit = planner.machine.num_devices, planner.limit
-    moves = Moves(planner, rules, (WORSE - 1) * devices * start.seconds)
+    device, if that is about as fast and if there is one: code that names mesh axes is for several."""
+    limit, several = planner.limit, planner.machine.num_devices > 1 and code_mesh(start.program.graph) is None
+    moves = _moves(planner, start, single, paired)
     found = Search(planner, moves).run(start)
-    seed = _seed(planner, start, moves) if devices > 1 else start
+    seed = _seed(planner, start, moves) if several else start
     if is_better(seed, found, limit):
         found = Search(planner, moves).run(seed)
     rivals = [seed] if seed is not found and seed.fits(limit) and seed.seconds <= WORSE * found.seconds else []

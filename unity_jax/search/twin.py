@@ -160,7 +160,7 @@ def replayed(
         for path, step in done.steps:
             inner, rule = graph_at(twin, path), by_name[step.rule]
             twin = with_graph(twin, path, step.applied(inner, rule))
-            op, result, _ = step.spots[0]
+            op, result, *_ = step.spots[0]
             kind = Kinds(inner, numbers, LIKE)[inner.ops[op].outputs[result]]
             for at in _alike(graph, inner, path) if graph is not None else ():
                 there = graph_at(graph, at)

@@ -22,6 +22,7 @@ from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite
+from unity_jax.rewrite.towers import Towers, stacked, towers
 from unity_jax.search.planner import Candidate, Planner
 
 WORSE = 1.05
@@ -47,12 +48,12 @@ def is_better(a: Candidate, b: Candidate, limit: float) -> bool:
 
 
 class Move(NamedTuple):
-    """A place in one of the graphs of a program, which runs `repeat` times a step."""
+    """A place in one of the graphs of a program, which runs `repeat` times a step, or the towers of that graph."""
 
     path: Path
     repeat: int
     finder: Finder
-    place: Place
+    place: Place | Towers
 
 
 class Made(NamedTuple):
@@ -66,28 +67,31 @@ class Made(NamedTuple):
 class Moves:
     """From every variant of a program to the next.
 
-    **Arguments:** `lost`: seconds of one device that no first step may cost.
+    **Arguments:** `rules`: for single places; `stacking`: for towers; `lost`: seconds of one device that no first step
+    may cost.
     """
 
-    def __init__(self, planner: Planner, rules: Sequence[Rule], lost: float) -> None:
+    def __init__(self, planner: Planner, rules: Sequence[Rule], stacking: Sequence[Rule], lost: float) -> None:
         device = planner.machine.device
-        self.rules, self.lost = rules, lost
+        self.rules, self.stacking, self.lost = rules, stacking, lost
+        self.by_name = {r.name: r for r in (*rules, *stacking)}
         self.seconds = by_kernels(device, lambda op: planner.rules.shard(op, WHOLE, ()))
         self.apart = one_by_one(device, lambda op: planner.rules(op).flops)
         self.known: dict[object, int] = {}
         self.emitted: dict[object, Graph | str] = {}
         self._found: dict[Graph, list[Move]] = {}
-        self._made: dict[Place, Made | None] = {}
+        self._made: dict[Place | Towers, Made | None] = {}
 
     def __call__(self, whole: Graph) -> list[Move]:
         """Every move that does not cost too much."""
         if whole not in self._found:
-            self._found[whole] = [
-                Move(path, repeat, finder, place)
-                for path, graph, repeat in nested(whole)
-                for finder in [Finder(graph, self.seconds, emitted=self.emitted)]
-                for place in finder.places(self.rules, None, -self.lost / repeat)
-            ]
+            found = self._found[whole] = []
+            for path, graph, repeat in nested(whole):
+                finder = Finder(graph, self.seconds, emitted=self.emitted)
+                every: list[Place | Towers] = [*finder.places(self.rules, None, -self.lost / repeat)]
+                if self.stacking and (pairs := towers(graph)):
+                    every.append(Towers(tuple(pairs)))
+                found += [Move(path, repeat, finder, place) for place in every]
         return self._found[whole]
 
     def made(self, whole: Graph, move: Move) -> Made | None:
@@ -97,17 +101,28 @@ class Moves:
         return self._made[move.place]
 
     def _make(self, whole: Graph, move: Move) -> Made | None:
-        made = rewrite(move.finder, move.place)
+        if isinstance(move.place, Towers):
+            made = stacked(move.finder.graph, move.place.pairs, self.stacking, self.emitted)
+        else:
+            made = self._rewritten(move.finder, move.place)
+        if made is None:
+            return None
+        graph, steps = made
+        found = with_graph(whole, move.path, graph)
+        return Made(found, fingerprint(found, self.known), tuple((move.path, step) for step in steps))
+
+    def _rewritten(self, finder: Finder, place: Place) -> tuple[Graph, list[Step]] | None:
+        """A place rewritten, and what follows from it."""
+        made = rewrite(finder, place)
         if made is None:
             return None
         graph, near, first = made
-        steps, total = [(move.path, first)], self.apart(graph).work
-        while following := self._following(graph, near, total, [inverse(step.rule) for _, step in steps]):
+        steps, total = [first], self.apart(graph).work
+        while following := self._following(graph, near, total, [inverse(step.rule) for step in steps]):
             graph, new, step, total = following
             near = (near | new) & frozenset(graph.ops)
-            steps.append((move.path, step))
-        found = with_graph(whole, move.path, graph)
-        return Made(found, fingerprint(found, self.known), tuple(steps))
+            steps.append(step)
+        return graph, steps
 
     def _following(
         self, graph: Graph, near: Collection[Op], total: float, undoing: Collection[str]
@@ -185,10 +200,10 @@ class Search:
             return None
         self.seen.add(made.fingerprint)
         candidate = self.planner.like(before.rewritten(made.graph, ())).promising(variant.mesh)
-        rule, (first, *_) = move.place.rule, made.steps
-        where = _source(before.graph, move.path, move.place.found[0].roots[0].tensor)
-        saved = variant.seconds - candidate.seconds
-        did = Rewrite(rule.name, where, len(first[1].spots), saved, rule.proof, made.steps)
+        _, first = made.steps[0]
+        where = _source(before.graph, move.path, move.place.root)
+        saved, proof = variant.seconds - candidate.seconds, self.moves.by_name[first.rule].proof
+        did = Rewrite(first.rule, where, len(first.spots), saved, proof, made.steps)
         self.done[made.graph] = *self.done.get(before.graph, before.rewrites), did
         return candidate
 
