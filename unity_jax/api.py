@@ -153,7 +153,7 @@ class AutoSharded:
         """As `jax.jit(fun).lower`, of the planned program; `.compile()` gives a `jax.stages.Compiled`.
 
         The compiled function takes arguments in their planned layouts; if the function captures arrays, a tuple of them
-        (`plan.program.constants`) comes first.
+        (`plan.program.constants`) comes first. What the plan holds packed from step to step is packed within it.
         """
         __tracebackhide__ = True
         runner = self._runner(self.plan(*args, **kwargs))
