@@ -35,6 +35,8 @@ REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or re
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 _READS_ONCE = frozenset("gather reduce_window_max reduce_window_sum select_and_scatter_add".split())
+_JOINS = frozenset(["concatenate", "pad"])
+"""What no matmul computes while it reads."""
 _CACHED = 1 / 16
 """Operands of no more than this part of a result are read from a cache, as are the numbers that stand for rows."""
 
@@ -241,7 +243,7 @@ class _Fuser:
         for op in reversed(self.graph.ops):
             used = [c for t in op.outputs for c in readers(t)]
             inside = used and all(c.name == "dot_general" or c in self.prologue for c in used)
-            if op in self.loops and inside and self._grows(op) <= 1:
+            if op in self.loops and inside and op.name not in _JOINS and self._grows(op) <= 1:
                 self.prologue.add(op)
 
     def _scales(self, op: Op) -> bool:
@@ -300,7 +302,7 @@ class _Fuser:
             return True
         if is_scatter(consumer) and (self.fusing.by_position or consumer in self.absorbed):
             return producer.outputs[0] is consumer.inputs[0] and all(t.literal is not None for t in producer.inputs)
-        if consumer.name not in PRODUCTS or producer.name in ("concatenate", "pad"):
+        if consumer.name not in PRODUCTS or producer.name in _JOINS:
             return False
         if self.fusing.grows:
             return True
