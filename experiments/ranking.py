@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiled import RANKING, TOPOLOGIES
+from compiled import RANKING, TOPOLOGIES, Corpus
 from judge import judge
 from rich.console import Console
 from rich.progress import track
@@ -32,6 +32,7 @@ from rich.table import Table
 from rows import Row, Rows
 from scipy.stats import spearmanr
 
+from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
 from unity_jax.report.text import seconds
 
@@ -88,16 +89,20 @@ class Ranking:
         return self.complete and self.correlation >= CORRELATION and self.chosen_over_best <= NEAR_BEST
 
 
-def ranking(model: str, topology: str) -> Ranking:
-    program, machine = RANKING.program(model), Machine.preset(topology)
+def ranking(model: str, topology: str, corpus: Corpus = RANKING) -> Ranking:
+    program, machine = corpus.program(model), Machine.preset(topology)
     candidates: list[Candidate] = []
     failed: dict[str, str] = {}
-    for case in track(RANKING.cases([model], [topology]), f"{model} on {topology}", transient=True):
+    for case in track(corpus.cases([model], [topology]), f"{model} on {topology}", transient=True):
         if "error" in case.facts:
             failed[case.label] = case.facts["error"]
-        else:
+            continue
+        try:
             predicted = case.plan(program, machine).predicted.step_seconds
-            candidates.append(Candidate(case.label, predicted, judge(case.hlo, topology)))
+        except PlanError as error:  # the model or its tracing changed since
+            failed[case.label] = str(error)
+            continue
+        candidates.append(Candidate(case.label, predicted, judge(case.hlo, topology)))
     return Ranking(model, topology, sorted(candidates, key=lambda c: c.judged), failed)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ablation
+import confirmed
 import expert_plans
 import measured
 import mesh_sweep
@@ -186,6 +187,13 @@ SECTIONS = (
         "judged.csv",
         judged,
         lambda rows: [ranking.table(rows)],
+    ),
+    Section(
+        "Predicted gains, against the compiled programs",
+        "confirmed",
+        "confirmed.csv",
+        confirmed.verdict,
+        lambda rows: [confirmed.table(rows), confirmed.verdict(rows)],
     ),
     Section("Measured, tiny models", "measured", "measured.csv", wall, lambda rows: [measured.table(rows)]),
     Section("Rewrites in the plans", "rules_used", "rules_used.csv", rules, lambda rows: [rules_used.table(rows)]),

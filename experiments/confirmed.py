@@ -1,0 +1,103 @@
+"""Whether compiled programs confirm how much faster the planner's choice is than data parallelism and the best expert.
+
+    python experiments/confirmed.py                             # reads what experiments/compiled.py has compiled
+    python experiments/confirmed.py --models bert,gpt --on h100:8
+
+Predicted ratios of step times beside those of the judge of compiled programs (`experiments/judge/`), for every model
+and topology of the corpus `compiled`: data parallelism, FSDP and tensor parallelism, and the planner's choice. Both
+should say the same of who is faster, and by how much within 15 %. The exit code tells.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from compiled import COMPILED, SIZES, TOPOLOGIES
+from ranking import Candidate, ranking
+from rich.console import Console
+from rich.table import Table
+from rows import Row, Rows
+
+from unity_jax.report.text import seconds
+
+RESULTS = Path(__file__).parent / "results" / "confirmed.csv"
+SETTINGS = ("model", "topology", "against")
+EXPERTS = ("dp", "fsdp", "tp")
+NEAR = 0.15
+SAME = 0.01
+"""Steps so near to each other are equally fast."""
+
+
+def against(found: Sequence[Candidate]) -> dict[str, Candidate]:
+    """What the planner's choice is compared with: data parallelism, and the expert that is predicted to be best."""
+    experts = [c for c in found if c.label in EXPERTS]
+    named = {"data parallel": next((c for c in experts if c.label == "dp"), None)}
+    named["best expert"] = min(experts, key=lambda c: c.predicted, default=None)
+    return {name: c for name, c in named.items() if c is not None}
+
+
+def ratio(row: Row, how: str) -> float:
+    """How many times as fast as the other plan the planner's choice is, `predicted` or `judged`."""
+    return float(row[f"other {how}"]) / float(row[f"chosen {how}"])
+
+
+def same_direction(row: Row) -> bool:
+    predicted, judged = (ratio(row, how) - 1 for how in ("predicted", "judged"))
+    return predicted * judged > 0 or max(abs(predicted), abs(judged)) <= SAME
+
+
+def near(row: Row) -> bool:
+    return abs(ratio(row, "predicted") / ratio(row, "judged") - 1) <= NEAR
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    both = sum(same_direction(r) and near(r) for r in rows)
+    return (
+        f"{sum(map(same_direction, rows))} of {len(rows)} rows confirmed in direction, {both} of them also in size "
+        f"within {NEAR:.0%}"
+    )
+
+
+def table(rows: Sequence[Row]) -> Table:
+    made = Table("model", "topology", "against", "predicted", "judged", "predicted", "judged", "confirmed")
+    for row in rows:
+        steps = (
+            " / ".join(seconds(float(row[f"{who} {how}"])) for who in ("other", "chosen"))
+            for how in ("predicted", "judged")
+        )
+        ratios = (f"{ratio(row, how):.2f}" for how in ("predicted", "judged"))
+        held = "yes" if same_direction(row) and near(row) else "direction" if same_direction(row) else "no"
+        made.add_row(row["model"], row["topology"], f"{row['against']} ({row['other']})", *steps, *ratios, held)
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--on", default=",".join(TOPOLOGIES))
+    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
+    options = parser.parse_args()
+    rows, shown = Rows(options.out, SETTINGS), []
+    for model in options.models.split(","):
+        for topology in options.on.split(","):
+            found = ranking(model, topology, COMPILED).candidates
+            chosen = next((c for c in found if c.label == "chosen"), None)
+            for name, other in against(found).items() if chosen else ():
+                row = {"other": other.label, "other predicted": other.predicted, "other judged": other.judged}
+                row |= {"chosen predicted": chosen.predicted, "chosen judged": chosen.judged}
+                shown.append(rows.put({"model": model, "topology": topology, "against": name}, row))
+    console = Console(width=150, highlight=False)
+    console.print(table(shown))
+    console.print(verdict(shown))
+    return int(not all(same_direction(r) and near(r) for r in shown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
