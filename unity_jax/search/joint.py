@@ -86,12 +86,13 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> lis
     """
     paired = [r for r in rules if r in stacking()]
     single = [r for r in rules if is_applicable(r)]
-    if not _is_deep(first.program):
+    twin = shallow(first.program)
+    if len(twin.program.graph.ops) > len(first.program.graph.ops) // 2:
         return [_Variant(c, False) for c in _explored(planner, first, single, paired)[0]]
     base = Search(planner, _moves(planner, first, [], paired)).run(first)
     variants = [_Variant(base, False)] if base is not first else []
     program, pins, mesh = base.program, planner.pins, first.mesh
-    twin = shallow(program)
+    twin = shallow(program) if variants else twin
     outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
     scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
     start = scout.promising(mesh)
@@ -104,11 +105,6 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> lis
         return variants
     made = planner.like(program.rewritten(graph, (*program.rewrites, *done))).promising(mesh)
     return [_Variant(made, True)] if is_better(made, base, planner.limit) else variants
-
-
-def _is_deep(program: Program) -> bool:
-    """Whether most of a program is equal layers."""
-    return len(shallow(program).program.graph.ops) <= len(program.graph.ops) // 2
 
 
 def _moves(planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]) -> Moves:
