@@ -93,7 +93,8 @@ def plan_of(model, machine):
     )
 
 
-def test_dlrm_scatters_into_the_tables_of_its_bags():
+def test_dlrm_scatters_into_the_tables_of_its_bags(monkeypatch):
+    monkeypatch.setattr(variants, "MOST_VARIANTS", 6)  # it comes early
     sizes = {"rows": (1_000_000,) * 3, "bags": (20, 1, 7), "bottom": (256,), "top": (256, 1), "batch_size": 8192}
     model = zoo("dlrm", "unity", **sizes)
     found = plan_of(model, "h100:8")
@@ -158,21 +159,13 @@ def test_a_product_with_concatenated_features_is_split_where_they_are_larger_tha
 
 SPLITTING = ("add-dot-slice-1", "concat-dot-1, back", "dot-take-1, back", "slice-concat-1")
 TWO = {"rows": (1_000_000,) * 2, "bags": (1, 1), "bottom": (256,), "top": (1024, 1), "batch_size": 24 * 1024}
-SHORT = {"tower": (4192,) * 2, "head": (4192,), "batch_size": 96 * 256}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, size, overrides, on",
-    [
-        ("dlrm", "unity", TWO, "v100-summit:4x6"),
-        ("candle_uno", "full", SHORT, "v100-summit:16x6"),
-    ],
-)
-def test_products_with_concatenated_features_are_split(name, size, overrides, on, monkeypatch):
-    """By the rules that split alone, of which few variants are planned: these machines have many meshes."""
+def test_dlrm_splits_its_product_with_concatenated_features(monkeypatch):
+    """By the rules that split alone, of which few variants are planned: the machine has many meshes."""
     monkeypatch.setattr(variants, "MOST_VARIANTS", 3)
-    model, machine = zoo(name, size, dtype=F32, **overrides), Machine.preset(on)
+    model, machine = zoo("dlrm", "unity", dtype=F32, **TWO), Machine.preset("v100-summit:4x6")
     args = model.abstract_state(), model.abstract_batch()
     program = trace(model.train_step, args, {}, donate_argnums=0)
     rules = [r for r in applicable() if r.name in SPLITTING]
@@ -180,7 +173,7 @@ def test_products_with_concatenated_features_are_split(name, size, overrides, on
     meshes = [min(first.sketch(mesh_candidates(machine.num_devices, machine)), key=lambda c: c.seconds).mesh]
     found = joint.plan(program, machine, None, NO_PINS, meshes, rules)
     assert "add-dot-slice-1" in {step.rule for r in found.program.rewrites for _, step in r.steps}
-    assert found.seconds < (1 - variants.NEGLIGIBLE) * first.plan(meshes).seconds
+    assert found.seconds < 0.98 * first.plan(meshes).seconds
 
 
 def convolved(x, w):
