@@ -149,3 +149,12 @@ def has_explicit_axes(mesh: Any) -> bool:
 def shard_map(body: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """`jax.shard_map` over every axis of `mesh`, without the replication checks that our own layouts replace."""
     return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def register_array(cls: type, aval: Callable[[Any], Any], array: Callable[[Any], Any]) -> None:
+    """Let JAX take instances of a class for arrays: by their types where it traces, as arrays where it runs."""
+    from jax._src import core as core_tables
+    from jax._src import dtypes as dtype_tables
+
+    core_tables.pytype_aval_mappings[cls] = aval
+    dtype_tables.register_canonicalize_value_handler(cls, array)

@@ -153,11 +153,11 @@ class AutoSharded:
         """As `jax.jit(fun).lower`, of the planned program; `.compile()` gives a `jax.stages.Compiled`.
 
         The compiled function takes arguments in their planned layouts; if the function captures arrays, a tuple of them
-        (`plan.program.constants`) comes first.
+        (`plan.program.constants`) comes first. What the plan holds packed from step to step is packed within it.
         """
         __tracebackhide__ = True
         runner = self._runner(self.plan(*args, **kwargs))
-        return lower(runner.program, runner.plan.pcg, runner.mesh)
+        return lower(runner.stored, runner.plan.pcg, runner.mesh, unpacked=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; plans first if these shapes are new."""

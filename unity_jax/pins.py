@@ -6,7 +6,7 @@ Constraints inside the code are ops of the graph (`ops/constraint.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -22,8 +22,9 @@ from unity_jax.specs import layout_of
 
 CODE = ("sharding_constraint", "shard_map")
 """The ops with which the user's code fixes layouts."""
-Inherited = Mapping[tuple[str, tuple[int, ...], str], Layout]
-"""Layouts by path, shape and dtype."""
+T = TypeVar("T")
+Inherited = Mapping[tuple[str, tuple[int, ...], str], T]
+"""Layouts, and whatever else one plan hands on to another, by path, shape and dtype (`Plan.named`)."""
 
 
 def resolve(program: Program, mesh: MeshAxes, in_shardings: Any, out_shardings: Any, structs: Sequence[Any]) -> Pins:
@@ -66,7 +67,7 @@ def resolve(program: Program, mesh: MeshAxes, in_shardings: Any, out_shardings: 
     return Pins(inputs, outputs)
 
 
-def inherit(pins: Pins, program: Program, layouts: Inherited) -> Pins:
+def inherit(pins: Pins, program: Program, layouts: Inherited[Layout]) -> Pins:
     """The pins, and the inherited layouts of the arguments that they leave free."""
     inputs = dict(pins.tensors)
     for t, path, suffix in zip(program.leaves, program.in_paths, program.in_suffixes, strict=True):
@@ -76,9 +77,9 @@ def inherit(pins: Pins, program: Program, layouts: Inherited) -> Pins:
     return Pins(inputs, pins.outputs)
 
 
-def find(layouts: Inherited, path: str, suffix: str, shape: tuple[int, ...], dtype: str) -> Layout | None:
-    """The inherited layout of a leaf: of the same argument path, or of the same path below another argument."""
-    return layouts.get((path, shape, dtype), layouts.get((suffix, shape, dtype)) if suffix else None)
+def find(given: Inherited[T], path: str, suffix: str, shape: tuple[int, ...], dtype: str) -> T | None:
+    """What a leaf inherits: from the same argument path, or from the same path below another argument."""
+    return given.get((path, shape, dtype), given.get((suffix, shape, dtype)) if suffix else None)
 
 
 def meshes_of(shardings: Any) -> Iterator[Any]:

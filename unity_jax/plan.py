@@ -4,17 +4,18 @@ and run."""
 from __future__ import annotations
 
 import fnmatch
-import functools
 import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from jax.sharding import NamedSharding
 
 from unity_jax.cost.kernels import Traffic
-from unity_jax.cost.program import Collective, collectives, local_bytes, program_flops
+from unity_jax.cost.program import Collective, collectives, program_flops
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.errors import PlanError
@@ -26,11 +27,16 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.record import Record, to_record
 from unity_jax.report import page, text, trace_events
+from unity_jax.rewrite.packing import Group, Packed, apart
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.planner import NO_PINS, Candidate, Pins
 
 if TYPE_CHECKING:
     from unity_jax.report.verification import Verification
+
+T = TypeVar("T")
+Key = tuple[str, tuple[int, ...], str]
+"""Path, shape and dtype of a leaf."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,8 @@ class Plan:
     devices differ, which of them pace the step;
     `memory_limit` in bytes per device; `predicted`; `inputs` and `outputs`: every leaf with its layout; `label`:
     `"search"`, or the expert whose plan won; `replicated`: ops that no rule could split, with their lines;
-    `rewrites`: how the program was rewritten first, and what each rewrite saves; `program_hash`.
+    `rewrites`: how the program was rewritten first, and what each rewrite saves; `packed`: arguments, by position, that
+    are held as one array from step to step, though the caller sees each by itself; `program_hash`.
     """
 
     mesh: Any
@@ -94,8 +101,11 @@ class Plan:
     order: tuple[int, ...] = ()
     unequal: str = ""
     rewrites: tuple[Rewrite, ...] = ()
-    # What a plan knows once it has met its function; a file holds none of it.
+    packed: tuple[Packed, ...] = ()
+    # What a plan knows once it has met its function; a file holds none of it. `graph` is that of `stored`: the program
+    # over the state as it is held, which is `program` where nothing is packed.
     program: Program | None = field(default=None, repr=False)
+    stored: Program | None = field(default=None, repr=False)
     graph: Graph | None = field(default=None, repr=False)
     priced_on: Machine | None = field(default=None, repr=False)
     pins: Pins = field(default=NO_PINS, repr=False)
@@ -166,20 +176,26 @@ class Plan:
             )
         return self.program
 
-    def layouts(self, every: bool = False) -> dict[tuple[str, tuple[int, ...], str], Layout]:
-        """Layouts of the state, the argument leaves that results replace (of `every` leaf), by path, shape and dtype.
+    def layouts(self, every: bool = False) -> dict[Key, Layout]:
+        """Layouts of the state, the argument leaves that results replace (of `every` leaf), as `named`."""
+        program = self.bound()
+        state = set(program.ties.values())
+        return self.named({i: leaf.layout for i, leaf in enumerate(self.inputs) if every or i in state})
+
+    def named(self, values: Mapping[int, T]) -> dict[Key, T]:
+        """Values of argument leaves, given by position, by path, shape and dtype.
 
         The path is that of the leaf and also, where it is not ambiguous, that below its argument: what functions share.
         """
         program = self.bound()
         n = len(program.constants)
-        state = set(program.ties.values())
-        found: dict[tuple[str, tuple[int, ...], str], Layout] = {}
-        below: dict[tuple[str, tuple[int, ...], str], set[Layout]] = {}
-        for i, leaf in enumerate(self.inputs[n:]):
-            if every or n + i in state:
-                found[leaf.path, leaf.shape, leaf.dtype] = leaf.layout
-                below.setdefault((program.in_suffixes[i], leaf.shape, leaf.dtype), set()).add(leaf.layout)
+        found: dict[Key, T] = {}
+        below: dict[Key, set[T]] = {}
+        for i, value in values.items():
+            if i >= n:
+                leaf = self.inputs[i]
+                found[leaf.path, leaf.shape, leaf.dtype] = value
+                below.setdefault((program.in_suffixes[i - n], leaf.shape, leaf.dtype), set()).add(value)
         return {**{key: next(iter(which)) for key, which in below.items() if len(which) == 1}, **found}
 
     # Comparison and text
@@ -260,7 +276,8 @@ class Plan:
 
 def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
     """The plan that a candidate of the search stands for."""
-    program, axes, graph, timeline = found.program, found.mesh, found.graph, found.timeline
+    stored, axes, graph, timeline = found.program, found.mesh, found.graph, found.timeline
+    program = stored.unpacked or stored
     predicted = Predicted(
         timeline.step_seconds,
         timeline.compute_seconds,
@@ -276,27 +293,35 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         machine.name,
         float(limit),
         predicted,
-        tuple(map(functools.partial(_leaf_of, axes), program.input_names, graph.inputs)),
-        tuple(map(functools.partial(_leaf_of, axes), program.out_paths, graph.outputs)),
+        _leaves(axes, program.input_names, program.graph.inputs, graph.inputs, stored.entering),
+        _leaves(axes, program.out_paths, program.graph.outputs, graph.outputs, stored.leaving),
         tuple((_describe(t, makers), size) for t, size in found.memory.alive[:10]),
         found.label,
         _replicated(graph),
         program.hash,
         program.name,
-        to_record(program.graph, found.decisions),
+        to_record(stored.graph, found.decisions),
         axes.order,
         differences(machine.devices),
         program.rewrites,
+        stored.packed,
         program=program,
+        stored=stored,
         graph=graph,
         priced_on=machine,
         pins=pins,
     )
 
 
-def _leaf_of(axes: MeshAxes, path: str, tensor: Tensor) -> Leaf:
-    assert tensor.layout is not None
-    return Leaf(path, tensor.shape, str(tensor.dtype), tensor.layout, local_bytes(tensor, axes))
+def _leaves(
+    axes: MeshAxes, paths: Sequence[str], tensors: Sequence[Tensor], planned: Sequence[Tensor], groups: Sequence[Group]
+) -> tuple[Leaf, ...]:
+    """The caller's leaves, of which the plan holds groups as one."""
+    layouts = apart([x for t in planned if (x := t.layout) is not None], groups, [t.shape for t in tensors], axes)
+    return tuple(
+        Leaf(path, t.shape, str(t.dtype), layout, t.itemsize * math.prod(layout.local_shape(t.shape, axes)))
+        for path, t, layout in zip(paths, tensors, layouts, strict=True)
+    )
 
 
 def _describe(t: Tensor, makers: dict[Tensor, Op]) -> str:

@@ -14,10 +14,13 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Leaf, Plan, Predicted
 from unity_jax.record import Record
+from unity_jax.rewrite.packing import Packed, Packing
 from unity_jax.rewrite.record import Rewrite
 
 FORMAT = "unity_jax plan"
-VERSION = 3
+VERSION = 4
+READABLE = (3, VERSION)
+"""Versions of plan files that can be read. In those of version 3 no state is packed."""
 
 
 def save(plan: Plan, path: Path) -> None:
@@ -38,9 +41,10 @@ def load(path: Path) -> Plan:
         raise PlanError(f"{str(path)!r} is not a plan file: {error}. Save the plan again.") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise PlanError(f"{str(path)!r} is not a plan file (no format {FORMAT!r})")
-    if data.get("version") != VERSION:
+    if data.get("version") not in READABLE:
         raise PlanError(
-            f"{str(path)!r} has plan version {data.get('version')}, this unity_jax reads version {VERSION}: plan again"
+            f"{str(path)!r} has plan version {data.get('version')}, this unity_jax reads version "
+            f"{' and '.join(map(str, READABLE))}: plan again"
         )
     try:
         return _plan(data)
@@ -62,6 +66,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
         "label": plan.label,
         "replicated": plan.replicated,
         "rewrites": [r.to_json() for r in plan.rewrites],
+        "packed": [_packed_json(p) for p in plan.packed],
         "largest": plan.largest,
         "predicted": asdict(plan.predicted),
         "inputs": [_leaf_json(leaf) for leaf in plan.inputs],
@@ -74,6 +79,21 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
             "rings": plan.record.rings,
         },
     }
+
+
+def _packed_json(packed: Packed) -> dict[str, Any]:
+    packing = packed.packing
+    return {
+        "shapes": packing.shapes,
+        "dimension": packing.dimension,
+        "inputs": packed.inputs,
+        "outputs": packed.outputs,
+    }
+
+
+def _packed(data: dict[str, Any]) -> Packed:
+    packing = Packing(tuple(tuple(map(int, s)) for s in data["shapes"]), int(data["dimension"]))
+    return Packed(packing, tuple(map(int, data["inputs"])), tuple(map(int, data["outputs"])))
 
 
 def _layout_json(layout: Layout | None) -> Any:
@@ -130,4 +150,5 @@ def _plan(data: dict[str, Any]) -> Plan:
         axes.order,
         str(data["unequal"]),
         tuple(map(Rewrite.from_json, data["rewrites"])),
+        tuple(map(_packed, data.get("packed", ()))),
     )

@@ -13,20 +13,23 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from unity_jax import _compat, cache, pins
+from unity_jax import _compat, cache, pins, processes
 from unity_jax.call import Call, JitSettings
 from unity_jax.cost.reshard import Resharder
 from unity_jax.errors import PlanError
 from unity_jax.machine.detect import positions
 from unity_jax.machine.machine import Machine
+from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, make_plan
 from unity_jax.program import Program, trace
 from unity_jax.record import from_record
 from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.library import searched
+from unity_jax.rewrite.pack import pack
+from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import replay
-from unity_jax.search import joint
+from unity_jax.search import joint, packing
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Pins, finish
@@ -90,18 +93,21 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
             return plan
     if settings.saved is not None and not known:
         return rebuild(program, settings.saved, _with_devices(mesh, settings.saved.axes, machine), machine, asked)
-    wanted = asked
+    wanted, handed = asked, None
     if base is not None and [MeshAxes.of(base.mesh)] == [MeshAxes(m.names, m.sizes) for m in meshes]:
-        wanted = pins.inherit(asked, program, base.layouts())
+        wanted, handed = pins.inherit(asked, program, base.layouts()), _held(program, base, asked)
     path = None
     if settings.folder is not None:
-        key = repr((program.hash, machine, limit, meshes, _text(program, wanted)))
+        key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed))
         path = cache.file_of(settings.folder, key)
         known_plan = cache.load(path, program.hash)
         if known_plan is not None:
             return rebuild(program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked)
     best = joint.plan(program, machine, limit, wanted, meshes, searched())
-    plan = make_plan(_with_devices(mesh, best.mesh, machine), machine, limit, best, asked)
+    mesh = _with_devices(mesh, best.mesh, machine)
+    if not processes.are_several(mesh):
+        best = packing.held(best, limit, wanted) if handed is None else packing.inherited(best, limit, wanted, handed)
+    plan = make_plan(mesh, machine, limit, best, asked)
     if path is not None:
         cache.store(plan, path)
     return plan
@@ -119,10 +125,30 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
             program = program.rewritten(replay(program.graph, saved.rewrites, searched()), saved.rewrites)
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
+    if saved.packed:
+        program = pack(program, [(p.packing, p.inputs) for p in saved.packed])
     decisions = from_record(program.graph, saved.record)
     resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
     made = finish(program, decisions, resharder, RuleCache(), saved.label, bound)
     return make_plan(mesh, machine, saved.memory_limit, made, asked)
+
+
+def _held(program: Program, base: Plan, asked: Pins) -> list[tuple[Group, Layout]]:
+    """What an earlier plan holds packed of this program's arguments, and how it lies; not what is pinned here."""
+    assert base.stored is not None
+    groups, inputs = base.stored.entering, base.pcg.inputs
+    wholes = inputs[len(inputs) - len(groups) :]
+    known = base.named({i: (n, k) for n, (_, places) in enumerate(groups) for k, i in enumerate(places)})
+    at: dict[tuple[int, int] | None, int] = {}
+    names = enumerate(zip(program.leaves, program.in_paths, program.in_suffixes, strict=True), len(program.constants))
+    for i, (t, path, suffix) in names:
+        if t not in asked.tensors:
+            at.setdefault(pins.find(known, path, suffix, t.shape, str(t.dtype)), i)
+    return [
+        ((how, tuple(at[n, k] for k in range(len(places)))), t.layout)
+        for n, ((how, places), t) in enumerate(zip(groups, wholes, strict=True))
+        if t.layout is not None and all((n, k) in at for k in range(len(places)))
+    ]
 
 
 def _mesh(program: Program, call: Call, settings: Settings, base: Plan | None) -> Any:

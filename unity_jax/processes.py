@@ -30,6 +30,11 @@ def disagreements(values: Sequence[Any], mesh: Mesh) -> list[int]:
     return np.flatnonzero((everyones != everyones[0]).any(axis=0)).tolist()
 
 
+def are_several(mesh: Any) -> bool:
+    """Whether the devices of a mesh belong to more than one process."""
+    return isinstance(mesh, Mesh) and len(_processes(mesh)) > 1
+
+
 def is_local(leaf: Any) -> bool:
     """Whether a leaf lies in this process alone."""
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable

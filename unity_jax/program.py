@@ -19,6 +19,7 @@ from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.trace import build
 
 if TYPE_CHECKING:
+    from unity_jax.rewrite.packing import Group, Packed
     from unity_jax.rewrite.record import Rewrite
 
 KeyPath = tuple[Any, ...]
@@ -32,7 +33,8 @@ class Program:
     `in_tree` of `(args, kwargs)` without static arguments; `out_tree`; `in_paths` and `out_paths`: readable names of
     the leaves; `in_suffixes`: the same below the argument (what functions that share a state have in common);
     `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces;
-    `rewrites`: what has been rewritten since tracing.
+    `rewrites`: what has been rewritten since tracing; `packed`: inputs that are held as one, each group after all other
+    inputs, and its results after all other results (`rewrite.pack`); `unpacked`: this program before that.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Program:
     ties: dict[int, int]
     rewrites: tuple[Rewrite, ...] = ()
     traced: Program | None = None
+    packed: tuple[Packed, ...] = ()
+    unpacked: Program | None = None
 
     def rewritten(self, graph: Graph, rewrites: tuple[Rewrite, ...]) -> Program:
         """The same function, by another graph."""
@@ -61,6 +65,16 @@ class Program:
         text += [*self.in_paths, *self.out_paths, str(self.donated)]
         text = re.sub(r"0x[0-9a-f]+", "", "\n".join(text))  # parameters that are functions print their addresses
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def entering(self) -> list[Group]:
+        """What is packed of the inputs of the unpacked program."""
+        return [(p.packing, p.inputs) for p in self.packed]
+
+    @property
+    def leaving(self) -> list[Group]:
+        """What is packed of the results of the unpacked program."""
+        return [(p.packing, p.outputs) for p in self.packed if p.outputs]
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:

@@ -14,9 +14,11 @@ from unity_jax import _compat, processes
 from unity_jax.call import Call, abstract, is_concrete
 from unity_jax.errors import MemoryLimitError, PlanError
 from unity_jax.lower.compile import jitted, planned
+from unity_jax.lower.parts import Form, as_array
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
 from unity_jax.report.text import size
+from unity_jax.rewrite.packing import gathered, spread
 
 
 class Runner:
@@ -25,6 +27,8 @@ class Runner:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.program = plan.bound()
+        assert plan.stored is not None
+        self.stored = plan.stored
         self.donated = [i in self.program.donated for i in range(len(plan.inputs))]
 
     @functools.cached_property
@@ -48,17 +52,31 @@ class Runner:
     def jitted(self) -> Any:
         """The planned function over arrays. Processes with different plans would wait for each other forever."""
         __tracebackhide__ = True
-        if processes.disagreements([repr((self.program.hash, self.plan.axes, self.plan.record))], self.mesh):
+        mine = repr((self.program.hash, self.plan.axes, self.plan.packed, self.plan.record))
+        if processes.disagreements([mine], self.mesh):
             raise PlanError(
                 f"the processes have different plans of {self.plan.function}: they must run the same code and "
                 "versions, with the same machine= and pins"
             )
-        return jitted(self.program, self.plan.pcg, self.mesh)
+        return jitted(self.stored, self.plan.pcg, self.mesh, unpacked=not self.forms)
 
     @functools.cached_property
     def _inner(self) -> Any:
         """The planned function as a part of an outer program, whose mesh may have no devices yet."""
-        return jax.jit(planned(self.program, self.plan.pcg, self.plan.mesh))
+        return jax.jit(planned(self.stored, self.plan.pcg, self.plan.mesh, unpacked=True))
+
+    @functools.cached_property
+    def forms(self) -> list[Form]:
+        """How packed state is held; nothing is, over several processes (`lower.parts`)."""
+        found, groups, inputs = [], self.stored.entering, self.plan.pcg.inputs
+        if processes.are_several(self.mesh):
+            return found
+        for (packing, places), t in zip(groups, inputs[len(inputs) - len(groups) :], strict=True):
+            assert t.layout is not None
+            shapes = tuple(self.plan.inputs[i].shape for i in places)
+            shardings = tuple(self.shardings[i] for i in places)
+            found.append(Form(packing, shapes, shardings, NamedSharding(self.mesh, t.layout.spec())))
+        return found
 
     @functools.cached_property
     def constants(self) -> tuple[Any, ...]:
@@ -80,13 +98,35 @@ class Runner:
                     f"returned in its place."
                 )
         n = len(self.constants)
-        args, kwargs = call.dynamic(
-            self._place(call.leaves, self.shardings[n:], self.donated[n:], self.program.in_paths)
-        )
+        leaves = self._place(call.leaves, self.shardings[n:], self.donated[n:], self.program.in_paths)
+        args, kwargs = self._packed(leaves) if self.forms else call.dynamic(map(as_array, leaves))
         if n:
             args = (self.constants, *args)
         with jax.sharding.use_abstract_mesh(_compat.auto_mesh(self.mesh).abstract_mesh):
-            return self.jitted(*args, **kwargs)
+            found = self.jitted(*args, **kwargs)
+        return self._unpacked(found) if self.forms else found
+
+    def _packed(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as they are held. What is not held yet is joined, once, one array after the other."""
+
+        def joined(n: int, parts: list[Any]) -> Any:
+            whole = self.forms[n].whole(parts)
+            if whole is None:
+                whole = self.forms[n].joined([as_array(x) for x in parts])
+                if all(self.donated[i] for i in self.stored.entering[n][1]):
+                    for x in parts:
+                        x.delete()
+            return whole
+
+        n = len(self.constants)
+        flat = gathered([*self.constants, *leaves], self.stored.entering, joined)
+        return tuple(map(as_array, flat[n:])), {}
+
+    def _unpacked(self, found: list[Any]) -> Any:
+        """The results as the caller sees them."""
+        held = [form for form, p in zip(self.forms, self.stored.packed, strict=True) if p.outputs]
+        flat = spread(found, self.stored.leaving, lambda n, k, whole: held[n].part(whole, k))
+        return jax.tree_util.tree_unflatten(self.program.out_tree, flat)
 
     def _inside(self, call: Call) -> Any:
         """Run under a transformation: inside `jit` the outer program decides where arrays live."""
@@ -144,7 +184,7 @@ def move(leaves: Sequence[Any], shardings: Sequence[NamedSharding], paths: Seque
 def _typed(leaf: Any) -> Any:
     """A leaf as an array of exactly the dtype it was traced with."""
     if isinstance(leaf, (jax.Array, jax.core.Tracer)):
-        return leaf
+        return as_array(leaf)
     return np.asarray(leaf, abstract(leaf).dtype)
 
 

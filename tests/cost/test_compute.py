@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from unity_jax.cost.arrays import stored_bytes
-from unity_jax.cost.compute import op_work
+from unity_jax.cost.compute import op_work, total
 from unity_jax.cost.kernels import Use
 from unity_jax.cost.products import product_size
 from unity_jax.machine.device import Device, weakest
@@ -135,7 +135,7 @@ def test_values_that_are_rounded_or_reduced_are_passed_over_once_more():
     assert whole.swept == 0
     assert rounded.swept * 1e10 == pytest.approx(1000 * 4)
     assert reduced.swept * 1e10 == pytest.approx(1000 * 4)
-    assert rounded.plus(reduced).swept == pytest.approx(rounded.swept), "one pass for a kernel"
+    assert total([rounded, reduced]).swept == pytest.approx(rounded.swept), "one pass for a kernel"
     assert rounded.seconds(DEVICE) == pytest.approx(rounded.memory + rounded.swept)
 
 

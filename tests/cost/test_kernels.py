@@ -179,3 +179,41 @@ def test_traffic_of_ops_adds_up_to_that_of_kernels(rng, compiler):
         moved = sum(len(k.reads) + len(k.writes) for k in found)
         assert sum(sum(traffic.uses[op].counts) for op in graph.ops) == moved
         assert sum(traffic.uses[op].launches for op in graph.ops) == len(found)
+
+
+def test_a_scatter_into_zeros_goes_into_what_it_is_added_to():
+    """The gradient of a softmax and of the logits that are picked: two kernels were three, and one array two."""
+
+    def f(x, rows, updates):
+        return jnp.zeros_like(x).at[rows].add(updates) + jnp.tanh(x), x * 2
+
+    ids = jax.ShapeDtypeStruct((4,), jnp.int32)
+    graph = trace(f, (f32(64, 8), ids, f32(4, 8)), {}).graph
+    found = [k for k in kernels(graph, "gpu") if any(op.name == "scatter-add" for op in k.ops)]
+    assert [[t.shape for t in k.writes] for k in found] == [[(64, 8)]]
+    assert {"tanh", "add"} <= {op.name for op in found[0].ops}
+
+
+def test_matmuls_on_gpu_compute_first_what_takes_no_more_than_it_makes():
+    """Halving a matrix is part of both products that read it; the sum of two matrices is in memory."""
+
+    def f(a, b, x, y):
+        h = (a + b) * 0.5
+        return x @ h, h @ y
+
+    names = shown(f, *[f32(64, 64)] * 4)
+    assert names[0] == "add"
+    assert sorted(names[1:]) == ["mul dot_general"] * 2
+
+
+def test_convolutions_on_gpu_read_from_memory_and_windows_compute_again():
+    def conv(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def pooled(x):
+        y = jnp.tanh(x)
+        window = (1, 2, 2, 1)
+        return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, window, window, "SAME"), jnp.sum(y)
+
+    assert shown(lambda x, w: conv(-x, w), f32(2, 8, 8, 4), f32(3, 3, 4, 4)) == ["neg", "conv_general_dilated"]
+    assert sorted(shown(pooled, f32(2, 8, 8, 4))) == ["tanh reduce_sum", "tanh reduce_window_max"]

@@ -183,3 +183,66 @@ def _local(t, axes):
     for d in t.layout.local_shape(t.shape, axes):
         n *= d
     return n
+
+
+def test_small_gathers_are_one_on_gpu():
+    """Three matrices are gathered for three sorts, one after the other or, combined, all before the first."""
+
+    def f(x, y, z):
+        return sort(x * sort(y * sort(z)))
+
+    program = trace(f, (f32(64, 64),) * 3, {})
+    mesh, machine = MeshAxes(("x",), (2,)), Machine.preset("h100:2")
+    split = Layout((("x",), ()))
+    decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), dict.fromkeys(program.graph.inputs, split))
+    decisions.outputs = (Layout.replicated(2),)
+    planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
+    found = {}
+    for compiler in ("gpu", "cpu"):
+        device = dataclasses.replace(machine.device, compiler=compiler)
+        found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, device, ()).peak_bytes
+    assert found["gpu"] >= (3 / 2 + 1 + 3) * N > found["cpu"]
+
+
+def test_parts_that_are_no_whole_tiles_are_copied_together_on_tpu():
+    """Part of the argument, the result, and what is gathered, which of four rows of each device is not in order yet, of
+    eight it is."""
+    mesh, machine = MeshAxes(("x",), (2,)), Machine.preset("h100:2")
+    tiled = dataclasses.replace(machine.device, compiler="tpu", layout_tile=(8, 128))
+    found = []
+    for rows in (8, 16):
+        program = trace(sort, (f32(rows, 2048),), {})
+        decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), {program.graph.inputs[0]: Layout((("x",), ()))})
+        decisions.outputs = (Layout.replicated(2),)
+        planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
+        size = rows * 2048 * 4
+        found.append(memory(planned, Traffic.of(planned, "tpu"), mesh, tiled, ()).peak_bytes / size)
+    assert found == [1 / 2 + 1 + 2, 1 / 2 + 1 + 1]
+
+
+def test_several_all_reduces_are_one_on_tpu_with_results_of_their_own():
+    """Beside arguments and results there is one sum at a time, finished in place; or, combined, two and their terms."""
+
+    def f(x, y):
+        return sort(jnp.sum(x, 0)), sort(jnp.sum(y, 0))
+
+    mesh, machine = MeshAxes(("x",), (2,)), Machine.preset("h100:2")
+    program = trace(f, (f32(2, 64, 64),) * 2, {})
+    decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)))
+    decisions.layouts = {t: Layout((("x",), (), ())) for t in program.graph.inputs}
+    decisions.strategies.update((op, (0,)) for op in program.graph.ops if op.name == "reduce_sum")
+    decisions.outputs = (Layout.replicated(2),) * 2
+    planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
+    found = {}
+    for compiler in ("tpu", "cpu"):
+        device = dataclasses.replace(machine.device, compiler=compiler)
+        found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, device, ()).peak_bytes
+    assert found == {"tpu": (2 + 2 + 4) * N, "cpu": (2 + 2 + 1) * N}
+
+
+def test_deep_matmuls_are_computed_in_parts_on_gpu():
+    """One tile of 128 x 128: eight parts of 512, or of 513 after both operands have been padded from 4,100 to 4,104."""
+    for depth, padded in ((4096, 0), (4100, 4104)):
+        found = peak(lambda x, w: x @ w, f32(128, depth), f32(depth, 128))
+        parts = 8 * 128 * 128 + 2 * 128 * padded
+        assert found.peak_bytes == 4 * (2 * 128 * depth + 128 * 128 + parts)

@@ -31,17 +31,9 @@ def ref(request):
         yield reference(request.param)
 
 
-RANDOM = pytest.mark.xfail(
-    reason="runs of one compiled program differ: XLA:CPU's concurrency-optimized scheduler; without it all agree"
+@pytest.mark.parametrize(
+    "ref", [pytest.param(n, marks=() if n in CORE else pytest.mark.slow) for n in models.names()], indirect=True
 )
-
-
-def marks(name):
-    """All models on one version of JAX, the core on the other."""
-    return [pytest.mark.slow] * (name not in CORE) + [RANDOM] * (name == "t5")
-
-
-@pytest.mark.parametrize("ref", [pytest.param(n, marks=marks(n)) for n in models.names()], indirect=True)
 def test_chosen_plan(ref):
     plan = ref.chosen(MACHINE, (2, 4))
     assert any(not t.layout.is_replicated for t in plan.graph.inputs)

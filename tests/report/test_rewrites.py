@@ -11,7 +11,7 @@ from unity_jax.report.account import MERGED, REALIGNED, account
 from unity_jax.report.collectives import Collective
 from unity_jax.report.duplicates import duplicates
 from unity_jax.report.hlo import parse
-from unity_jax.report.rewrites import COMBINED, PIPELINED
+from unity_jax.report.rewrites import COMBINED, PIPELINED, SUMMED
 from unity_jax.report.sites import sites
 
 AXES = MeshAxes(("x",), (4,))
@@ -80,6 +80,13 @@ PADDED = f"""
   ROOT %d = f32[24,8] dynamic-slice(%all-reduce.1, %i, %z), dynamic_slice_sizes={{24,8}}
 }}
 """
+SUM_GATHERED = """  %s0 = f32[16,8] slice(%p), slice={[0:16], [0:8]}
+  %s1 = f32[16,8] slice(%p), slice={[16:32], [0:8]}
+  %s2 = f32[16,8] slice(%p), slice={[32:48], [0:8]}
+  %t0 = f32[16,8] tanh(%s0)
+  %two = f32[16,8] add(%t0, %s1)
+  %three = f32[16,8] add(%two, %s2)
+  ROOT %r = f32[64,8] all-gather(%three), ALL, dimensions={0}, metadata={op_name="jit(f)/NAME"}""".replace("ALL", ALL)
 REALIGNED_BODY = """  %scatter = f32[24,8] fusion(%p, %i), kind=kCustom, calls=%all-reduce-scatter.1
   %slice = f32[8,8] slice(%{source}), slice={{[16:24], [0:8]}}
   %start = (f32[8,8], f32[8,8]) collective-permute-start(%slice), source_target_pairs={{{{0,1}},{{1,2}},{{2,3}}}}
@@ -188,6 +195,12 @@ REWRITTEN = {
         SHARE,
         {"reduce-scatter as all-reduce and slice": 1},
     ),
+    "sum gathered once": (
+        [planned("all_gather", WHOLE, count=3)],
+        SUM_GATHERED.replace("NAME", "add_any"),
+        "",
+        {SUMMED: 2},
+    ),
     "padded, and its shares realigned": (
         [planned("reduce_scatter", WHOLE)],
         REALIGNED_BODY.format(source="scatter"),
@@ -262,6 +275,12 @@ def test_merged_duplicates():
     missing = "planned, not compiled: 1 x all_reduce over x, 2,048 bytes, 1 times a step"
     assert explained(plan, body).unexplained == [missing]  # equal sizes are no reason to merge
     assert explained(plan, "  ROOT %r = f32[64,8] tanh(%p)", same=[plan[0][0]]).unexplained == [missing] * 2
+
+
+def test_a_sum_that_is_gathered_as_planned_stands_for_one_gather():
+    """Its name says that it was an all-gather from the beginning."""
+    found = explained([planned("all_gather", WHOLE, count=2)], SUM_GATHERED.replace("NAME", "all_gather"))
+    assert found.unexplained == ["planned, not compiled: 1 x all_gather over x, 2,048 bytes, 1 times a step"]
 
 
 def test_what_can_stand_for_two_stands_for_the_one_that_is_no_duplicate():

@@ -11,6 +11,7 @@ from unity_jax.program import trace
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.pack import packed
+from unity_jax.rewrite.packing import gathered, spread
 from unity_jax.rewrite.sites import Finder, rewrite
 
 MERGING = tuple(r for r in applicable() if r.name in ("siblings-slice-dot-concat-1", "add-dot-2"))
@@ -53,24 +54,24 @@ def test_weights_and_moments_are_held_as_one(make, whole):
         step, init = adam(loss)
         state = params, init(params)
         program = merged(trace(step, (state, x), {}, donate_argnums=0))
-        smaller, groups = packed(program)
-        assert sorted(len(inputs) for _, inputs in groups) == [len(groups[0][1])] * 3  # weights and two moments
+        smaller = packed(program)
+        groups = smaller.packed
+        assert [len(g.inputs) for g in groups] == [len(groups[0].inputs)] * 3  # weights and two moments
         assert [t.shape for t in smaller.graph.inputs[-3:]] == [whole] * 3
         joined = [op for op in smaller.graph.ops if op.name == "concatenate" and op.outputs[0].shape == whole]
         assert not joined
 
-        leaves = jax.tree.leaves((state, x))
-        gone = {i for _, inputs in groups for i in inputs}
-        given = [a for i, a in enumerate(leaves) if i not in gone]
-        given += [packing.joined([leaves[i] for i in inputs]) for packing, inputs in groups]
+        given = gathered(
+            jax.tree.leaves((state, x)), smaller.entering, lambda n, arrays: groups[n].packing.joined(arrays)
+        )
         got = jax.jit(lambda arrays: evaluate(smaller.graph, arrays))(given)
         want = jax.tree.leaves(jax.jit(step)(state, x))
-        replaces = {i: o for o, i in program.ties.items()}
-        kept = [o for o in range(len(want)) if program.ties.get(o) not in gone]
-        found = dict(zip(kept, got, strict=False))
-        for (packing, inputs), array in zip(groups, got[len(kept) :], strict=True):
-            found |= {replaces[i]: packing.part(array, n, leaves[i].shape) for n, i in enumerate(inputs)}
-        assert not [e for e in errors(program.out_paths, want, [found[o] for o in range(len(want))]) if e.error > 1e-9]
+        got = spread(
+            got,
+            smaller.leaving,
+            lambda n, k, whole: groups[n].packing.part(whole, k, program.graph.inputs[groups[n].inputs[k]].shape),
+        )
+        assert not [e for e in errors(program.out_paths, want, got) if e.error > 1e-9]
 
 
 def test_state_that_the_caller_keeps_is_not_packed():
@@ -78,5 +79,5 @@ def test_state_that_the_caller_keeps_is_not_packed():
         loss, params, x = attention()
         step, init = adam(loss)
         program = merged(trace(step, ((params, init(params)), x), {}))
-        assert packed(program)[1] == ()
+        assert packed(program) is program
         assert any(op.name == "concatenate" for op in program.graph.ops)

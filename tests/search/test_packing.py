@@ -50,7 +50,7 @@ def test_queries_keys_and_values_of_bert_forward_and_backward():
     assert products(program).count((8, 128, 16, 192)) == 1  # three products are one
     assert products(program).count((1024, 16, 192)) == 1  # and the gradients of three weights
     assert (1024, 16, 64) not in products(program)
-    assert best < 0.98 * plain
+    assert best < 0.99 * plain
 
 
 def swiglu(params, batch):
@@ -72,7 +72,7 @@ def test_gate_and_up_projections():
     plain, best, program = searched(trace(step, (params, batch), {}, donate_argnums=0))
     assert fired(program, "test_packing.py") == {SIBLINGS, SUMS}
     assert (512, 2816) in products(program)
-    assert best < 0.98 * plain
+    assert best < 0.99 * plain
 
 
 def with_biases(precision):

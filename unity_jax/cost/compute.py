@@ -135,7 +135,7 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     turned /= bandwidth
     if shard.rule.bytes is not None and not (device.compiler == "tpu" and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
-        if is_scatter(op) and not counts[0] and any(counts):
+        if is_scatter(op) and not counts[0] and counts[len(op.inputs)]:
             nbytes += shard.result_bytes()  # the operand is a constant, and written here
         if addresses_rows(op):
             nbytes *= _row_padding(shard, device)

@@ -9,8 +9,8 @@ saves is memory traffic, so this decides both the time of a step and which value
   by fusible edges are one kernel, and reading a value that the kernel makes is free. Equal levels exclude cycles.
 
 The compilers differ in what they fuse (`Fusing`): XLA:TPU fuses any elementwise producer and consumer into its
-convolution; XLA:GPU takes producers that make the input of a matmul no larger, and no consumers. What passes an
-`optimization_barrier` is in memory.
+convolution; XLA:GPU takes producers that make the input of a matmul no larger, and no consumers; its convolutions are
+calls of a library. What passes an `optimization_barrier` is in memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from unity_jax.cost.rows import Rows, rows
 from unity_jax.ops.indexing import compares, is_scatter
@@ -32,6 +34,11 @@ _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate d
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
+_READS_ONCE = frozenset("gather reduce_window_max reduce_window_sum select_and_scatter_add".split())
+_JOINS = frozenset(["concatenate", "pad"])
+"""What no matmul computes while it reads."""
+_CACHED = 1 / 16
+"""Operands of no more than this part of a result are read from a cache, as are the numbers that stand for rows."""
 
 
 Counts = tuple[int, ...]
@@ -63,8 +70,8 @@ class Fusing:
     products. `by_position`: what can be computed from an element's position is elementwise: random bits hash it, a
     scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
     arrays lie in tiles, so that it matters which dimension comes last. `repeats`: costly functions, too, are computed
-    by every reader, gathers included, if one is no loop and that moves no more bytes (`PriorityFusion` of XLA:GPU,
-    which weighs time).
+    by every reader, gathers and windows included, if one is no loop and that moves no more bytes (`PriorityFusion` of
+    XLA:GPU, which weighs time).
     """
 
     grows: bool = False
@@ -136,6 +143,8 @@ class _Fuser:
     loops: set[Op] = field(default_factory=set)
     producer: dict[Tensor, Op] = field(default_factory=dict)
     within: set[Op] = field(default_factory=set)
+    prologue: set[Op] = field(default_factory=set)  # what matmuls compute before they multiply
+    updated: set[Op] = field(default_factory=set)  # sums that a scatter writes into
 
     def run(self) -> list[Kernel]:
         self.producer = self.graph.producer
@@ -174,12 +183,19 @@ class _Fuser:
     def _absorb(self, outputs: set[Tensor]) -> None:
         readers = self._readers()
         at_hand = self._at_hand() if self.fusing.epilogue else self.loops
+        if not self.fusing.grows:
+            self._enter(readers)
         sources: dict[Tensor, frozenset[Tensor]] = {}  # what recomputing a tensor would read
+        self._update()
         for op in self.graph.ops:
             if is_alias(op):
                 sources.update((o, sources.get(i, frozenset([i]))) for i, o in zip(op.inputs, op.outputs, strict=False))
                 continue
-            if op not in self.loops or any(t in outputs or self._escapes(t, outputs) for t in op.outputs):
+            if (
+                op not in self.loops
+                or op in self.updated
+                or any(t in outputs or self._escapes(t, outputs) for t in op.outputs)
+            ):
                 continue
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
@@ -197,8 +213,38 @@ class _Fuser:
         apart = self.fusing.repeats and any(c not in self.loops for c in used)  # no kernel joins the readers
         if not (apart or op.name not in _COSTLY or (self.fusing.grows and self._scales(op))):
             return False
-        grown = sum(t.nbytes for t in above) > sum(t.nbytes for t in op.outputs)
+        grown = self._grown(op, above, len(set(used)))
         return not grown or (self.fusing.grows and all(c.name == "dot_general" for c in used))
+
+    def _grown(self, op: Op, above: Set[Tensor], readers: int) -> bool:
+        """Whether more bytes move if every reader computes it from what is above.
+
+        XLA:GPU weighs all that moves: either every reader reads the operands, or one kernel does and writes the result,
+        which the readers read.
+        """
+        made = sum(t.nbytes for t in op.outputs)
+        if not self.fusing.repeats:
+            return sum(t.nbytes for t in above) > made
+        taken = sum(t.nbytes for t in above if t.nbytes > made * _CACHED)
+        return taken * readers > taken + made + made * readers
+
+    def _update(self) -> None:
+        """Scatters into zeros whose result is added to something: XLA scatters into that instead."""
+        for op in self.graph.ops:
+            if op.name != "scatter-add" or (self.fusing.by_position and compares(op)):
+                continue
+            used, zeros = self.consumers.get(op.outputs[0], []), self.producer.get(op.inputs[0])
+            if len(used) == 1 and used[0].name in ("add", "add_any") and zeros is not None and _is_zero(zeros):
+                self.absorbed.add(op)
+                self.updated.add(used[0])
+
+    def _enter(self, readers: Callable[[Tensor], list[Op]]) -> None:
+        """Find what can be computed inside all the matmuls that read it: it takes no more bytes than it makes."""
+        for op in reversed(self.graph.ops):
+            used = [c for t in op.outputs for c in readers(t)]
+            inside = used and all(c.name == "dot_general" or c in self.prologue for c in used)
+            if op in self.loops and inside and op.name not in _JOINS and self._grows(op) <= 1:
+                self.prologue.add(op)
 
     def _scales(self, op: Op) -> bool:
         """Whether it divides rows by a number each, which becomes a product with its inverse."""
@@ -246,13 +292,21 @@ class _Fuser:
         )
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
-        if consumer in self.loops or consumer.name in REDUCTIONS or (self.fusing.repeats and consumer.name == "gather"):
+        if consumer in self.prologue:
+            return self._grows(producer) <= 1
+        if (
+            consumer in self.loops
+            or consumer.name in REDUCTIONS
+            or (self.fusing.repeats and consumer.name in _READS_ONCE)
+        ):
             return True
-        if self.fusing.by_position and is_scatter(consumer):
+        if is_scatter(consumer) and (self.fusing.by_position or consumer in self.absorbed):
             return producer.outputs[0] is consumer.inputs[0] and all(t.literal is not None for t in producer.inputs)
-        if consumer.name not in PRODUCTS or producer.name in ("concatenate", "pad"):
+        if consumer.name not in PRODUCTS or producer.name in _JOINS:
             return False
-        return self.fusing.grows or self._grows(producer) <= 1
+        if self.fusing.grows:
+            return True
+        return consumer.name == "dot_general" and self._grows(producer) <= 1
 
     def _grows(self, op: Op) -> float:
         """Bytes of the operands over bytes of the result."""
@@ -297,7 +351,7 @@ class _Fuser:
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
-        if not (c in self.loops or c.name in REDUCTIONS):
+        if not (c in self.loops or c.name in REDUCTIONS) or p in self.updated:
             return False
         if p in self.within:
             return c in self.loops and _elements(p.inputs[0]) == _elements(c.outputs[0])
@@ -365,6 +419,11 @@ def _runnable(made: list[Kernel]) -> list[Kernel]:
 
 def is_batched(op: Op) -> bool:
     return op.name == "dot_general" and bool(op.params["dimension_numbers"][1][0])
+
+
+def _is_zero(op: Op) -> bool:
+    values = [t.literal for t in op.inputs]
+    return op.name == "broadcast_in_dim" and all(v is not None and not np.any(v) for v in values)
 
 
 def _elements(t: Tensor) -> int:

@@ -50,6 +50,36 @@ class Lives:
                     heap.give(address[b], size[b])
         return most, where
 
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Of each buffer the first and the last time when it is in memory, and its bytes. Bodies have their own."""
+        found: list[list[int]] = []
+        self._add_spans(found, 0)
+        return [(first, last, size) for first, last, size in found]
+
+    def _add_spans(self, found: list[list[int]], now: int) -> int:
+        """Add the buffers of a run that begins at a time, and tell when it ends."""
+        left, span = list(self.readers), [0] * len(self.size)
+        for i in self.order:
+            step = self.steps[i]
+            over = _over(step, self.size, left)
+            for b in step.makes:
+                span[b] = span[over[b]] if b in over else len(found)
+                if b not in over:
+                    found.append([now, now, self.size[b]])
+            workspace = [now, now, step.workspace]
+            found.append(workspace)
+            for body in self.bodies.get(i, ()):
+                now = body._add_spans(found, now)
+            workspace[1] = now
+            for b in (*step.makes, *step.reads):
+                found[span[b]][1] = now
+            self._read(step, left)
+            now += 1
+        for b, n in enumerate(left):
+            if n > 0:
+                found[span[b]][1] = now
+        return now
+
     def alive(self, position: int) -> list[int]:
         """The buffers that exist while a step runs."""
         left = list(self.readers)

@@ -6,23 +6,29 @@ between is a buffer from the step that makes it to the last that reads it, in th
 - XLA:GPU joins constant arrays of one shape into one kernel, the stacks of loops among them: all exist from the first;
 - XLA computes gathers from a value (the logits of the labels) with what else reads it, so that they do not hold it;
 - XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes;
+- what it gathers of parts that are no whole tiles is copied together;
 - it gathers no result in the place of a donated argument: the gathered array is copied there at the end of the step;
 - it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
-  takes and once more what is unused of it at the peak (`2 heap - alive`, seen in its buffer assignments).
+  takes and once more what is unused of it at the peak (`2 heap - alive`, seen in its buffer assignments); XLA:GPU gives
+  them out by size (`packing`);
+- XLA:GPU makes one of several small collectives; what they take and make is there at the same time (`combining`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from unity_jax import _compat
+from unity_jax.cost.combining import THRESHOLDS, Combiner
 from unity_jax.cost.heap import Heap
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors
 from unity_jax.cost.lives import Lives
+from unity_jax.cost.packing import packed_bytes
+from unity_jax.cost.products import splitting_bytes
 from unity_jax.cost.schedule import ELEMENTWISE, OTHER, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.device import Device
@@ -36,10 +42,13 @@ _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all
 _BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange", "shift"), "tpu": ("combine", "shift"), "cpu": ()}
 """The moves whose collectives run beside kernels. XLA:TPU starts and awaits others apart only inside kernels."""
 
+_COMBINED = {"gpu": ("combine", "reduce", "reduce_scatter"), "tpu": ("reduce",), "cpu": ()}
+"""The moves whose collectives are combined."""
+
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes per device, and what is alive at the peak, largest first."""
+    """Peak bytes per device, gaps between buffers included, and what is alive at the peak, largest first."""
 
     peak_bytes: int
     alive: tuple[tuple[Tensor, int], ...]
@@ -81,6 +90,9 @@ class _Buffers:
         self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
         self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
         self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
+        self.combiner = Combiner(THRESHOLDS.get(self.compiler, 0))
+        self.flights: dict[int | None, tuple[int, int]] = {}  # start and done of each group of combined collectives
+        self.needs: dict[Tensor, int] = {}  # the groups that a tensor depends on
         self.replacing = replacing  # results in place of donated arguments
         self.gathered: dict[Tensor, int] = {}  # the step that gathers from a value, before what else reads it
         self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
@@ -116,21 +128,26 @@ class _Buffers:
     def _step(self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: Sequence[Tensor]) -> None:
         root = kernel.root
         move = root.params["move"].kind if "move" in root.params and len(kernel.ops) == 1 else None
-        if move in _BESIDE[self.compiler]:
+        if move in _BESIDE[self.compiler] or move in _COMBINED[self.compiler]:
             if self.compiler == "tpu" and move == "combine":
                 self.of.update((t, self._new(t, self.storage(t))) for t in makes if t in self.replacing)
                 self.lasting.update(self.of[t] for t in makes if t in self.replacing)
             buffers = tuple(map(self._buffer, makes))
-            start = self._add(Step(after, reads, buffers, writes_over=move == "reduce"))
-            done = self._add(Step((start,), (*reads, *buffers), (), start=start))
-            self.maker.update((t, done) for t in kernel.writes)
+            gathered = move == "combine" and not self.storage.in_tiles(root.outputs[0], root.params["move"])
+            parts = tuple(self._new(t, self.storage(t)) for t in makes) if gathered else buffers
+            self._collective(kernel, after, reads, parts)
+            if gathered:
+                self.maker.update((t, self._add(Step((self.maker[t],), parts, buffers))) for t in makes)
             return
+        self._needs(kernel)
         turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
         buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
         own = root.name in _OWN_BUFFER or bool(root.bodies) or ("move" in root.params and move != "reduce")
         own = own or self._normalizes(kernel)
-        unread = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
-        at = self._add(Step(after, reads, buffers, _cost(root), None, round(unread), not own))
+        workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
+        if self.compiler == "gpu" and root.name == "dot_general" and root.shard is not None:
+            workspace = splitting_bytes(root.shard)
+        at = self._add(Step(after, reads, buffers, _cost(root, self.compiler), None, round(workspace), not own))
         self.bodies[at] = tuple(_Buffers(b, self.traffic, self.storage).lives() for b in root.bodies)
         self.maker.update((t, at) for t in kernel.writes)
         if root.name in REDUCTIONS:
@@ -139,6 +156,47 @@ class _Buffers:
             self.gathered.update((t, at) for t in kernel.reads[:1] if t in self.of)
         for t in turned:
             self.maker[t] = self._add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
+
+    def _collective(
+        self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...]
+    ) -> None:
+        """The steps of a collective, its start and its done, or of the one that it is combined with."""
+        (result,) = kernel.root.outputs
+        move, needs, group = kernel.root.params["move"], self._needs(kernel), None
+        if move.kind in _COMBINED[self.compiler]:
+            key = (move.kind, move.axes, move.dim, move.kind != "combine" and str(result.dtype))
+            group = self.combiner.join(key, self.storage(result), needs)
+            self.needs.update((t, needs | 1 << group) for t in kernel.writes)
+        if group in self.flights:
+            start, done = self.flights[group]
+            # XLA:TPU gives the results of several memory of their own.
+            over = self.steps[start].writes_over and self.compiler == "gpu"
+            self._extend(start, after, reads, makes, over)
+            if done != start:
+                self._extend(done, (), (*reads, *makes), (), False)
+        else:
+            start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce"))
+            if move.kind in _BESIDE[self.compiler]:
+                done = self._add(Step((start,), (*reads, *makes), (), start=start))
+        if group is not None:
+            self.flights[group] = start, done
+        self.maker.update((t, done) for t in kernel.writes)
+
+    def _extend(
+        self, i: int, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...], over: bool
+    ) -> None:
+        step = self.steps[i]
+        reads, makes = tuple(dict.fromkeys((*step.reads, *reads))), (*step.makes, *makes)
+        self.steps[i] = replace(step, after=(*step.after, *after), reads=reads, makes=makes, writes_over=over)
+
+    def _needs(self, kernel: Kernel) -> int:
+        """The groups of combined collectives that a kernel waits for."""
+        needs = 0
+        for t in (*kernel.reads, *kernel.waits):
+            needs |= self.needs.get(t, 0)
+        if needs:
+            self.needs.update((t, needs) for t in kernel.writes)
+        return needs
 
     def _normalizes(self, kernel: Kernel) -> bool:
         """Whether XLA:GPU makes it one Triton kernel with the reduction of its rows, which writes over nothing."""
@@ -187,7 +245,9 @@ class _Buffers:
         heap = Heap() if self.compiler == "tpu" else None
         most, where = lives.run(heap)
         alive = [(self.tensors[b], lives.size[b]) for b in lives.alive(where) if lives.size[b]]
-        return most if heap is None else heap.size + heap.size - most, alive
+        if heap is not None:
+            return heap.size + heap.size - most, alive
+        return packed_bytes(lives.spans()) if self.compiler == "gpu" else most, alive
 
     def lives(self) -> Lives:
         """The order of the steps, and which buffers are in memory."""
@@ -217,8 +277,9 @@ class _Buffers:
                 size[b] = 0
 
 
-def _cost(root: Op) -> float:
-    """What the schedulers think a kernel takes."""
-    if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or is_scatter(root):
-        return OTHER
-    return ELEMENTWISE
+def _cost(root: Op, compiler: str) -> float:
+    """What the schedulers think a kernel takes. XLA:GPU counts loops and calls of libraries, as convolutions are, and
+    takes all others for nothing; XLA:TPU estimates each, which are all alike here."""
+    if compiler == "tpu" or root.name == "conv_general_dilated":
+        return ELEMENTWISE
+    return OTHER if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or is_scatter(root) else ELEMENTWISE

@@ -64,6 +64,24 @@ def product_size(shard: Shard) -> tuple[int, int, int, int]:
     return max(batch, 1), max(rows, 1), max(columns, 1), max(depth, 1)
 
 
+_SPLIT_TILES, _SPLIT_DEPTH = 200, 512
+"""XLA:GPU splits the depth of a matmul into 2, 4, 8, ... parts, as long as there are no more tiles of 128 x 128 in all
+and no part is less deep. Seen in programs compiled for an H100, which computes 132 tiles at a time."""
+
+
+def splitting_bytes(shard: Shard) -> float:
+    """Bytes that XLA:GPU needs to compute a matmul in parts of its depth: the float32 results of the parts, and both
+    operands in one type, padded, if the parts would be unequal."""
+    batch, rows, columns, depth = product_size(shard)
+    tiles, parts = batch * math.ceil(rows / 128) * math.ceil(columns / 128), 1
+    while 2 * parts * tiles <= _SPLIT_TILES and depth >= 2 * parts * _SPLIT_DEPTH:
+        parts *= 2
+    if parts == 1:
+        return 0.0
+    padded = batch * (rows + columns) * math.ceil(depth / parts) * parts if depth % parts else 0
+    return 4.0 * parts * batch * rows * columns + padded * max(t.itemsize for t in shard.op.inputs)
+
+
 def _conv_shapes(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     return shard.operand_shape(0), shard.operand_shape(1), shard.result_shape()
 

@@ -17,6 +17,7 @@ import math
 
 from unity_jax.cost.arrays import stored_bytes
 from unity_jax.cost.kernels import base_tensors
+from unity_jax.cost.reshard import Move
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import addresses_rows
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -52,6 +53,14 @@ class Storage:
     def local(self, t: Tensor) -> tuple[int, ...]:
         assert t.layout is not None
         return t.layout.local_shape(t.shape, self.mesh)
+
+    def in_tiles(self, t: Tensor, gathered: Move) -> bool:
+        """Whether what each device adds to a gathered tensor fills whole tiles."""
+        assert gathered.dim is not None
+        tile, from_end = self.device.layout_tile, t.rank - gathered.dim
+        part = gathered.before.local_shape(t.shape, self.mesh)[gathered.dim]
+        turned = t.shape in self.tiled  # other dimensions than the last may lie in tiles
+        return turned or from_end > len(tile) or not tile[-from_end] or part % tile[-from_end] == 0
 
     def rows(self, t: Tensor) -> float:
         """Bytes with the last dimension along the lanes."""

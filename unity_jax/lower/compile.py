@@ -10,9 +10,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from unity_jax import _compat
 from unity_jax.lower.interpreter import run
-from unity_jax.pcg.graph import Graph
+from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
+from unity_jax.rewrite.packing import Group, apart, gathered, spread
 
 
 def spmd(graph: Graph, mesh: Any) -> Callable[[Sequence[Any]], list[Any]]:
@@ -21,8 +22,11 @@ def spmd(graph: Graph, mesh: Any) -> Callable[[Sequence[Any]], list[Any]]:
     in_specs = tuple(t.layout.spec() for t in graph.inputs)  # type: ignore[union-attr]
     out_specs = tuple(t.layout.spec() for t in graph.outputs)  # type: ignore[union-attr]
 
+    platform = jax.default_backend() if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.devices.flat[0].platform
+    until = True if platform == "cpu" else None
+
     def body(*local: Any) -> tuple[Any, ...]:
-        outs = run(graph, axes, local)
+        outs = run(graph, axes, local, until)
         # A result that is a literal has no type of its own yet.
         return tuple(
             o if _compat.is_key(t.dtype) else jax.lax.convert_element_type(o, t.dtype)
@@ -33,45 +37,75 @@ def spmd(graph: Graph, mesh: Any) -> Callable[[Sequence[Any]], list[Any]]:
     return lambda flat: list(mapped(*flat))
 
 
-def planned(program: Program, graph: Graph, mesh: Any) -> Callable[..., Any]:
+def planned(program: Program, graph: Graph, mesh: Any, unpacked: bool = False) -> Callable[..., Any]:
     """The planned graph of a program as a function of its arguments that are not static; captured arrays, if there are
-    any, are a tuple before them."""
-    step = spmd(graph, _compat.auto_mesh(mesh))
-    first = int(bool(program.constants))
+    any, are a tuple before them. Packed state is given and returned as it is held, or `unpacked`, as the caller has
+    it."""
+    step, first = spmd(graph, _compat.auto_mesh(mesh)), int(bool(program.constants))
+    caller, entering, leaving = _caller(program, unpacked)
+
+    def joined(n: int, arrays: Sequence[Any]) -> Any:
+        return entering[n][0].joined(arrays)
+
+    def part(n: int, k: int, whole: Any) -> Any:
+        packing, places = leaving[n]
+        return packing.part(whole, k, caller.graph.outputs[places[k]].shape)
 
     def planned(*args: Any, **kwargs: Any) -> Any:
         constants = args[0] if first else ()
-        flat = step([*constants, *jax.tree.leaves((args[first:], kwargs))])
-        return jax.tree_util.tree_unflatten(program.out_tree, flat)
+        flat = step(gathered([*constants, *jax.tree.leaves((args[first:], kwargs))], entering, joined))
+        return jax.tree_util.tree_unflatten(caller.out_tree, spread(flat, leaving, part))
 
     planned.__name__ = planned.__qualname__ = program.name
     return planned
 
 
-def jitted(program: Program, graph: Graph, mesh: Mesh) -> Any:
+def jitted(program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False) -> Any:
     """`planned` under `jax.jit`, with the caller's donation; results are on the caller's mesh, whatever the type of its
     axes."""
-    first, constants = int(bool(program.constants)), len(program.constants)
-    outs = [NamedSharding(mesh, t.layout.spec()) for t in graph.outputs]  # type: ignore[union-attr]
-    donated = [i in program.donated for i in range(constants, len(graph.inputs))]
-    args, kwargs = jax.tree_util.tree_unflatten(program.in_tree, donated)
+    caller, _, outs = _boundary(program, graph, mesh, unpacked)
+    first, constants = int(bool(caller.constants)), len(caller.constants)
+    donated = [i in caller.donated for i in range(constants, len(caller.graph.inputs))]
+    args, kwargs = jax.tree_util.tree_unflatten(caller.in_tree, donated)
     return jax.jit(
-        planned(program, graph, mesh),
-        out_shardings=jax.tree_util.tree_unflatten(program.out_tree, outs),
+        planned(program, graph, mesh, unpacked),
+        out_shardings=jax.tree_util.tree_unflatten(caller.out_tree, outs),
         donate_argnums=tuple(first + i for i, a in enumerate(args) if any(jax.tree.leaves(a))),
         donate_argnames=tuple(k for k, a in kwargs.items() if any(jax.tree.leaves(a))),
     )
 
 
-def lower(program: Program, graph: Graph, mesh: Mesh) -> jax.stages.Lowered:
+def lower(program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False) -> jax.stages.Lowered:
     """The program that runs, for arguments in their planned layouts; `mesh` may be of devices that are not there."""
+    caller, shardings, _ = _boundary(program, graph, mesh, unpacked)
     structs = [
-        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh, t.layout.spec()))  # type: ignore[union-attr]
-        for t in graph.inputs
+        jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in zip(caller.graph.inputs, shardings, strict=True)
     ]
-    n = len(program.constants)
-    args, kwargs = jax.tree_util.tree_unflatten(program.in_tree, structs[n:])
+    n = len(caller.constants)
+    args, kwargs = jax.tree_util.tree_unflatten(caller.in_tree, structs[n:])
     if n:
         args = (tuple(structs[:n]), *args)
     with jax.sharding.use_abstract_mesh(_compat.auto_mesh(mesh).abstract_mesh):
-        return jitted(program, graph, mesh).lower(*args, **kwargs)
+        return jitted(program, graph, mesh, unpacked).lower(*args, **kwargs)
+
+
+def _caller(program: Program, unpacked: bool) -> tuple[Program, list[Group], list[Group]]:
+    """Whose arguments and results cross the boundary, and what is packed of them behind it."""
+    if unpacked and program.unpacked is not None:
+        return program.unpacked, program.entering, program.leaving
+    return program, [], []
+
+
+def _boundary(
+    program: Program, graph: Graph, mesh: Mesh, unpacked: bool
+) -> tuple[Program, list[NamedSharding], list[NamedSharding]]:
+    """Whose arguments and results cross the boundary, and how they lie."""
+    caller, entering, leaving = _caller(program, unpacked)
+
+    def shardings(planned: Sequence[Tensor], groups: list[Group], given: Sequence[Tensor]) -> list[NamedSharding]:
+        layouts = [t.layout for t in planned if t.layout is not None]
+        found = apart(layouts, groups, [t.shape for t in given], MeshAxes.of(mesh))
+        return [NamedSharding(mesh, layout.spec()) for layout in found]
+
+    ins = shardings(graph.inputs, entering, caller.graph.inputs)
+    return caller, ins, shardings(graph.outputs, leaving, caller.graph.outputs)

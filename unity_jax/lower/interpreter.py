@@ -13,39 +13,47 @@ import jax
 
 from unity_jax import _compat
 from unity_jax.lower.moves import apply_move
+from unity_jax.lower.order import arrived, communicates, held, waits
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 
 
-def run(graph: Graph, mesh: MeshAxes, inputs: Sequence[Any]) -> list[Any]:
-    """Evaluate a planned graph on local arrays; returns the local outputs."""
+def run(graph: Graph, mesh: MeshAxes, inputs: Sequence[Any], until: Any = None) -> list[Any]:
+    """Evaluate a planned graph on local arrays; returns the local outputs.
+
+    `until`: what its collectives wait for (`lower.order`); None where the compiler keeps them in order.
+    """
+    waiting = {} if until is None else waits(graph)
     env: dict[Tensor, Any] = dict(zip(graph.inputs, inputs, strict=True))
 
     def read(t: Tensor) -> Any:
         return t.literal if t.literal is not None else env[t]
 
     for op in graph.ops:
-        env.update(zip(op.outputs, evaluate(op, mesh, [read(t) for t in op.inputs]), strict=True))
+        last = arrived(until, map(read, waiting[op])) if op in waiting else until
+        env.update(zip(op.outputs, evaluate(op, mesh, [read(t) for t in op.inputs], last), strict=True))
     return [read(t) for t in graph.outputs]
 
 
-def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
+def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any = None) -> list[Any]:
     """One planned op on local operands."""
+    if until is not None and not op.bodies and communicates(op):
+        operands = [held(x, until) for x in operands]
     if (move := op.params.get("move")) is not None:
         return [apply_move(operands[0], move, op.inputs[0].shape, mesh)]
     if op.name == "optimization_barrier":
         return list(jax.lax.optimization_barrier(list(operands)))
     if op.bodies:
-        return _CONTROL[op.name](op, mesh, operands)
+        return _CONTROL[op.name](op, mesh, operands, until)
     return op.shard.run(operands)
 
 
-def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
+def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[Any]:
     n_consts, n_carry = _compat.scan_arity(op.params)
     consts, init = operands[:n_consts], _typed(operands[n_consts : n_consts + n_carry], op.outputs)
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        outs = run(op.bodies[0], mesh, [*consts, *carry, *xs])
+        outs = run(op.bodies[0], mesh, [*consts, *carry, *xs], until)
         return _typed(outs[:n_carry], op.outputs), outs[n_carry:]
 
     carry, ys = jax.lax.scan(
@@ -59,20 +67,20 @@ def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
     return [*carry, *ys]
 
 
-def _while(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
+def _while(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[Any]:
     n_cond, n_body = op.params["cond_nconsts"], op.params["body_nconsts"]
     cond_consts, body_consts = operands[:n_cond], operands[n_cond : n_cond + n_body]
     cond, body = op.bodies
     return jax.lax.while_loop(
-        lambda carry: run(cond, mesh, [*cond_consts, *carry])[0],
-        lambda carry: _typed(run(body, mesh, [*body_consts, *carry]), op.outputs),
+        lambda carry: run(cond, mesh, [*cond_consts, *carry], until)[0],
+        lambda carry: _typed(run(body, mesh, [*body_consts, *carry], until), op.outputs),
         _typed(operands[n_cond + n_body :], op.outputs),
     )
 
 
-def _cond(op: Op, mesh: MeshAxes, operands: Sequence[Any]) -> list[Any]:
+def _cond(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[Any]:
     def branch(graph: Graph) -> Any:
-        return lambda *xs: _typed(run(graph, mesh, xs), op.outputs)
+        return lambda *xs: _typed(run(graph, mesh, xs, until), op.outputs)
 
     return list(jax.lax.switch(operands[0], [branch(b) for b in op.bodies], *operands[1:]))
 

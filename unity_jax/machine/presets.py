@@ -179,24 +179,24 @@ _HOPPER = {
 _HOPPER_NODES = _switched(("node", 5e10, INFINIBAND_LATENCY), ("gpu", 18 * HOPPER_NVLINK, NVLINK_LATENCY))
 
 CHIPS: dict[str, Chip] = {
-    # Virtual devices of one host (`--xla_force_host_platform_device_count`). There are no published numbers. Assumed,
-    # in the ratios of a small host: memory traffic (host memory is its own), arithmetic, collectives (a rendezvous of
-    # threads, then copies).
+    # Virtual devices of one host (`--xla_force_host_platform_device_count`). There are no published numbers: medians of
+    # three runs of `unity calibrate` with eight devices on two busy cores, which they share, so that each has a quarter
+    # of one. On other hosts and for other numbers of devices all of it is faster or slower together, more or less.
     "cpu": Chip(
         grammar="cpu:N",
         ranks=(1,),
         kind="cpu",
         device=Device(
             kind="cpu",
-            peak_flops=_peaks(bfloat16=2e10, float16=2e10, float32=5e10, float64=2.5e10, vector=5e9),
-            memory_bytes=16 * 2.0**30,
-            memory_bandwidth=1e10,
-            host_bandwidth=1e10,
-            kernel_overhead=5e-6,
+            peak_flops=_peaks(bfloat16=5.8e9, float16=9.5e9, float32=9.8e9, float64=3.5e9, vector=1.6e9),
+            memory_bytes=16 * 2.0**30,  # assumed, as all of it is the host's
+            memory_bandwidth=8.1e8,
+            host_bandwidth=1.8e8,
+            kernel_overhead=2.1e-5,
             compiler="cpu",
             asynchronous=(),  # XLA:CPU runs them as ordinary instructions, which the threads of all devices wait in
         ),
-        levels=_switched(("device", 2e9, 2e-5)),
+        levels=lambda sizes: (Level("device", sizes[0], 9.4e8, 1.5e-4, "shared"),),
     ),
     # TPU links and PCIe (4.5e10 or 9e10 B/s per link and direction; 1.5e10 B/s per chip, 3.2e10 on v6e):
     # https://jax-ml.github.io/scaling-book/tpus/ ; its appendix A has the vector unit of 8 x 128 lanes x 4 ALUs, at

@@ -401,8 +401,8 @@ def is_pointwise(op: Op) -> bool:
     if op.name not in POINTWISE:
         return False
     shape = op.outputs[0].shape
-    return all([t.shape == shape for t in op.outputs]) and all(
-        [t.shape == shape or t.shape == () or _broadcasts(t.shape, shape) for t in op.inputs]
+    return all(t.shape == shape for t in op.outputs) and all(
+        t.shape == shape or t.shape == () or _broadcasts(t.shape, shape) for t in op.inputs
     )
 
 

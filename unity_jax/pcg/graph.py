@@ -6,7 +6,6 @@ and every change of layout is an op of its own): the plan is the program.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence

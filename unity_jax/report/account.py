@@ -22,7 +22,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report.collectives import Collective, Key
 from unity_jax.report.flow import Flow
 from unity_jax.report.hlo import Module
-from unity_jax.report.rewrites import Part, candidates, parts, realigns, rejoined
+from unity_jax.report.rewrites import SUMMED, Part, candidates, parts, realigns, rejoined, sums_gathered
 from unity_jax.report.sites import Site, sites
 
 MERGED, REALIGNED = "merged duplicates", "shares realigned by permutes"
@@ -60,6 +60,8 @@ def account(
         for c in duplicates
         for _ in range(c.count)
     ]
+    for made, part in zip(forms, present, strict=True):
+        spare += [dict.fromkeys(made, (SUMMED,))] * sums_gathered(flow, part)
     rows = forms + spare
     pairs, missing, extra = _match(rows, wanted)
     compiled = {wanted[j] for i, j in pairs if i < len(present)}
@@ -94,14 +96,14 @@ def _text(part: Part) -> str:
 def _match(
     present: Sequence[dict[Planned, tuple[str, ...]]], wanted: Sequence[Planned]
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    """Pairs of a present and a planned one, so that few are left over, then few count as merged, then few rewrites are
-    needed; and the planned and the present ones left over."""
+    """Pairs of a present and a planned one, so that few are left over, then few count as merged or summed, then few
+    rewrites are needed; and the planned and the present ones left over."""
     none = 1000.0
     cost = np.full((len(present), len(wanted)), none)
     for i, forms in enumerate(present):
         for j, key in enumerate(wanted):
             if key in forms:
-                cost[i, j] = 10 if MERGED in forms[key] else len(forms[key])
+                cost[i, j] = 10 if {MERGED, SUMMED}.intersection(forms[key]) else len(forms[key])
     rows, columns = linear_sum_assignment(cost)
     pairs = [(int(i), int(j)) for i, j in zip(rows, columns, strict=True) if cost[i, j] < none]
     missing = sorted(set(range(len(wanted))) - {j for _, j in pairs})

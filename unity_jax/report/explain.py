@@ -19,7 +19,9 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.plan import Leaf, Plan, matches
 from unity_jax.report.text import seconds, short_source, size
 from unity_jax.rewrite.library import searched
+from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import Rewrite
+from unity_jax.search.packing import pinned
 from unity_jax.search.planner import Pins, Planner
 from unity_jax.search.sample import storable
 
@@ -67,6 +69,11 @@ def _some(leaves: Iterable[Leaf]) -> str:
 def _leaf(plan: Plan, index: int) -> Iterator[str]:
     leaf, tensor = plan.inputs[index], plan.bound().graph.inputs[index]
     yield f"{leaf.path}: {leaf}, {size(leaf.bytes)} per device" + (", pinned" if tensor in plan.pins.tensors else "")
+    for (packing, places), t in zip(*_wholes(plan), strict=True):
+        if index in places:
+            assert t.layout is not None
+            others = ", ".join(plan.inputs[i].path for i in places if i != index)
+            yield f"  held from step to step with {others} as one {t.layout.typeof(packing.shape, leaf.dtype)}"
     readers = [op for op in plan.bound().graph.walk() if tensor in op.inputs]
     for op in readers[:READERS]:
         yield f"  read by {op.label} at {short_source(op.source)}"
@@ -74,11 +81,20 @@ def _leaf(plan: Plan, index: int) -> Iterator[str]:
         yield f"  and by {len(readers) - READERS} more"
 
 
+def _wholes(plan: Plan) -> tuple[list[Group], list[Tensor]]:
+    """What is packed, and the planned inputs that hold it."""
+    assert plan.stored is not None
+    groups, inputs = plan.stored.entering, plan.pcg.inputs
+    return groups, list(inputs[len(inputs) - len(groups) :])
+
+
 def _alternatives(plan: Plan, index: int) -> Iterator[str]:
     """The best plan with the leaf in each other layout, against this plan."""
-    program, machine = plan.bound(), plan.priced_on
+    program, pins, machine = plan.bound(), plan.pins, plan.priced_on
     leaf, tensor, axes = plan.inputs[index], program.graph.inputs[index], plan.axes
-    assert machine is not None
+    assert machine is not None and plan.stored is not None
+    if plan.packed and not any(index in p.inputs for p in plan.packed):  # what is pinned is not packed
+        program, pins = plan.stored, pinned(pins, plan.stored, [t.layout for t in _wholes(plan)[1]])
     if tensor in plan.pins.tensors:
         return
     resharder = Resharder(machine, axes)
@@ -90,8 +106,8 @@ def _alternatives(plan: Plan, index: int) -> Iterator[str]:
     if not others:
         yield "  no other layout: its dimensions do not divide"
     for layout in others[:ALTERNATIVES]:
-        pins = Pins({**plan.pins.tensors, tensor: layout}, plan.pins.outputs)
-        found = Planner(program, machine, plan.memory_limit, pins).plan([axes])
+        wanted = Pins({**pins.tensors, tensor: layout}, pins.outputs)
+        found = Planner(program, machine, plan.memory_limit, wanted).plan([axes])
         verdict = _verdict(plan, found.seconds, found.memory.peak_bytes)
         yield f"  instead {layout.typeof(tensor.shape, tensor.dtype)}: {verdict}"
     if len(others) > ALTERNATIVES:

@@ -55,7 +55,7 @@ class Part:
 
 
 Detector = Callable[[Flow, Part, Form], Iterable[Form]]
-COMBINED, PIPELINED = "combined", "pipelined loop"
+COMBINED, PIPELINED, SUMMED = "combined", "pipelined loop", "sum gathered once"
 
 
 def parts(flow: Flow, site: Site, mesh: MeshAxes) -> list[Part]:
@@ -180,6 +180,21 @@ def candidates(flow: Flow, part: Part) -> list[tuple[Form, tuple[str, ...]]]:
             for before in detector(flow, part, form):
                 found.setdefault(before, (*names, name))
     return sorted(found.items(), key=lambda item: len(item[1]))
+
+
+def sums_gathered(flow: Flow, part: Part) -> int:
+    """How many all-gathers more than itself a part stands for, at most: of the terms of a sum, which the compiler adds
+    before it gathers. It names such an all-gather after the addition."""
+    name = re.search(r'op_name="([^"]*)"', part.site.op.attributes)
+    if part.form.kind != "all_gather" or name is None or name[1].split("/")[-1] not in ("add", "add_any"):
+        return 0
+    return _terms(flow, part.operand) - 1
+
+
+def _terms(flow: Flow, value: Value) -> int:
+    """The terms of a sum; 1 if it is none."""
+    last = flow.origin(value)[-1]
+    return sum(_terms(flow, flow.operand(last, i)) for i in range(2)) if last.op.opcode == "add" else 1
 
 
 def realigns(flow: Flow, site: Site, scatters: set[str]) -> bool:

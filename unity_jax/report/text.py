@@ -53,6 +53,8 @@ def table(plan: Plan) -> str:
         lines.append(f"  pace         {plan.unequal}")
     if plan.rewrites:
         lines.append("  rewritten    " + "\n               ".join(map(str, plan.rewrites)))
+    if plan.packed:
+        lines.append(f"  packed       {held(plan)}")
     text = "\n".join(lines) + "\n\n" + render(_layouts(plan)) + "\n" + render(_collectives(p.collectives))
     if plan.replicated:
         lines = [f"  {r}\n" for r in plan.replicated]
@@ -84,6 +86,13 @@ def sweep(plans: Sequence[Plan], grows: bool) -> str:
     return f"Plans of {first.function} for {machines}\n\n{render(rows)}"
 
 
+def held(plan: Plan) -> str:
+    """How much of the arguments is held packed from step to step."""
+    count = sum(len(p.inputs) for p in plan.packed)
+    nbytes = sum(plan.inputs[i].bytes for p in plan.packed for i in p.inputs)
+    return f"{count} arguments ({size(nbytes)} per device) are held as {len(plan.packed)} arrays from step to step"
+
+
 def compare(plan: Plan, other: Plan) -> str:
     """Predictions side by side, then the leaves whose layouts differ."""
     a, b = plan.predicted, other.predicted
@@ -99,6 +108,8 @@ def compare(plan: Plan, other: Plan) -> str:
         "exposed communication", seconds(a.exposed_communication_seconds), seconds(b.exposed_communication_seconds)
     )
     rows.add_row("peak memory", size(a.peak_bytes), size(b.peak_bytes))
+    if plan.packed != other.packed:
+        rows.add_row("packed", *(held(x) if x.packed else "nothing" for x in (plan, other)))
     ours, theirs = ({leaf.path: str(leaf) for leaf in x.inputs} for x in (plan, other))
     cells = {path: (ours.get(path, "missing"), theirs.get(path, "missing")) for path in [*ours, *theirs]}
     for row in _rows(_tree((path, c, 0) for path, c in cells.items() if c[0] != c[1]), 2):

@@ -51,7 +51,8 @@ def verify(plan: Plan, name: str) -> Verification:
 def verify_on(plan: Plan, name: str, devices: Sequence[Any]) -> Verification:
     """Compile a plan for these devices, which are there or not, and compare; `name` says which they are."""
     axes = MeshAxes.of(plan.mesh)
-    lowered = lower(plan.bound(), plan.pcg, mesh_over(plan, devices))
+    assert plan.stored is not None
+    lowered = lower(plan.stored, plan.pcg, mesh_over(plan, devices))
     stablehlo = lowered.compiler_ir("stablehlo")
     planned = _untimed(plan)
     found = tuple(stablehlo_collectives(stablehlo, axes))

@@ -13,70 +13,41 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
 
 import jax
 from jax import lax
 
+from unity_jax import _compat
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.program import Program
 from unity_jax.rewrite.apply import in_order
 from unity_jax.rewrite.bind import same_function
+from unity_jax.rewrite.packing import Group, Packed, Packing, others
 from unity_jax.trace import build, without_dead_code
 
-
-@dataclass(frozen=True)
-class Packing:
-    """How some arrays make one: each in its shape here (its own, or with some dimensions as one), joined along one."""
-
-    shapes: tuple[tuple[int, ...], ...]
-    dimension: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        whole = list(self.shapes[0])
-        whole[self.dimension] = sum(s[self.dimension] for s in self.shapes)
-        return tuple(whole)
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """How many times one lies after the other in memory, and how much of each. Equal for packings that differ in
-        shape only."""
-        return (
-            math.prod(self.shapes[0][: self.dimension]),
-            *(math.prod(s[self.dimension :]) for s in self.shapes),
-        )
-
-    def joined(self, arrays: Sequence[jax.Array]) -> jax.Array:
-        return lax.concatenate([lax.reshape(x, s) for x, s in zip(arrays, self.shapes, strict=True)], self.dimension)
-
-    def part(self, array: jax.Array, i: int, shape: tuple[int, ...]) -> jax.Array:
-        start = sum(s[self.dimension] for s in self.shapes[:i])
-        found = lax.slice_in_dim(array, start, start + self.shapes[i][self.dimension], axis=self.dimension)
-        return lax.reshape(found, shape)
+Allowed = Callable[[Packing, tuple[int, ...]], bool]
 
 
-Packed = tuple[Packing, tuple[int, ...]]
-"""Graph inputs by position, as one."""
-
-
-def packed(program: Program) -> tuple[Program, tuple[Packed, ...]]:
-    """The program with what it concatenates of its donated state held as one array each, and what was packed.
-
-    Inputs of the new program are those that are left, in order, then the packed ones; results likewise.
-    """
-    chosen = dict(_wanted(program))
+def packed(program: Program, allowed: Allowed = lambda packing, inputs: True) -> Program:
+    """The program with what it concatenates of its donated state held as one array each, where that is `allowed`."""
+    chosen = dict(_wanted(program, allowed))
     packer = _Packer(program, chosen)
-    while (more := packer.run()) is not None:  # state that is joined for the sake of other state is packed too
+    while (more := packer.run(allowed)) is not None:  # state that is joined for the sake of other state is packed too
         chosen[more[1]] = more[0]
         packer = _Packer(program, chosen)
-    return packer.program(), tuple((packing, inputs) for inputs, packing in chosen.items())
+    return packer.program()
 
 
-def _wanted(program: Program) -> Iterator[tuple[tuple[int, ...], Packing]]:
+def pack(program: Program, groups: Sequence[Group]) -> Program:
+    """The program with these inputs held as one array each."""
+    packer = _Packer(program, {inputs: packing for packing, inputs in groups})
+    packer.run(lambda packing, inputs: False)
+    return packer.program()
+
+
+def _wanted(program: Program, allowed: Allowed) -> Iterator[tuple[tuple[int, ...], Packing]]:
     """Concatenations of state, as it is or in another dtype; each array is packed with one set of others only."""
     graph = program.graph
     state = {graph.inputs[i]: i for i in set(program.ties.values()) & set(program.donated)}
@@ -85,9 +56,18 @@ def _wanted(program: Program) -> Iterator[tuple[tuple[int, ...], Packing]]:
         if op.name != "concatenate":
             continue
         inputs = tuple(state.get(_stored(t, graph), -1) for t in op.inputs)
-        if min(inputs) >= 0 and len({*inputs, *taken}) == len(inputs) + len(taken):
+        packing = Packing(tuple(t.shape for t in op.inputs), op.params["dimension"])
+        if _is_free(inputs, taken, graph) and allowed(packing, inputs):
             taken.update(inputs)
-            yield inputs, Packing(tuple(t.shape for t in op.inputs), op.params["dimension"])
+            yield inputs, packing
+
+
+def _is_free(inputs: tuple[int, ...], taken: Set[int], graph: Graph) -> bool:
+    """Whether these are inputs of one dtype (but keys), none of which is packed."""
+    if min(inputs) < 0 or len({*inputs, *taken}) < len(inputs) + len(taken):
+        return False
+    dtypes = {graph.inputs[i].dtype for i in inputs}
+    return len(dtypes) == 1 and not any(map(_compat.is_key, dtypes))
 
 
 def _stored(t: Tensor, graph: Graph) -> Tensor:
@@ -117,19 +97,21 @@ class _Packer:
             for i, t in enumerate(members):
                 self.replaced[t] = self._traced(lambda x, i=i, t=t, p=packing: p.part(x, i, t.shape), [whole])
 
-    def run(self) -> tuple[Packing, tuple[int, ...]] | None:
+    def run(self, allowed: Allowed) -> tuple[Packing, tuple[int, ...]] | None:
         """Join what is concatenated; further state that should be packed, if there is some."""
         state = {self.graph.inputs[i]: i for i in set(self.before.ties.values()) & set(self.before.donated)}
         taken = {i for inputs in self.chosen for i in inputs}
         replaces = {i: o for o, i in self.before.ties.items()}
         for inputs, packing in self.chosen.items():
+            if not all(i in replaces for i in inputs):
+                continue
             outs = tuple(self.graph.outputs[replaces[i]] for i in inputs)
             whole = self._joined(packing, outs, True)
             assert whole is not None
             self.results[inputs] = whole
         for (_, tensors), (packing, _) in self.done.items():
             more = tuple(state.get(t, -1) for t in tensors)
-            if min(more) >= 0 and len({*more, *taken}) == len(more) + len(taken):
+            if _is_free(more, taken, self.graph) and allowed(packing, more):
                 return packing, more
         for op in self.graph.ops:
             if op.name == "concatenate":
@@ -197,39 +179,48 @@ class _Packer:
 
     def program(self) -> Program:
         """The program over packed state."""
-        before, graph = self.before, self.graph
-        gone = {i for inputs in self.chosen for i in inputs}
-        kept = [i for i in range(len(graph.inputs)) if i not in gone]
-        outs = [o for o in range(len(graph.outputs)) if before.ties.get(o) not in gone]
-        new = self.replaced
+        before, graph, new = self.before, self.graph, self.replaced
+        replaces = {i: o for o, i in before.ties.items()}
+        groups = tuple(
+            Packed(packing, inputs, tuple(replaces[i] for i in inputs) if inputs in self.results else ())
+            for inputs, packing in self.chosen.items()
+        )
+        if not groups:
+            return before
 
         def now(t: Tensor) -> Tensor:
             while t in new:
                 t = new[t]
             return t
 
+        wholes = list(self.inputs.values())
+        kept = others(len(graph.inputs), [(g.packing, g.inputs) for g in groups])
+        outs = others(len(graph.outputs), [(g.packing, g.outputs) for g in groups])
+        tied = [n for n, g in enumerate(groups) if g.outputs]
         ops = [dataclasses.replace(op, inputs=tuple(map(now, op.inputs))) for op in (*graph.ops, *self.ops)]
-        inputs = (*(graph.inputs[i] for i in kept), *self.inputs.values())
-        outputs = (*(now(graph.outputs[o]) for o in outs), *(now(self.results[g]) for g in self.chosen))
+        results = (*(now(graph.outputs[o]) for o in outs), *(now(self.results[groups[n].inputs]) for n in tied))
         place = {op: i for i, op in enumerate(ops[: len(graph.ops)])}
-        made = without_dead_code(Graph(inputs, outputs, in_order(ops, place)))
+        made = without_dead_code(Graph((*(graph.inputs[i] for i in kept), *wholes), results, in_order(ops, place)))
         at = {i: n for n, i in enumerate(kept)}
-        ties = {n: at[before.ties[o]] for n, o in enumerate(outs) if o in before.ties}
-        ties |= {len(outs) + n: len(kept) + n for n in range(len(self.chosen))}
-        donated = (*(at[i] for i in before.donated if i in at), *range(len(kept), len(inputs)))
-        names = tuple(t.name for t in inputs[len(before.constants) :])
-        results = (*(before.out_paths[o] for o in outs), *(t.name for t in self.inputs.values()))
-        in_tree, out_tree = (jax.tree.structure(list(x)) for x in (names, results))
+        ties = {n: at[before.ties[o]] for n, o in enumerate(outs) if before.ties.get(o) in at}
+        ties |= {len(outs) + m: len(kept) + n for m, n in enumerate(tied)}
+        donated = [at[i] for i in before.donated if i in at]
+        donated += [len(kept) + n for n, g in enumerate(groups) if {*g.inputs} <= {*before.donated}]
+        names = tuple(t.name for t in made.inputs[len(before.constants) :])
+        paths = (*(before.out_paths[o] for o in outs), *(wholes[n].name for n in tied))
         return dataclasses.replace(
             before,
             graph=made,
-            in_tree=in_tree,
-            out_tree=out_tree,
+            in_tree=jax.tree.structure((names, {})),
+            out_tree=jax.tree.structure(list(paths)),
             in_paths=names,
-            out_paths=results,
+            out_paths=paths,
             in_suffixes=names,
-            donated=donated,
+            donated=tuple(donated),
             ties=ties,
+            packed=groups,
+            unpacked=before,
+            traced=before.traced or before,
         )
 
 

@@ -115,26 +115,27 @@ class Finder:
         **Arguments:** `near`: look only at what these ops make and what reads it; `least`: leave out a place if as many
         times the gain of its first spot as it has spots would be less, on one device.
         """
-        tensors = _anchors(self.graph, self.view, near)
+        every = {name: self._by_kind(found) for name, found in _anchors(self.graph, self.view, near).items()}
         known: set[object] = set()
-        alike: dict[Outline, list[list[Tensor]]] = {}
+        possible: dict[Outline, list[list[Tensor]]] = {}
         for rule in rules:
-            made_by = outline(rule.source[0])
-            if made_by not in alike:
-                alike[made_by] = self._alike_by(made_by, tensors.get(made_by.op, ()))
-            for members in alike[made_by]:
+            made_as = outline(rule.source[0])
+            if made_as not in possible:
+                kinds = every.get(made_as.op, ())
+                possible[made_as] = [k for k in kinds if any(self.view.may_be(made_as, t) for t in k)]
+            for members in possible[made_as]:
                 place = self._place(rule, members, least)
                 key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
                 if place is not None and key not in known:  # operands can often change sides
                     known.add(key)
                     yield place
 
-    def _alike_by(self, made_by: Outline, anchors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Anchors of one kind together, without kinds none of which has such ops."""
+    def _by_kind(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Tensors of one kind together."""
         kinds: dict[int, list[Tensor]] = {}
-        for t in anchors:
+        for t in tensors:
             kinds.setdefault(self.kinds[t], []).append(t)
-        return [members for members in kinds.values() if any(self.view.may_be(made_by, t) for t in members)]
+        return list(kinds.values())
 
     def place(self, rule: Rule, kind: int, near: Iterable[Op] | None = None) -> Place | None:
         """The place of a rule whose first results are of a kind; `near`: see `places`."""

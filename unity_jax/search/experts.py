@@ -114,6 +114,7 @@ class _Completion:
         self.layers = stacked(program.graph, {t.shape for t in self.params})
         self.tables = {t.shape for t in looked_up(program.graph, self.params)}
         self.considered: dict[object, np.ndarray] = {}
+        self.arrays: dict[int, np.ndarray] = {}  # strategies, by identity
         self.lazy = [self._waits(n) for n in built.nodes]
         self.wants = [self._batch_of(n) for n in built.nodes]
         self.along = [frozenset(batch_factors(n.ops[0], rules, self.positions)) if n.ops else None for n in built.nodes]
@@ -199,8 +200,14 @@ class _Completion:
             own = own & summed if contracted else own - summed
         elif op.name == "gather":
             own &= summed
-        at = [self.mesh.names.index(a) for a in expert.model]
-        return np.array([all(s[i] in own for i in at) for s in strategies])
+        return self._split(strategies, expert.model, own).all(axis=1)
+
+    def _split(self, strategies: Sequence[Strategy], axes: Sequence[str], factors: Iterable[int]) -> np.ndarray:
+        """(strategies, axes) whether an axis splits one of some factors."""
+        if id(strategies) not in self.arrays:
+            self.arrays[id(strategies)] = np.array(strategies, np.int64).reshape(len(strategies), -1)
+        at = self.arrays[id(strategies)][:, [self.mesh.names.index(a) for a in axes]]
+        return (at[:, :, None] == np.array(sorted(factors), np.int64)).any(axis=2)
 
     def _elementwise(self, node: Node, expert: Expert, chosen: np.ndarray) -> np.ndarray:
         """Without sequence sharding, what lies between the matmuls is split over model axes only where it already
@@ -278,18 +285,16 @@ class _Completion:
         first, strategies, batch = node.ops[0], node.strategies[0], self.wants[node.index][0]
         if expert.tables and first.name in _ROWS and self._is_table(first.inputs[:1]):
             return self._allowed_rows(first, strategies, batch, expert)
-        at = [self.mesh.names.index(a) for a in expert.data]
-        model = [self.mesh.names.index(a) for a in expert.model]
         allowed = np.ones(node.size, bool)
         if batch:
-            on_batch = np.array([all(s[i] in batch for i in at) for s in strategies])
+            on_batch = self._split(strategies, expert.data, batch).all(axis=1)
             if on_batch.any():
                 allowed &= on_batch
-        if model:
+        if expert.model:
             # Model axes never split the batch, and split positions only between the matmuls, if at all.
             moves = expert.sequence and first.name not in _WEIGHTED
             kept = batch if moves else batch | positions
-            allowed &= np.array([not any(s[i] in kept for i in model) for s in strategies])
+            allowed &= ~self._split(strategies, expert.model, kept).any(axis=1)
         return allowed
 
     def _allowed_rows(self, op: Op, strategies: Sequence[Strategy], batch: set[int], expert: Expert) -> np.ndarray:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pins import code_mesh
 from unity_jax.program import Program
 from unity_jax.rewrite.find import is_applicable
 from unity_jax.rewrite.library import stacking
@@ -114,11 +115,11 @@ def _explored(
     planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]
 ) -> tuple[list[Candidate], Moves]:
     """Variants that may be the fastest, the best first: what the search finds, and the program as it is best on one
-    device, if that is about as fast."""
-    devices, limit = planner.machine.num_devices, planner.limit
+    device, if that is about as fast and if there is one: code that names mesh axes is for several."""
+    limit, several = planner.limit, planner.machine.num_devices > 1 and code_mesh(start.program.graph) is None
     moves = _moves(planner, start, single, paired)
     found = Search(planner, moves).run(start)
-    seed = _seed(planner, start, moves) if devices > 1 else start
+    seed = _seed(planner, start, moves) if several else start
     if is_better(seed, found, limit):
         found = Search(planner, moves).run(seed)
     rivals = [seed] if seed is not found and seed.fits(limit) and seed.seconds <= WORSE * found.seconds else []

@@ -332,9 +332,7 @@ def finish(
     """The planned graph of some decisions; its memory and its timeline when asked for."""
     mesh, machine = resharder.mesh, resharder.machine
     graph = decompose(assemble(program.graph, decisions, resharder, rules), decisions.rings, mesh, machine)
-    return Candidate(
-        program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound
-    )
+    return Candidate(program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound)
 
 
 def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
@@ -342,5 +340,6 @@ def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
     fastest = sorted(candidates, key=lambda c: c.seconds)
     for c in fastest:
         if c.fits(limit):  # only of what is as fast the memory matters
-            return min((d for d in fastest if d.seconds == c.seconds and d.fits(limit)), key=lambda d: d.memory.peak_bytes)
+            as_fast = [d for d in fastest if d.seconds == c.seconds and d.fits(limit)]
+            return min(as_fast, key=lambda d: d.memory.peak_bytes)
     return min(candidates, key=lambda c: (c.memory.peak_bytes, c.seconds))

@@ -21,6 +21,10 @@ from .model import Model
 from .reshard import Rest, consumer_bound, producer_bound
 from .tables import Store
 
+AT_ONCE = 2**16
+"""Differences between the rows of a table that are taken together; of larger tables those of distinct rows are taken
+row by row."""
+
 
 def pruned(model: Model) -> Model:
     """The model without dead-end strategies; its optimum costs the same."""
@@ -101,14 +105,18 @@ def _pair_bound(store: Store, table: int, side: int) -> int:
 
 
 def _growth(table: np.ndarray) -> np.ndarray:
+    if len(table) * table.size <= AT_ONCE:
+        return _between(table, table)
     columns = np.unique(table, axis=1)
     rows, inverse = np.unique(columns, axis=0, return_inverse=True)
-    forbidden = np.isinf(rows)
-    finite = np.where(forbidden, 0.0, rows)
-    growth = np.empty((len(rows), len(rows)))
-    for a in range(len(rows)):
-        change = np.where(forbidden, -np.inf, finite[a][None] - finite)
-        change[(~forbidden) & forbidden[a][None]] = np.inf
-        growth[a] = change.max(axis=1)
+    growth = np.concatenate([_between(rows[a : a + 1], rows) for a in range(len(rows))])
     inverse = inverse.reshape(-1)
     return growth[np.ix_(inverse, inverse)]
+
+
+def _between(to: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(to, rows) the most that any entry grows from one of `rows` to one of `to`; what is forbidden already does not
+    grow."""
+    change = np.where(np.isinf(rows), 0.0, rows)
+    change = np.where(np.isinf(to), np.inf, to)[:, None] - change[None]
+    return np.where(np.isinf(rows)[None], -np.inf, change).max(axis=2)
