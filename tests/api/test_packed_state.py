@@ -63,7 +63,7 @@ def planned(step=train_step, **options):
 def unrewritten():
     """The step is written with a concatenation: no search for rewrites is needed to find one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "applicable", lambda: ())
+        patch.setattr(planning, "searched", lambda: ())
         patch.setenv("UNITY_JAX_CACHE", "")
         yield
 
