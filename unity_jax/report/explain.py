@@ -118,7 +118,7 @@ def _verdict(plan: Plan, step: float, peak: int) -> str:
     """`1.24x the time (116 us), DOES NOT FIT (3 GiB)`"""
     mine = plan.predicted.step_seconds
     ratio = step / mine if mine else 1.0
-    words = "as fast" if abs(ratio - 1) < 5e-4 else f"{ratio:.3g}x the time" if ratio > 1 else f"{1 - ratio:.1%} faster"
+    words = "as fast" if abs(ratio - 1) < 5e-3 else f"{ratio:.3g}x the time" if ratio > 1 else f"{1 - ratio:.1%} faster"
     memory = f"peak {size(peak)}" if peak <= plan.memory_limit else f"DOES NOT FIT ({size(peak)})"
     return f"{words} ({seconds(step)}), {memory}"
 
