@@ -187,6 +187,7 @@ def inception(params, batch):
     return (jnp.concatenate(branches, axis=-1).astype(F32) ** 2).mean()
 
 
+@pytest.mark.slow  # of the search, which does not depend on the version of JAX
 def test_sibling_convolutions_of_an_inception_block_are_merged():
     """They read far more than they make, as in the late blocks."""
     params = {k: Shape((1, 1, 768, 32), BF16) for k in ("one", "before three", "before five")}
@@ -198,6 +199,7 @@ def test_sibling_convolutions_of_an_inception_block_are_merged():
     assert found.predicted.step_seconds < 0.95 * unrewritten(found)
 
 
+@pytest.mark.slow  # of the search, which does not depend on the version of JAX
 def test_towers_are_stacked_and_split_over_the_tower_dimension():
     found = plan_of(zoo("mlp", "towers", width=1024, classes=1024, batch_size=8192), "h100:2x8")
     products = [op for op in ops(found, "dot_general") if not op.backward]
