@@ -23,7 +23,9 @@ from unity_jax.specs import layout_of
 CODE = ("sharding_constraint", "shard_map")
 """The ops with which the user's code fixes layouts."""
 T = TypeVar("T")
-Inherited = Mapping[tuple[str, tuple[int, ...], str], T]
+Key = tuple[str, tuple[int, ...], str]
+"""Path, shape and dtype of a leaf."""
+Inherited = Mapping[Key, T]
 """Layouts, and whatever else one plan hands on to another, by path, shape and dtype (`Plan.named`)."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +14,16 @@ import jax
 from jax.sharding import NamedSharding
 
 from unity_jax.cost.kernels import Traffic
-from unity_jax.cost.program import Collective, collectives, program_flops
+from unity_jax.cost.program import Collective, collectives, local_bytes, program_flops
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.errors import PlanError
 from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout, short_dtype
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pins import Key
 from unity_jax.program import Program
 from unity_jax.record import Record, to_record
 from unity_jax.report import page, text, trace_events
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from unity_jax.report.verification import Verification
 
 T = TypeVar("T")
-Key = tuple[str, tuple[int, ...], str]
-"""Path, shape and dtype of a leaf."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +130,14 @@ class Plan:
                 "auto_shard(step, plan=plan).plan(*args)"
             )
         return self.graph
+
+    @property
+    def wholes(self) -> list[tuple[Group, Layout]]:
+        """What is packed of the arguments, and how the arrays that hold it lie: the last inputs of the graph."""
+        assert self.stored is not None
+        groups, inputs = self.stored.entering, self.pcg.inputs
+        lie = [t.layout for t in inputs[len(inputs) - len(groups) :]]
+        return [(group, layout) for group, layout in zip(groups, lie, strict=True) if layout is not None]
 
     @property
     def in_shardings(self) -> Any:
@@ -319,7 +325,7 @@ def _leaves(
     """The caller's leaves, of which the plan holds groups as one."""
     layouts = apart([x for t in planned if (x := t.layout) is not None], groups, [t.shape for t in tensors], axes)
     return tuple(
-        Leaf(path, t.shape, str(t.dtype), layout, t.itemsize * math.prod(layout.local_shape(t.shape, axes)))
+        Leaf(path, t.shape, str(t.dtype), layout, local_bytes(with_layout(t, layout), axes))
         for path, t, layout in zip(paths, tensors, layouts, strict=True)
     )
 

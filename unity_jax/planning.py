@@ -135,19 +135,16 @@ def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: P
 
 def _held(program: Program, base: Plan, asked: Pins) -> list[tuple[Group, Layout]]:
     """What an earlier plan holds packed of this program's arguments, and how it lies; not what is pinned here."""
-    assert base.stored is not None
-    groups, inputs = base.stored.entering, base.pcg.inputs
-    wholes = inputs[len(inputs) - len(groups) :]
-    known = base.named({i: (n, k) for n, (_, places) in enumerate(groups) for k, i in enumerate(places)})
+    known = base.named({i: (n, k) for n, ((_, places), _) in enumerate(base.wholes) for k, i in enumerate(places)})
     at: dict[tuple[int, int] | None, int] = {}
     names = enumerate(zip(program.leaves, program.in_paths, program.in_suffixes, strict=True), len(program.constants))
     for i, (t, path, suffix) in names:
         if t not in asked.tensors:
             at.setdefault(pins.find(known, path, suffix, t.shape, str(t.dtype)), i)
     return [
-        ((how, tuple(at[n, k] for k in range(len(places)))), t.layout)
-        for n, ((how, places), t) in enumerate(zip(groups, wholes, strict=True))
-        if t.layout is not None and all((n, k) in at for k in range(len(places)))
+        ((how, tuple(at[n, k] for k in range(len(places)))), layout)
+        for n, ((how, places), layout) in enumerate(base.wholes)
+        if all((n, k) in at for k in range(len(places)))
     ]
 
 

@@ -68,14 +68,11 @@ class Runner:
     @functools.cached_property
     def forms(self) -> list[Form]:
         """How packed state is held; nothing is, over several processes (`lower.parts`)."""
-        found, groups, inputs = [], self.stored.entering, self.plan.pcg.inputs
-        if processes.are_several(self.mesh):
-            return found
-        for (packing, places), t in zip(groups, inputs[len(inputs) - len(groups) :], strict=True):
-            assert t.layout is not None
+        found: list[Form] = []
+        for (packing, places), layout in [] if processes.are_several(self.mesh) else self.plan.wholes:
             shapes = tuple(self.plan.inputs[i].shape for i in places)
             shardings = tuple(self.shardings[i] for i in places)
-            found.append(Form(packing, shapes, shardings, NamedSharding(self.mesh, t.layout.spec())))
+            found.append(Form(packing, shapes, shardings, NamedSharding(self.mesh, layout.spec())))
         return found
 
     @functools.cached_property

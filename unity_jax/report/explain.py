@@ -19,7 +19,6 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.plan import Leaf, Plan, matches
 from unity_jax.report.text import seconds, short_source, size
 from unity_jax.rewrite.library import searched
-from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.packing import pinned
 from unity_jax.search.planner import Pins, Planner
@@ -69,23 +68,15 @@ def _some(leaves: Iterable[Leaf]) -> str:
 def _leaf(plan: Plan, index: int) -> Iterator[str]:
     leaf, tensor = plan.inputs[index], plan.bound().graph.inputs[index]
     yield f"{leaf.path}: {leaf}, {size(leaf.bytes)} per device" + (", pinned" if tensor in plan.pins.tensors else "")
-    for (packing, places), t in zip(*_wholes(plan), strict=True):
+    for (packing, places), layout in plan.wholes:
         if index in places:
-            assert t.layout is not None
             others = ", ".join(plan.inputs[i].path for i in places if i != index)
-            yield f"  held from step to step with {others} as one {t.layout.typeof(packing.shape, leaf.dtype)}"
+            yield f"  held from step to step with {others} as one {layout.typeof(packing.shape, leaf.dtype)}"
     readers = [op for op in plan.bound().graph.walk() if tensor in op.inputs]
     for op in readers[:READERS]:
         yield f"  read by {op.label} at {short_source(op.source)}"
     if len(readers) > READERS:
         yield f"  and by {len(readers) - READERS} more"
-
-
-def _wholes(plan: Plan) -> tuple[list[Group], list[Tensor]]:
-    """What is packed, and the planned inputs that hold it."""
-    assert plan.stored is not None
-    groups, inputs = plan.stored.entering, plan.pcg.inputs
-    return groups, list(inputs[len(inputs) - len(groups) :])
 
 
 def _alternatives(plan: Plan, index: int) -> Iterator[str]:
@@ -94,7 +85,7 @@ def _alternatives(plan: Plan, index: int) -> Iterator[str]:
     leaf, tensor, axes = plan.inputs[index], program.graph.inputs[index], plan.axes
     assert machine is not None and plan.stored is not None
     if plan.packed and not any(index in p.inputs for p in plan.packed):  # what is pinned is not packed
-        program, pins = plan.stored, pinned(pins, plan.stored, [t.layout for t in _wholes(plan)[1]])
+        program, pins = plan.stored, pinned(pins, plan.stored, [layout for _, layout in plan.wholes])
     if tensor in plan.pins.tensors:
         return
     resharder = Resharder(machine, axes)
