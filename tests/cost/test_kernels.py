@@ -217,3 +217,30 @@ def test_convolutions_on_gpu_read_from_memory_and_windows_compute_again():
 
     assert shown(lambda x, w: conv(-x, w), f32(2, 8, 8, 4), f32(3, 3, 4, 4)) == ["neg", "conv_general_dilated"]
     assert sorted(shown(pooled, f32(2, 8, 8, 4))) == ["tanh reduce_sum", "tanh reduce_window_max"]
+
+
+def test_updates_that_read_the_zeros_of_a_scatter_are_one_kernel_on_gpu():
+    """XLA:GPU makes equal constants once; the zeros that Adagrad's `where` takes are those that gradients are scattered
+    into, so they are in memory, and what reads them there is joined."""
+
+    def f(tables, ids, rows):
+        gradients = [jnp.zeros_like(t).at[i].add(r) for t, i, r in zip(tables, ids, rows, strict=True)]
+        return [t - jnp.where(g > 0, jax.lax.rsqrt(g), 0.0) for t, g in zip(tables, gradients, strict=True)]
+
+    args = [f32(64, 8)] * 2, [jax.ShapeDtypeStruct((4,), jnp.int32)] * 2, [f32(4, 8)] * 2
+    graph = trace(f, args, {}).graph
+    tpu, gpu = ([k for k in kernels(graph, name) if any(op.name == "sub" for op in k.ops)] for name in ("tpu", "gpu"))
+    assert [len(k.writes) for k in tpu] == [1, 1]
+    (update,) = gpu
+    assert len(update.writes) == 2
+    assert len(update.reads) == 5, "two tables, two gradients, the zeros"
+
+
+def test_a_scatter_computes_its_updates_itself_on_gpu():
+    def f(x, ids, rows):
+        return x.at[ids].add(rows.astype(jnp.float32) * 2)
+
+    args = f32(64, 8), jax.ShapeDtypeStruct((4,), jnp.int32), jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
+    (kernel,) = [k for k in kernels(trace(f, args, {}).graph, "gpu") if any(op.name == "scatter-add" for op in k.ops)]
+    assert {t.dtype for t in kernel.reads} >= {jnp.dtype(jnp.bfloat16)}
+    assert {"convert_element_type", "mul", "scatter-add"} <= {op.name for op in kernel.ops}

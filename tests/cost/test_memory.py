@@ -241,8 +241,8 @@ def test_several_all_reduces_are_one_on_tpu_with_results_of_their_own():
 
 
 def test_deep_matmuls_are_computed_in_parts_on_gpu():
-    """One tile of 128 x 128: eight parts of 512, or of 513 after both operands have been padded from 4,100 to 4,104."""
-    for depth, padded in ((4096, 0), (4100, 4104)):
+    """One tile of 128 x 128: eight parts of 512, or of 516, whole 16 bytes, after both have been padded to 4,128."""
+    for depth, padded in ((4096, 0), (4100, 4128)):
         found = peak(lambda x, w: x @ w, f32(128, depth), f32(depth, 128))
         parts = 8 * 128 * 128 + 2 * 128 * padded
         assert found.peak_bytes == 4 * (2 * 128 * depth + 128 * 128 + parts)

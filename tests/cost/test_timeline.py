@@ -261,3 +261,26 @@ def test_bounds_of_every_timeline(found, contention):
         if (task.stream == COMPUTE or task.blocking) and end > start
     ]
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(occupied)))
+
+
+def test_each_stacked_result_of_a_scan_is_a_kernel_on_gpu():
+    """Two results that one kernel computes: XLA:GPU starts another for the second array that they are stacked in."""
+
+    def f(x, xs):
+        def step(carry, x):
+            y = jnp.exp(carry + x)
+            return jnp.tanh(carry), (y, y * y)
+
+        return jax.lax.scan(step, x, xs)
+
+    traced = trace(f, (f32(8, 8), f32(5, 8, 8)), {})
+    found = {}
+    for name in ("h100:2", "v5e:1x2"):
+        candidate, *_ = assembled(planner(traced, name), mesh(2))
+        device = candidate.machine.device
+        (scan,) = [op for op in candidate.graph.ops if op.name == "scan"]
+        inside = candidate.traffic.kernels[scan.bodies[0]]
+        (loop,) = [t for t in tasks(candidate.graph, candidate.traffic, mesh(2), candidate.machine) if t.body]
+        more = sum(t.seconds for t in loop.body) - sum(kernel_seconds(k, device) for k in inside)
+        found[name] = more / device.kernel_overhead
+    assert found == pytest.approx({"h100:2": 1, "v5e:1x2": 0}, abs=1e-6)

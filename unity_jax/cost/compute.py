@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from unity_jax.cost.arrays import WIDTH, stored_bytes, turning_bytes
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Use, is_batched
-from unity_jax.cost.products import grouping_bytes, matrix_seconds
+from unity_jax.cost.products import grouping_bytes, matrix_seconds, split
 from unity_jax.machine.device import Device
-from unity_jax.ops.indexing import addresses_rows, compares, is_scatter
+from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Op
 
@@ -75,6 +75,10 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
             rate = fits * device.fast_results_per_second or device.results_per_second
             results += n * math.prod(shard.result_shape(i)) / rate
     if op.name in PRODUCTS:
+        if device.compiler == "gpu" and op.name == "dot_general" and (parts := split(shard)).padded:
+            # Each operand is copied before, by a kernel of its own.
+            turned += 2 * parts.padded / (device.memory_bandwidth * device.memory_efficiency)
+            turned += 2 * device.kernel_overhead
         return Work(matrix_seconds(shard, device), results, 0.0, memory, chip, swept, turned, launches)
     vector = shard.flops / device.flops_per_second("vector")
     return Work(0.0, results, vector, memory, chip, 0.0, turned, launches)
@@ -137,6 +141,9 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
         if is_scatter(op) and not counts[0] and counts[len(op.inputs)]:
             nbytes += shard.result_bytes()  # the operand is a constant, and written here
+        if is_scatter(op):
+            nbytes += counts[1] * shard.operand_bytes(1) + counts[2] * shard.operand_bytes(2)
+            nbytes += 0.0 if use.zeros else masking_bytes(shard)
         if addresses_rows(op):
             nbytes *= _row_padding(shard, device)
         return nbytes / bandwidth, 0.0, turned

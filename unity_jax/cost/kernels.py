@@ -47,18 +47,21 @@ Counts = tuple[int, ...]
 
 class Use(NamedTuple):
     """How an op runs: what it moves through memory, how many kernels it starts; whether it rides along in the one of
-    a matmul, or is alone in its own; how its operands and results lie (`cost.rows`)."""
+    a matmul, or is alone in its own; how its operands and results lie (`cost.rows`); whether it is a scatter into
+    zeros."""
 
     counts: Counts
     launches: int = 1
     rides: bool = False
     alone: bool = False
     rows: Rows = ()
+    zeros: bool = False
 
     def plus(self, other: Use) -> Use:
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         rides, alone = self.rides or other.rides, self.alone or other.alone
-        return Use(counts, self.launches + other.launches, rides, alone, self.rows or other.rows)
+        zeros = self.zeros or other.zeros
+        return Use(counts, self.launches + other.launches, rides, alone, self.rows or other.rows, zeros)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class Fusing:
     scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
     arrays lie in tiles, so that it matters which dimension comes last. `repeats`: costly functions, too, are computed
     by every reader, gathers and windows included, if one is no loop and that moves no more bytes (`PriorityFusion` of
-    XLA:GPU, which weighs time).
+    XLA:GPU, which weighs time). `siblings`: loops and reductions over as many elements that read the same array are one
+    kernel, and equal constants are one array if one of them has to be in memory (`MultiOutputFusion` of XLA:GPU).
     """
 
     grows: bool = False
@@ -80,9 +84,14 @@ class Fusing:
     by_position: bool = False
     tiles: bool = False
     repeats: bool = False
+    siblings: bool = False
 
 
-FUSING = {"tpu": Fusing(True, True, True, True, True), "gpu": Fusing(repeats=True), "cpu": Fusing()}
+FUSING = {
+    "tpu": Fusing(grows=True, epilogue=True, softmax=True, by_position=True, tiles=True),
+    "gpu": Fusing(repeats=True, siblings=True),
+    "cpu": Fusing(),
+}
 
 
 @dataclass(eq=False)
@@ -100,6 +109,7 @@ class Kernel:
     waits: list[Tensor]
     counts: dict[Op, Counts] = field(default_factory=dict)
     rows: dict[Op, Rows] = field(default_factory=dict)
+    zeros: set[Op] = field(default_factory=set)
 
     def use(self, op: Op, launches: int) -> Use:
         """How one of its ops runs here."""
@@ -107,7 +117,7 @@ class Kernel:
         # A constant is broadcast first; what a broadcast writes takes the place of all that is computed before it.
         single = len(self.ops) == 1 and all(t.literal is None for t in op.inputs)
         alone = single or (op is self.root and op.name == "broadcast_in_dim")
-        return Use(self.counts[op], launches, rides, alone, self.rows.get(op, ()))
+        return Use(self.counts[op], launches, rides, alone, self.rows.get(op, ()), op in self.zeros)
 
     @functools.cached_property
     def root(self) -> Op:
@@ -145,6 +155,8 @@ class _Fuser:
     within: set[Op] = field(default_factory=set)
     prologue: set[Op] = field(default_factory=set)  # what matmuls compute before they multiply
     updated: set[Op] = field(default_factory=set)  # sums that a scatter writes into
+    filled: set[Tensor] = field(default_factory=set)
+    fills: dict[Op, Op] = field(default_factory=dict)  # constants that are read from the array that the first one makes
 
     def run(self) -> list[Kernel]:
         self.producer = self.graph.producer
@@ -153,6 +165,8 @@ class _Fuser:
             for t in op.inputs:
                 self.consumers.setdefault(t, []).append(op)
         outputs = set(self.graph.outputs)
+        if self.fusing.siblings:
+            self._fill()
         self._absorb(outputs)
         # What computing a tensor in place takes: the tensors to read, the absorbed ops to run, what to wait for.
         for op in self.graph.ops:
@@ -164,7 +178,9 @@ class _Fuser:
                     reads.update(dict.fromkeys(self.sources.get(t, (t,) if t.literal is None else ())))
                     ops.update(dict.fromkeys(self.taken.get(t, ())))
                     held.update(dict.fromkeys(self.held.get(t, ())))
-                if op in self.absorbed:
+                if op in self.fills:
+                    reads[self.fills[op].outputs[0]] = None
+                elif op in self.absorbed:
                     ops[op] = None
                 if op.name == "optimization_barrier":
                     held.update(reads)
@@ -179,6 +195,21 @@ class _Fuser:
         return self._group(outputs)
 
     # Absorbing
+
+    def _fill(self) -> None:
+        """Find the constants that are the same as one that a scatter writes into, which is in memory: XLA:GPU makes
+        them once, and copies for the scatters."""
+        equal: dict[object, list[Op]] = {}
+        for op in self.graph.ops:
+            if op.name == "broadcast_in_dim" and op.inputs[0].literal is not None and op.inputs[0].rank == 0:
+                out, value = op.outputs[0], op.inputs[0].literal
+                equal.setdefault((out.shape, str(out.dtype), value.tobytes(), out.layout), []).append(op)
+        for ops in equal.values():
+            read = [op for op in ops if not all(map(is_scatter, self.consumers.get(op.outputs[0], ())))]
+            if len(read) > 1 and len(read) < len(ops):
+                self.fills.update(dict.fromkeys(read[1:], read[0]))
+                self.loops.discard(read[0])
+                self.filled.update(read[0].outputs)
 
     def _absorb(self, outputs: set[Tensor]) -> None:
         readers = self._readers()
@@ -196,6 +227,10 @@ class _Fuser:
                 or op in self.updated
                 or any(t in outputs or self._escapes(t, outputs) for t in op.outputs)
             ):
+                continue
+            if op in self.fills:
+                self.absorbed.add(op)
+                sources.update((t, frozenset(self.fills[op].outputs)) for t in op.outputs)
                 continue
             used = [c for t in op.outputs for c in readers(t)]
             if not used or not all(self._takes(c, op) for c in used):
@@ -300,6 +335,8 @@ class _Fuser:
             or (self.fusing.repeats and consumer.name in _READS_ONCE)
         ):
             return True
+        if is_scatter(consumer) and self.fusing.repeats and producer.outputs[0] in consumer.inputs[1:]:
+            return True
         if is_scatter(consumer) and (self.fusing.by_position or consumer in self.absorbed):
             return producer.outputs[0] is consumer.inputs[0] and all(t.literal is not None for t in producer.inputs)
         if consumer.name not in PRODUCTS or producer.name in _JOINS:
@@ -320,6 +357,7 @@ class _Fuser:
         group: dict[Op, int] = {}
         members: list[list[Op]] = []
         has_product: list[bool] = []
+        reading: dict[tuple[Tensor, int, int], Op] = {}  # an array, level and number of elements: who reads it there
         for op in self.graph.ops:
             if op in self.absorbed or is_alias(op):
                 continue
@@ -331,6 +369,8 @@ class _Fuser:
             joined = sorted({group[p] for p in before if level[p] == at})
             if joined and sum(has_product[g] for g in joined) > 1:
                 level[op], joined = at + 1, []
+            shared = [(s, level[op], _space(op)) for s in self._siblings(op)]
+            joined = sorted({*joined, *(group[reading[key]] for key in shared if key in reading)})
             if not joined:
                 joined = [len(members)]
                 members.append([])
@@ -343,11 +383,19 @@ class _Fuser:
                 has_product[first] |= has_product[g]
                 members[g] = []
             group[op] = first
+            reading.update(dict.fromkeys(shared, op))
             members[first].append(op)
             has_product[first] |= op.name in PRODUCTS
             if self.fusing.softmax and op.name in REDUCTIONS and any(map(is_batched, members[first])):
                 self.within.add(op)
         return self._kernels(members, outputs)
+
+    def _siblings(self, op: Op) -> Sequence[Tensor]:
+        """The arrays whose other readers the op joins: those of its size that are in memory before it runs."""
+        if not self.fusing.siblings or not (op in self.loops or op.name in REDUCTIONS) or op in self.updated:
+            return ()
+        read = dict.fromkeys(s for t in op.inputs for s in self.sources.get(t, (t,) if t.literal is None else ()))
+        return [s for s in read if s in self.filled]
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
@@ -393,6 +441,8 @@ class _Fuser:
                 k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
                 if op in lie:
                     k.rows[op] = lie[op]
+                if is_scatter(op) and (made_by := self.producer.get(op.inputs[0])) is not None and _is_zero(made_by):
+                    k.zeros.add(op)
         return _runnable(sorted(made, key=lambda k: position[k.ops[-1]]))
 
 
@@ -424,6 +474,11 @@ def is_batched(op: Op) -> bool:
 def _is_zero(op: Op) -> bool:
     values = [t.literal for t in op.inputs]
     return op.name == "broadcast_in_dim" and all(v is not None and not np.any(v) for v in values)
+
+
+def _space(op: Op) -> int:
+    """Elements that a loop or a reduction runs over."""
+    return _elements(op.inputs[0] if op.name in REDUCTIONS else op.outputs[0])
 
 
 def _elements(t: Tensor) -> int:

@@ -28,7 +28,7 @@ from unity_jax.cost.heap import Heap
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors
 from unity_jax.cost.lives import Lives
 from unity_jax.cost.packing import packed_bytes
-from unity_jax.cost.products import splitting_bytes
+from unity_jax.cost.products import split
 from unity_jax.cost.schedule import ELEMENTWISE, OTHER, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.device import Device
@@ -146,7 +146,7 @@ class _Buffers:
         own = own or self._normalizes(kernel)
         workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
         if self.compiler == "gpu" and root.name == "dot_general" and root.shard is not None:
-            workspace = splitting_bytes(root.shard)
+            workspace = sum(split(root.shard))
         at = self._add(Step(after, reads, buffers, _cost(root, self.compiler), None, round(workspace), not own))
         self.bodies[at] = tuple(_Buffers(b, self.traffic, self.storage).lives() for b in root.bodies)
         self.maker.update((t, at) for t in kernel.writes)

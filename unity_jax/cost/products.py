@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from unity_jax.cost.arrays import stored_bytes, turning_bytes
 from unity_jax.machine.device import Device
@@ -67,19 +68,29 @@ def product_size(shard: Shard) -> tuple[int, int, int, int]:
 _SPLIT_TILES, _SPLIT_DEPTH = 200, 512
 """XLA:GPU splits the depth of a matmul into 2, 4, 8, ... parts, as long as there are no more tiles of 128 x 128 in all
 and no part is less deep. Seen in programs compiled for an H100, which computes 132 tiles at a time."""
+_ALIGNED = 16
+"""Bytes: what a part begins with lies at a multiple of it."""
 
 
-def splitting_bytes(shard: Shard) -> float:
-    """Bytes that XLA:GPU needs to compute a matmul in parts of its depth: the float32 results of the parts, and both
-    operands in one type, padded, if the parts would be unequal."""
+class Split(NamedTuple):
+    """A matmul that XLA:GPU computes in parts of its depth: bytes of the float32 results of the parts, which are then
+    added, and of both operands in one type, padded so that every part is as deep and reads are aligned."""
+
+    parts: float = 0.0
+    padded: float = 0.0
+
+
+def split(shard: Shard) -> Split:
     batch, rows, columns, depth = product_size(shard)
     tiles, parts = batch * math.ceil(rows / 128) * math.ceil(columns / 128), 1
     while 2 * parts * tiles <= _SPLIT_TILES and depth >= 2 * parts * _SPLIT_DEPTH:
         parts *= 2
     if parts == 1:
-        return 0.0
-    padded = batch * (rows + columns) * math.ceil(depth / parts) * parts if depth % parts else 0
-    return 4.0 * parts * batch * rows * columns + padded * max(t.itemsize for t in shard.op.inputs)
+        return Split()
+    itemsize = max(t.itemsize for t in shard.op.inputs)
+    whole = parts * max(_ALIGNED // itemsize, 1)
+    padded = batch * (rows + columns) * math.ceil(depth / whole) * whole * itemsize if depth % whole else 0
+    return Split(4.0 * parts * batch * rows * columns, padded)
 
 
 def _conv_shapes(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

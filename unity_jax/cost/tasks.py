@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from unity_jax._compat import scan_arity
 from unity_jax.cost.communication import groups_of
 from unity_jax.cost.compute import copy_seconds, fill_seconds
-from unity_jax.cost.kernels import Traffic
+from unity_jax.cost.kernels import Kernel, Traffic
 from unity_jax.cost.program import Collective, kernel_seconds, op_collectives, serves
 from unity_jax.cost.reshard import collective_kind
 from unity_jax.machine.machine import Machine
@@ -75,8 +75,11 @@ def tasks(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine) -> t
 
 
 class _Writer:
-    def __init__(self, mesh: MeshAxes, machine: Machine, traffic: Traffic) -> None:
+    def __init__(
+        self, mesh: MeshAxes, machine: Machine, traffic: Traffic, stacked: frozenset[Tensor] = frozenset()
+    ) -> None:
         self.mesh, self.machine, self.traffic = mesh, machine, traffic
+        self.stacked = stacked  # what a scan stacks of each iteration
         self.tasks: list[Task] = []
         self.ready: dict[Tensor, tuple[int, ...]] = {}  # the tasks to wait for; inputs and constants need none
 
@@ -92,7 +95,7 @@ class _Writer:
                 for op in kernel.ops:
                     if op.shard is not None and op.shard.rule.inner is not None:
                         after = self._collectives(op, op, after)
-                seconds = kernel_seconds(kernel, self.machine.device)
+                seconds = kernel_seconds(kernel, self.machine.device) + self._stacking(kernel)
                 done = self._compute(seconds, after, root)
             if root in copied:
                 seconds = copy_seconds(self.machine.device, self._local(root.outputs[0]), root.outputs[0].itemsize)
@@ -100,6 +103,14 @@ class _Writer:
             for t in kernel.writes:
                 self.ready[t] = done
         return tuple(self.tasks)
+
+    def _stacking(self, kernel: Kernel) -> float:
+        """Seconds to start the kernels with which XLA:GPU writes each stacked result by itself: it joins no updates of
+        arrays in place."""
+        if self.machine.device.compiler != "gpu" or not self.stacked:
+            return 0.0
+        writes = len(self.stacked.intersection(kernel.writes))
+        return self.machine.device.kernel_overhead * max(0, writes - (writes == len(kernel.writes)))
 
     def _compute(self, seconds: float, after: tuple[int, ...], op: Op) -> tuple[int, ...]:
         return self._add(Task(COMPUTE, seconds, after, op)) if seconds else self._join(after)
@@ -145,12 +156,14 @@ class _Writer:
     def _loop(self, op: Op, after: tuple[int, ...]) -> tuple[int, ...]:
         """A loop starts when all its operands are there, and all its results are there when it ends. The arrays that a
         scan stacks its results in are filled with zeros before."""
-        if op.name == "scan":
-            stacks = op.outputs[scan_arity(op.params)[1] :]
+        carried = scan_arity(op.params)[1] if op.name == "scan" else None
+        if carried is not None:
+            stacks = op.outputs[carried:]
             seconds = sum(fill_seconds(self.machine.device, self._local(t), t.itemsize) for t in stacks)
             after = self._compute(seconds, after, op)
         for body in op.bodies:
-            inside = _Writer(self.mesh, self.machine, self.traffic).run(body)
+            stacked = frozenset(body.outputs[carried:] if carried is not None else ())
+            inside = _Writer(self.mesh, self.machine, self.traffic, stacked).run(body)
             after = self._once(inside, self._join(after))
             if trips(op) > 1 and inside:
                 levels = functools.reduce(lambda bits, task: bits | task.levels, inside, 0)

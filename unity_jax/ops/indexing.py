@@ -253,6 +253,10 @@ def _summed_axes(shard: Shard) -> tuple[str, ...]:
 
 
 def _scatter_bytes(shard: Shard) -> float:
-    """Rows are read and written where updates go; the operand as a whole only where it has to be masked."""
-    masked = 2.0 * shard.result_bytes() if _summed_axes(shard) else 0.0
-    return 3.0 * shard.operand_bytes(2) + shard.operand_bytes(1) + masked
+    """Rows that are read and written where updates go; besides, updates and indices are read."""
+    return 2.0 * shard.operand_bytes(2)
+
+
+def masking_bytes(shard: Shard) -> float:
+    """What a scatter reads and writes to mask an operand that is one term of a sum; of zeros XLA masks nothing."""
+    return 2.0 * shard.result_bytes() if _summed_axes(shard) else 0.0
