@@ -196,7 +196,7 @@ SECTIONS = (
         lambda rows: [confirmed.table(rows), confirmed.verdict(rows)],
     ),
     Section("Measured, tiny models", "measured", "measured.csv", wall, lambda rows: [measured.table(rows)]),
-    Section("Rewrites in the plans", "rules_used", "rules_used.csv", rules, lambda rows: [rules_used.table(rows)]),
+    Section("Rewrites in the plans", "rules_used", "zoo.csv", rules, lambda rows: [rules_used.table(rows)]),
     Section("What reuse saves of planning", "ablation", "ablation.csv", planning, lambda rows: [ablation.table(rows)]),
 )
 

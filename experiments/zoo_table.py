@@ -17,6 +17,7 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ import models
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph
 from unity_jax.report.text import seconds
+from unity_jax.search.planner import Candidate
 
 RESULTS = Path(__file__).parent / "results" / "zoo.csv"
 MACHINES = ("h100:8", "v5e:8x8")
@@ -61,11 +63,20 @@ def measure(model: str, size: str, on: str, batch: int) -> dict[str, Any]:
     }
     limit = machine.device.memory_bytes
     row |= columns("plan", found, limit)
-    row |= {"mesh": str(found.mesh), "rewrites": len(found.program.rewrites)}
+    row |= {"mesh": str(found.mesh), "rules": "; ".join(f"{name}*{n}" for name, n in fired(found).most_common())}
     row["replicated"] = "; ".join(replicated(found.graph))
     for name, plan in baselines(program, machine).items():
         row |= columns(name, plan, limit)
     return row
+
+
+def fired(plan: Candidate) -> Counter[str]:
+    """In how many places each rule rewrites a plan's program: those that the search chose, and those that followed."""
+    spots: Counter[str] = Counter()
+    for rewrite in plan.program.rewrites:
+        for _, step in rewrite.steps:
+            spots[step.rule] += len(step.spots)
+    return spots
 
 
 def replicated(graph: Graph) -> list[str]:
