@@ -22,9 +22,10 @@ from unity_jax.rewrite.library import searched
 from unity_jax.search import joint as search
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
+from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.experts import Expert, expert_seeds, experts
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import NO_PINS, Candidate, Planner, best, finish
+from unity_jax.search.planner import Planner
 
 STYLES: dict[str, Callable[[Expert], bool]] = {
     "data parallel": lambda e: not (e.model or e.tables or e.shard_params or e.shard_state),

@@ -50,9 +50,10 @@ from unity_jax.report.collectives import Collective, count_difference, stablehlo
 from unity_jax.report.duplicates import duplicates
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
+from unity_jax.search.candidate import NO_PINS, finish
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import NO_PINS, Planner, finish
+from unity_jax.search.planner import Planner
 from unity_jax.search.sample import sample
 
 BUILD = Path(__file__).resolve().parent.parent / "build"

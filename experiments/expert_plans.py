@@ -44,9 +44,10 @@ from unity_jax.program import Program
 from unity_jax.report.text import seconds, size
 from unity_jax.rewrite.library import searched
 from unity_jax.search import joint
+from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import NO_PINS, Candidate, Pins, Planner, best, finish
+from unity_jax.search.planner import Planner
 
 HERE = Path(__file__).parent
 AXES = ("data", "fsdp", "tensor", "context")

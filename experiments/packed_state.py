@@ -27,8 +27,9 @@ from unity_jax.program import trace
 from unity_jax.report.text import seconds
 from unity_jax.rewrite.library import applicable
 from unity_jax.search import joint, packing
+from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import NO_PINS, Planner
+from unity_jax.search.planner import Planner
 
 MERGING = [r for r in applicable() if r.name in ("siblings-slice-dot-concat-1", "add-dot-2")]
 

@@ -33,7 +33,7 @@ import models
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph
 from unity_jax.report.text import seconds
-from unity_jax.search.planner import Candidate
+from unity_jax.search.candidate import Candidate
 
 RESULTS = Path(__file__).parent / "results" / "zoo.csv"
 MACHINES = ("h100:8", "v5e:8x8")

@@ -17,7 +17,7 @@ from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.search.planner import Pins
+from unity_jax.search.candidate import Pins
 from unity_jax.specs import layout_of
 
 CODE = ("sharding_constraint", "shard_map")

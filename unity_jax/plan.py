@@ -29,7 +29,7 @@ from unity_jax.record import Record, to_record
 from unity_jax.report import page, text, trace_events
 from unity_jax.rewrite.packing import Group, Packed, apart
 from unity_jax.rewrite.record import Rewrite
-from unity_jax.search.planner import NO_PINS, Candidate, Pins
+from unity_jax.search.candidate import NO_PINS, Candidate, Pins
 
 if TYPE_CHECKING:
     from unity_jax.report.verification import Verification

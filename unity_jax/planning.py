@@ -31,8 +31,8 @@ from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import replay
 from unity_jax.search import joint, packing
 from unity_jax.search.assemble import RuleCache
+from unity_jax.search.candidate import Pins, finish
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import Pins, finish
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,9 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.candidate import Candidate
 from unity_jax.search.experts import expert_seeds
-from unity_jax.search.planner import Candidate, Planner
+from unity_jax.search.planner import Planner
 
 IDEAL = Machine.preset("v5e:4x4")  # two levels, no contention
 

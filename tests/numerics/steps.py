@@ -23,7 +23,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 
-STEPS = 3
+STEPS = 5
 CORE = ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")
 """Models that have what the others are made of: checks that take many seconds run on these alone."""
 
@@ -51,7 +51,7 @@ def fresh_state(model: Model, options: Any = None) -> TrainState:
 
 @dataclasses.dataclass(eq=False)
 class Reference:
-    """A model with three unsharded steps taken: the results to agree with."""
+    """A model with five unsharded steps taken: the results to agree with."""
 
     model: Model
     case: Case

@@ -1,4 +1,4 @@
-"""Three train steps of every model of the zoo, in float64 with dropout on: sharded as unsharded."""
+"""Five train steps of every model of the zoo, in float64 with dropout on: sharded as unsharded."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 
 import models
 from tests.numerics.harness import QUICK, TOLERANCE, Case
-from tests.numerics.steps import CORE, Reference, slow
+from tests.numerics.steps import CORE, STEPS, Reference, slow
 
 MACHINE = slow()
 CHEAP = ("mlp", "dlrm", "lstm_lm")  # programs that XLA compiles in seconds under any plan
@@ -71,7 +71,7 @@ def test_float32(name):
     shuffled = []
     for seed in range(3):
         state = model.make_state(0)
-        for i in range(3):
+        for i in range(STEPS):
             batch = model.make_batch(i)
             order = np.random.default_rng(seed).permutation(jax.tree.leaves(batch)[0].shape[0])
             state, metrics = step(state, jax.tree.map(lambda v: v[order], batch))  # noqa: B023

@@ -17,8 +17,9 @@ from tests.search.test_placement import groups, scrambled
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.report.text import size
+from unity_jax.search.candidate import best
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import Planner, best
+from unity_jax.search.planner import Planner
 
 RNG = np.random.default_rng(0)
 STATE = {

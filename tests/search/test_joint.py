@@ -17,8 +17,9 @@ from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
 from unity_jax.rewrite.library import applicable, searched
 from unity_jax.search import joint, variants
+from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import NO_PINS, Planner
+from unity_jax.search.planner import Planner
 from unity_jax.search.twin import shallow
 
 BF16, F32 = jnp.bfloat16, jnp.float32

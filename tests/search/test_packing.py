@@ -17,8 +17,9 @@ from tests.rewrite.test_pack import MERGING, merged
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
 from unity_jax.search import joint
+from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import NO_PINS, Planner
+from unity_jax.search.planner import Planner
 
 SIBLINGS, SUMS = "siblings-slice-dot-concat-1", "add-dot-2"
 H100 = Machine.preset("h100:8")

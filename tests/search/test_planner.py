@@ -12,10 +12,11 @@ from tests.search.planning import mesh, planner, program
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.contention import ASYNCHRONOUS
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.candidate import best, finish
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import Planner, best, finish
+from unity_jax.search.planner import Planner
 from unity_jax.search.solver import solve
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version

@@ -6,8 +6,8 @@ import pytest
 
 from tests.search.planning import mesh, planner, program
 from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.search.candidate import Candidate, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
-from unity_jax.search.planner import Candidate, best, finish
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
 

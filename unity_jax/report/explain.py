@@ -20,8 +20,9 @@ from unity_jax.plan import Leaf, Plan, matches
 from unity_jax.report.text import seconds, short_source, size
 from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.record import Rewrite
+from unity_jax.search.candidate import Pins
 from unity_jax.search.packing import pinned
-from unity_jax.search.planner import Pins, Planner
+from unity_jax.search.planner import Planner
 from unity_jax.search.sample import storable
 
 ALTERNATIVES = 6  # other layouts tried per leaf, each by a search of its own

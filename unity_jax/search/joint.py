@@ -23,8 +23,9 @@ from unity_jax.program import Program
 from unity_jax.rewrite.find import is_applicable
 from unity_jax.rewrite.library import stacking
 from unity_jax.rewrite.rule import Rule
+from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import NO_PINS, Candidate, Pins, Planner, best
+from unity_jax.search.planner import Planner
 from unity_jax.search.twin import replayed, shallow
 from unity_jax.search.variants import WORSE, Moves, Search, is_better
 

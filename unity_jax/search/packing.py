@@ -13,7 +13,8 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.program import Program
 from unity_jax.rewrite.pack import pack, packed
 from unity_jax.rewrite.packing import Group, Packing, others
-from unity_jax.search.planner import Candidate, Pins, Planner
+from unity_jax.search.candidate import Candidate, Pins
+from unity_jax.search.planner import Planner
 
 WORTHWHILE = 1e-2
 """The part of a step that packing must save: what others see of such state they pay for (`lower.parts`)."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +20,8 @@ from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, nested, part
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.candidate import Candidate
 from unity_jax.search.decompose import Match, Place, decompose, matches
-
-if TYPE_CHECKING:
-    from unity_jax.search.planner import Candidate
 
 NEGLIGIBLE = 1e-3
 """The part of a step that rings must save."""

@@ -23,7 +23,8 @@ from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite
 from unity_jax.rewrite.towers import Towers, stacked, towers
-from unity_jax.search.planner import Candidate, Planner
+from unity_jax.search.candidate import Candidate
+from unity_jax.search.planner import Planner
 
 WORSE = 1.05
 """How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""

@@ -1,0 +1,89 @@
+"""A complete plan of a program, and how two are compared.
+
+Its graph is the program as every device runs it; its peak memory and the simulation of a step are found when asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unity_jax.cost.kernels import Traffic
+from unity_jax.cost.memory import Memory, memory
+from unity_jax.cost.reshard import Resharder
+from unity_jax.cost.tasks import tasks
+from unity_jax.cost.timeline import Timeline, simulate
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program
+from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.decompose import decompose
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One complete plan: the program, rewritten or not, decisions, the graph they make, what it costs, and a lower
+    bound (0 if unknown) of the seconds of every plan for its mesh."""
+
+    program: Program
+    mesh: MeshAxes
+    machine: Machine
+    decisions: Decisions
+    graph: Graph
+    traffic: Traffic
+    label: str
+    lower_bound: float = 0.0
+
+    @functools.cached_property
+    def memory(self) -> Memory:
+        return memory(self.graph, self.traffic, self.mesh, self.machine.device, self.program.donated)
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """One step, simulated."""
+        return simulate(tasks(self.graph, self.traffic, self.mesh, self.machine), self.machine)
+
+    @property
+    def seconds(self) -> float:
+        return self.timeline.step_seconds
+
+    def fits(self, limit: float) -> bool:
+        return self.memory.peak_bytes <= limit
+
+
+@dataclass(frozen=True, eq=False)
+class Pins:
+    """Layouts the caller has fixed: of graph inputs and inner tensors, and of outputs by index."""
+
+    tensors: Mapping[Tensor, Layout]
+    outputs: Mapping[int, Layout]
+
+
+NO_PINS = Pins({}, {})
+
+
+def finish(
+    program: Program,
+    decisions: Decisions,
+    resharder: Resharder,
+    rules: RuleCache,
+    label: str,
+    bound: float = 0.0,
+) -> Candidate:
+    """The planned graph of some decisions; its memory and its timeline when asked for."""
+    mesh, machine = resharder.mesh, resharder.machine
+    graph = decompose(assemble(program.graph, decisions, resharder, rules), decisions.rings, mesh, machine)
+    return Candidate(program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound)
+
+
+def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
+    """The fastest candidate that fits; if none does, the one that needs the least memory."""
+    fastest = sorted(candidates, key=lambda c: c.seconds)
+    for c in fastest:
+        if c.fits(limit):  # only of what is as fast the memory matters
+            as_fast = [d for d in fastest if d.seconds == c.seconds and d.fits(limit)]
+            return min(as_fast, key=lambda d: d.memory.peak_bytes)
+    return min(candidates, key=lambda c: (c.memory.peak_bytes, c.seconds))
