@@ -136,6 +136,9 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
             turned += turning_bytes(device, itemsize, least, other)
     if op.name == "conv_general_dilated" and device.layout_tile[1]:
         turned += grouping_bytes(shard, device)
+    if any(f.halo for f in shard.rule.factors) and shard.rule.inner is not None and shard.rule.inner(shard):
+        # What neighbours send is joined to what they send it to.
+        turned += 2 * stored_bytes(device, shard.operand_shape(0), op.inputs[0].itemsize)
     turned /= bandwidth
     if shard.rule.bytes is not None and not (device.compiler == "tpu" and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0

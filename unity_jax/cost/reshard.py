@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unity_jax import _compat
+from unity_jax.cost.arrays import exchanging_bytes
 from unity_jax.cost.communication import Lines, all_lines
+from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -91,6 +93,15 @@ def payload_shape(move: Move, shape: tuple[int, ...], mesh: MeshAxes) -> tuple[i
 def move_bytes(move: Move, shape: tuple[int, ...], dtype: Any, mesh: MeshAxes) -> int:
     """Payload bytes per device: an all-gather's result, any other collective's operand, 0 for a local move."""
     return 0 if collective_kind(move) is None else math.prod(payload_shape(move, shape, mesh)) * itemsize(dtype)
+
+
+def turning_seconds(move: Move, shape: tuple[int, ...], dtype: Any, mesh: MeshAxes, device: Device) -> float:
+    """Seconds to put in order what an all-to-all sends and what it brings; no other move needs that."""
+    if move.kind != "exchange":
+        return 0.0
+    payload, parts = payload_shape(move, shape, mesh), mesh.size(move.axes)
+    nbytes = exchanging_bytes(device, payload, move.target_dim, parts, itemsize(dtype))
+    return nbytes / (device.memory_bandwidth * device.memory_efficiency)
 
 
 def itemsize(dtype: Any) -> int:
@@ -326,6 +337,10 @@ class Resharder:
         latency, per_byte = np.moveaxis(self._lines[e.kind, e.axes], -1, 0)
         seconds = (latency + per_byte * nbytes[:, None, None]).max(axis=2).min(axis=1)
         seconds += self._passes[e.kind] * local_bytes[e.after]
+        if (device := self.machine.device).layout_tile[1]:
+            for i in rows[e.kind == _KINDS.index("exchange")]:
+                turned = exchanging_bytes(device, tuple(payload[i].tolist())[:rank], int(e.target[i]), int(k[i]), size)
+                seconds[i] += turned / (device.memory_bandwidth * device.memory_efficiency)
         return _Costed(e, nbytes, seconds)
 
     def _indices(self, states: Iterable[State], rank: int, partial: bool) -> list[int]:

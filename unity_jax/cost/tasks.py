@@ -21,7 +21,7 @@ from unity_jax.cost.communication import groups_of
 from unity_jax.cost.compute import copy_seconds, fill_seconds
 from unity_jax.cost.kernels import Kernel, Traffic
 from unity_jax.cost.program import Collective, kernel_seconds, op_collectives, serves
-from unity_jax.cost.reshard import collective_kind
+from unity_jax.cost.reshard import collective_kind, turning_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
@@ -146,11 +146,16 @@ class _Writer:
 
     def _collectives(self, op: Op, served: Op | None, after: tuple[int, ...]) -> tuple[int, ...]:
         """The collectives of a move, or of a rule before its local program, one after the other."""
+        device, move, turned = self.machine.device, op.params.get("move"), 0.0
+        if move is not None:
+            turned = turning_seconds(move, op.inputs[0].shape, op.inputs[0].dtype, self.mesh, device) / 2
         for c in op_collectives(op, self.mesh, self.machine):
             if c.seconds:
-                blocking = c.kind not in self.machine.device.asynchronous
+                blocking = c.kind not in device.asynchronous
                 levels = crossed(self.machine, self.mesh, c.axes)
+                after = self._compute(turned, after, op)
                 after = self._add(Task(COLLECTIVES, c.seconds, after, served, levels, blocking, c))
+                after = self._compute(turned, after, op)
         return after
 
     def _loop(self, op: Op, after: tuple[int, ...]) -> tuple[int, ...]:
