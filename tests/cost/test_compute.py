@@ -174,3 +174,14 @@ def test_a_window_fills_the_depth_of_a_tile_with_whole_dimensions():
         work = op_work(shard(f, *args), device, Use((1, 1, 1), 0))
         rows, columns = 16 * 64, -(-features // 128) * 128
         assert work.matrix == pytest.approx(2 * rows * columns * depth / 1e12)
+
+
+def test_borders_of_neighbours_are_joined_by_a_copy():
+    """Images of 8 x 8 in halves of 4 rows: half of the operand is read and written once more."""
+    f, *args = conv(16, 1)
+    whole = shard(f, *args)
+    rows = next(i for i, factor in enumerate(whole.rule.factors) if factor.halo)
+    halves = shard(f, *args, sizes=(2,), strategy=(rows,))
+    half = 4 * 16 * 4 * 8 * 16
+    assert op_work(halves, DEVICE, Use((1, 1, 1), 0)).turned == pytest.approx(2 * half / 1e10)
+    assert op_work(whole, DEVICE, Use((1, 1, 1), 0)).turned == 0

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from unity_jax import _compat
 from unity_jax.cost import reshard
 from unity_jax.cost.communication import collective_seconds
-from unity_jax.cost.reshard import Move, Resharder, collective_kind, move_bytes
+from unity_jax.cost.reshard import Move, Resharder, collective_kind, move_bytes, turning_seconds
 from unity_jax.lower.moves import apply_move
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
@@ -92,6 +92,7 @@ def move_seconds(machine, move, shape, dtype, mesh):
     seconds = reshard._PASSES[move.kind] * local / machine.device.memory_bandwidth
     if collective_kind(move):
         nbytes = move_bytes(move, shape, dtype, mesh)
+        seconds += turning_seconds(move, shape, dtype, mesh, machine.device)
         seconds += collective_seconds(machine, mesh, collective_kind(move), nbytes, move.axes)
     return seconds
 
@@ -350,3 +351,19 @@ def test_paths_executed(make_mesh, mesh, shape, dtype, reductions):
         assert len(re.findall(rf'"?stablehlo\.{kind}"?\(', text)) == planned.count(kind), kind
     for result, (_, target) in zip(results, pairs, strict=True):
         check(result, value, mesh, target)
+
+
+def test_a_tpu_turns_arrays_around_an_all_to_all():
+    """Eight parts of 64 channels lie in rows of 128 lanes, 28 of them in tiles of 8, and in float32 on the way; three
+    passes."""
+    shape, mesh = (256, 28, 28, 512), MeshAxes(("a",), (8,))
+    move = Move("exchange", ("a",), 3, 0, Layout(((), (), (), ("a",))), Layout((("a",), (), (), ())))
+    back = Move("exchange", ("a",), 0, 3, move.after, move.before)
+    tpu, plain = Machine.preset("v5e:2x4").device, 2 * math.prod(shape) / 8
+    bandwidth = tpu.memory_bandwidth * tpu.memory_efficiency
+    apart = 2 * 32 / 28
+    expected = 3 * (1 + apart + 2 * apart) * plain / bandwidth
+    assert turning_seconds(back, shape, "bfloat16", mesh, tpu) == pytest.approx(expected)
+    assert turning_seconds(move, shape, "bfloat16", mesh, H100.device) == 0
+    gather = Move("combine", ("a",), 3, None, move.before, Layout(((), (), (), ())))
+    assert turning_seconds(gather, shape, "bfloat16", mesh, tpu) == 0
