@@ -137,8 +137,11 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     if op.name == "conv_general_dilated" and device.layout_tile[1]:
         turned += grouping_bytes(shard, device)
     if any(f.halo for f in shard.rule.factors) and shard.rule.inner is not None and shard.rule.inner(shard):
-        # What neighbours send is joined to what they send it to.
-        turned += 2 * stored_bytes(device, shard.operand_shape(0), op.inputs[0].itemsize)
+        # What neighbours send is joined to it: a pass, on XLA:TPU also over float32 values (`_sweep`).
+        itemsize = op.inputs[0].itemsize
+        joined = stored_bytes(device, shard.operand_shape(0), itemsize)
+        wide = joined / itemsize * WIDTH if device.compiler == "tpu" and itemsize < WIDTH else 0.0
+        turned += 2 * joined + wide
     turned /= bandwidth
     if shard.rule.bytes is not None and not (device.compiler == "tpu" and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0

@@ -90,7 +90,7 @@ class _Writer:
             if root.bodies:
                 done = self._loop(root, after)
             elif "move" in root.params and len(kernel.ops) == 1:
-                done = self._collectives(root, served.get(root), self._join(after))
+                done = self._collectives(root, served.get(root), self._join(after), root in copied)
             else:
                 for op in kernel.ops:
                     if op.shard is not None and op.shard.rule.inner is not None:
@@ -144,14 +144,17 @@ class _Writer:
         """The same point in time as one task, so that chains of ops without time do not multiply what they wait for."""
         return after if len(after) < 2 else self._add(Task(COMPUTE, 0.0, after))
 
-    def _collectives(self, op: Op, served: Op | None, after: tuple[int, ...]) -> tuple[int, ...]:
-        """The collectives of a move, or of a rule before its local program, one after the other."""
+    def _collectives(self, op: Op, served: Op | None, after: tuple[int, ...], last: bool = False) -> tuple[int, ...]:
+        """The collectives of a move, or of a rule before its local program, one after the other.
+
+        **Arguments:** `last`: what comes is a result of the program, and XLA:TPU does nothing beside it.
+        """
         device, move, turned = self.machine.device, op.params.get("move"), 0.0
         if move is not None:
             turned = turning_seconds(move, op.inputs[0].shape, op.inputs[0].dtype, self.mesh, device) / 2
         for c in op_collectives(op, self.mesh, self.machine):
             if c.seconds:
-                blocking = c.kind not in device.asynchronous
+                blocking = last or c.kind not in device.asynchronous
                 levels = crossed(self.machine, self.mesh, c.axes)
                 after = self._compute(turned, after, op)
                 after = self._add(Task(COLLECTIVES, c.seconds, after, served, levels, blocking, c))
