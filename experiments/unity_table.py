@@ -50,24 +50,53 @@ MANY = 1.1
 class Case:
     """A model as the paper ran it, trained by SGD at 0.01 but for those of language (section 6).
 
-    **Fields:** `batch`: for each device; `published`: throughput over the best that existed, None where it was not run.
+    **Fields:** `batch`: for each device; `published`: throughput over the best that existed, None where it was not run;
+    `why`: why our ratio differs from that.
     """
 
     size: str
     batch: int
     published: float | None
+    why: str
     own_optimizer: bool = False
 
 
 CASES = {
-    "dlrm": Case("unity", 1024, 3.6),
-    "mlp": Case("full", 256, 2.0),
-    "xdl": Case("full", 1024, 1.9),
-    "candle_uno": Case("full", 256, 1.6),
-    "inception": Case("full", 64, 1.3),
-    "resnext": Case("full", 64, 1.0),
-    "bert": Case("full", 4, 1.0, own_optimizer=True),
-    "gpt": Case("gpt3-1.3b", 4, None, own_optimizer=True),
+    "dlrm": Case(
+        "unity",
+        1024,
+        3.6,
+        "additive data parallelism sends 8 GB of table gradients, of which a step fills a few thousand rows; the"
+        " paper's best baseline splits the tables, as the expert here does",
+    ),
+    "mlp": Case(
+        "full",
+        256,
+        2.0,
+        "a step sends 4 GB of gradients for little arithmetic; the more of the network is InfiniBand, the more there is"
+        " to save by splitting layers",
+    ),
+    "xdl": Case("full", 1024, 1.9, "as dlrm: nothing but rows that a step fills is worth sending"),
+    "candle_uno": Case(
+        "full", 256, 1.6, "as mlp: its towers are dense layers with more gradients than their batches have activations"
+    ),
+    "inception": Case(
+        "full",
+        64,
+        1.3,
+        "the paper also runs branches on devices of their own; here all devices take part in every operation, and most"
+        " of a step is convolutions that no layout makes faster",
+    ),
+    "resnext": Case("full", 64, 1.0, "the gain is what the simulation does not hide of 100 MB of gradients"),
+    "bert": Case(
+        "full",
+        4,
+        1.0,
+        "the paper's baseline is Megatron, as tuned; here it is additive data parallelism, and the plan also projects"
+        " only masked positions onto the vocabulary where that pays",
+        own_optimizer=True,
+    ),
+    "gpt": Case("gpt3-1.3b", 4, None, "not in the paper", own_optimizer=True),
 }
 SUMMIT = tuple(f"v100-summit:{nodes}x6" for nodes in (1, 2, 4, 8, 16, 32))
 OTHERS = ("v100-summit:2x4", "v100-summit:8x4", "h100:8", "h100:4x8", "h100:8x8", "h100:12x8")
@@ -129,6 +158,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     met = [m for m, ratio in published.items() if ratios[m] >= ratio]
     each = ", ".join(f"{m} {ratios[m]:.2f} ({p})" for m, p in published.items())
     said.append(f"on Summit over additive data parallelism (published): {each}; met by {len(met)} of {len(published)}")
+    said += [f"{m}, {ratios[m]:.2f} where {published[m]} was published: {CASES[m].why}" for m in published]
     for name in PLANS[:-1]:
         worse = [r for r in rows if comparable(r, name) and over(r, name) < 1 - 1e-6]
         lost = [r for r in rows if r[f"{name} fits"] == "True" != r["joint fits"]]

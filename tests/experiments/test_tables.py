@@ -125,9 +125,10 @@ def test_verdicts_say_where_a_plan_is_slower():
         row |= {f"{name} seconds": str(seconds), f"{name} fits": str(fits)}
     said = verdicts([row | {"joint seconds": "1.0", "joint fits": "True"}])
     assert "mlp 3.00 (2.0); met by 1 of 1" in said[0]
-    assert said[1].endswith("never")
-    assert said[2].endswith("mlp on v100-summit:1x6 (0.900)")
-    assert said[4].endswith("at least 1.1 on 1 models")
+    assert said[1].startswith("mlp, 3.00 where 2.0 was published: ")
+    assert said[2].endswith("never")
+    assert said[3].endswith("mlp on v100-summit:1x6 (0.900)")
+    assert said[5].endswith("at least 1.1 on 1 models")
 
 
 def plans(model, machine, limit=None, **overrides):
