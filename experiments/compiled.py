@@ -66,6 +66,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "resnext": {"stages": (1, 1, 1, 1)},
     "lstm_lm": {"batch_size": 160},
     "moe": {
+        "scan": False,
         "layers": 2,
         "hidden": 1024,
         "heads": 8,

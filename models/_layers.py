@@ -7,13 +7,15 @@ A scanned model compiles in a time that does not depend on its depth; an unrolle
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from models._common import Array, fold
+
+Carry = TypeVar("Carry", Array, tuple[Array, ...])
 
 
 def stack(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs, *, scan: bool) -> nnx.Module | nnx.List:
@@ -24,14 +26,15 @@ def stack(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs, *,
     return nnx.vmap(lambda key: make(nnx.Rngs(key)))(keys)
 
 
-def through(layers: nnx.Module | nnx.List, x: Array, *context: Any, key: Array | None, remat: bool) -> Array:
-    """x after every layer, each called as `layer(x, *context, key)`: the i-th, from 1, with the i-th child of the key.
+def through(layers: nnx.Module | nnx.List, x: Carry, *context: Any, key: Array | None, remat: bool) -> Carry:
+    """x, an array or several, after every layer, each called as `layer(x, *context, key)`: the i-th, from 1, with the
+    i-th child of the key.
 
     `remat` recomputes each layer in the backward pass.
     """
 
-    def make_body(graphdef: nnx.GraphDef, **options: Any) -> Callable[..., tuple[Array, None]]:
-        def body(x: Array, layer: tuple[Any, Array]) -> tuple[Array, None]:
+    def make_body(graphdef: nnx.GraphDef, **options: Any) -> Callable[..., tuple[Carry, None]]:
+        def body(x: Carry, layer: tuple[Any, Array]) -> tuple[Carry, None]:
             params, index = layer
             return nnx.merge(graphdef, params)(x, *context, fold(key, index)), None
 

@@ -38,11 +38,16 @@ from models._common import (
     fold,
     next_token_model,
 )
+from models._layers import stack, through
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes and recipe; see the table above. `remat` recomputes each layer in the backward pass."""
+    """Sizes and recipe; see the table above.
+
+    `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a list. `remat` recomputes
+    each layer in the backward pass.
+    """
 
     layers: int = 32
     hidden: int = 4096
@@ -61,6 +66,7 @@ class Config:
     rope_theta: float = 1e6
     learning_rate: float = 3e-4
     warmup: int = 2_000
+    scan: bool = True
     remat: bool = True
     dtype: Any = jnp.bfloat16
 
@@ -154,12 +160,16 @@ class Layer(nnx.Module):
         self.experts = Experts(config, precision, rngs)
         self.dropout = nnx.Dropout(config.dropout)
 
-    def __call__(self, x: Array, turn: tuple[Array, Array], mask: Array, key: Array | None) -> tuple[Array, Array]:
-        """x f[B, T, D], turn (cos, sin) f[T, W/2], mask bool[T, T] -> f[B, T, D], balance loss f[]."""
+    def __call__(
+        self, carry: tuple[Array, Array], turn: tuple[Array, Array], mask: Array, key: Array | None
+    ) -> tuple[Array, Array]:
+        """x f[B, T, D] and the balance loss of the layers before, f[], with turn (cos, sin) f[T, W/2] and mask
+        bool[T, T] -> both after this layer."""
+        x, before = carry
         attended = self.attention(self.attention_norm(x), turn, mask)
         x = x + drop(self.dropout, attended, fold(key, 0))
         routed, balance = self.experts(self.experts_norm(x))
-        return x + drop(self.dropout, routed, fold(key, 1)), balance
+        return x + drop(self.dropout, routed, fold(key, 1)), before + balance
 
 
 class Moe(nnx.Module):
@@ -169,7 +179,7 @@ class Moe(nnx.Module):
         self.token = nnx.Embed(
             config.vocabulary, config.hidden, embedding_init=_normal, param_dtype=precision.param, rngs=rngs
         )
-        self.layers = nnx.List([Layer(config, precision, rngs) for _ in range(config.layers)])
+        self.layers = stack(lambda rngs: Layer(config, precision, rngs), config.layers, rngs, scan=config.scan)
         self.norm = nnx.RMSNorm(config.hidden, epsilon=1e-5, rngs=rngs, **precision.kwargs)
         self.output = nnx.Linear(
             config.hidden, config.vocabulary, use_bias=False, kernel_init=_normal, rngs=rngs, **precision.kwargs
@@ -184,17 +194,9 @@ class Moe(nnx.Module):
         length = x.shape[1]
         turn = rotary(length, config.head_width, config.rope_theta, precision)
         mask = causal_mask(length)
-        balance = jnp.zeros((), precision.param)
-        for i, layer in enumerate(self.layers):
-            graphdef, params = nnx.split(layer)
-
-            def apply(params: Any, x: Array, key: Array | None, graphdef: Any = graphdef) -> tuple[Array, Array]:
-                return nnx.merge(graphdef, params)(x, turn, mask, key)
-
-            if config.remat:
-                apply = jax.checkpoint(apply)
-            x, more = apply(nnx.to_pure_dict(params), x, fold(key, i))
-            balance = balance + more / config.layers
+        start = x, jnp.zeros((), precision.param)
+        x, balance = through(self.layers, start, turn, mask, key=key, remat=config.remat)
+        balance = balance / config.layers
         logits = self.output(self.norm(x)).astype(precision.param)
         token = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
         return token + config.balance * balance, {"token_loss": token, "balance_loss": balance}

@@ -29,11 +29,6 @@ from unity_jax.search.planner import Planner
 from unity_jax.search.twin import replayed, shallow
 from unity_jax.search.variants import WORSE, Moves, Search, is_better
 
-DEEP = 1e-2
-"""The part of its shallow twin's step that rewrites must save to be tried on a deep program: planning that takes
-seconds."""
-
-
 def plan(
     program: Program,
     machine: Machine,
@@ -98,7 +93,7 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> lis
     scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
     start = scout.promising(mesh)
     found, moves = _explored(scout, start, single, [])
-    if not found or found[0].seconds > (1 - DEEP) * start.seconds:
+    if not found:
         return variants
     before = len(twin.program.rewrites)
     graph, done = replayed(program.graph, twin.program.graph, found[0].program.rewrites[before:], rules, moves.seconds)

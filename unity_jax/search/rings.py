@@ -48,19 +48,21 @@ def with_rings(
     """The fastest candidate that fits, with rings or without. `now`: the fastest of `found` that fits; `make`: one of
     them with rings.
 
-    They are tried in the order of their estimates, until none promises more: all that is proposed for one at once, then
-    one kind after the other, of which those stay that help.
+    Tried are the best plan of each variant of the program, and what promises more, in the order of the estimates: all
+    that is proposed for one at once, then one kind after the other, of which those stay that help.
     """
     known: dict[object, float] = {}
-    # Rings hide communication: no candidate becomes faster than its arithmetic.
+    # Rings hide communication: no candidate becomes faster than its arithmetic. Several seeds may have led to one plan.
     open_to = [c for c in found if c.timeline.compute_seconds < _less(now.seconds) and c.fits(limit)]
-    proposed = [(c, proposals(c, known)) for c in open_to]
-    ranked = sorted((c.seconds - sum(p.seconds for p in ps), i) for i, (c, ps) in enumerate(proposed) if ps)
+    differ = {(c.program, c.mesh, c.seconds, c.timeline.compute_seconds): c for c in reversed(open_to)}
+    first = {c.program: c for c in sorted(differ.values(), key=lambda c: -c.seconds)}
+    proposed = [(c, proposals(c, known)) for c in reversed(differ.values())]
+    saved = [sum(p.seconds for p in kinds) for _, kinds in proposed]
     left = float(SIMULATED_OPS)
-    for expected, i in ranked:
+    for i in sorted(range(len(proposed)), key=lambda i: proposed[i][0].seconds - saved[i]):
         base, kinds = proposed[i]
-        if expected >= _less(now.seconds):
-            break
+        if not kinds or (base is not first[base.program] and base.seconds - saved[i] >= _less(now.seconds)):
+            continue
         everything = frozenset(place for p in kinds for place in p.places)
         steps = [everything, *(p.places for p in kinds)] if len(kinds) > 1 else [everything]
         least, taken = base.seconds, frozenset[Place]()
