@@ -100,7 +100,7 @@ def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
 def test_an_expert_wins_whose_times_add_up_to_more() -> None:
     """FSDP on a slow network communicates more than the plan with the least sum of times, and hides it where the
     compiler hides every collective."""
-    machine = slow("v5e:2x4", 30)
+    machine = slow("v5p:2x2x2", 20)
     hiding = dataclasses.replace(machine.device, asynchronous=ASYNCHRONOUS)
     plan = Planner(program("bert", layers=1), dataclasses.replace(machine, devices=(hiding,)))
     found = plan.candidates(mesh(8))
