@@ -111,14 +111,14 @@ def _explored(
     planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]
 ) -> tuple[list[Candidate], Moves]:
     """Variants that may be the fastest, the best first: what the search finds, and the program as it is best on one
-    device, if that is about as fast and if there is one: code that names mesh axes is for several."""
+    device, which another layout may suit better, if there is one: code that names mesh axes is for several."""
     limit, several = planner.limit, planner.machine.num_devices > 1 and code_mesh(start.program.graph) is None
     moves = _moves(planner, start, single, paired)
     found = Search(planner, moves).run(start)
     seed = _seed(planner, start, moves) if several else start
     if is_better(seed, found, limit):
         found = Search(planner, moves).run(seed)
-    rivals = [seed] if seed is not found and seed.fits(limit) and seed.seconds <= WORSE * found.seconds else []
+    rivals = [seed] if seed is not found and seed.fits(limit) else []
     return [c for c in (found, *rivals) if c is not start], moves
 
 
