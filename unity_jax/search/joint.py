@@ -29,6 +29,7 @@ from unity_jax.search.planner import Planner
 from unity_jax.search.twin import replayed, shallow
 from unity_jax.search.variants import WORSE, Moves, Search, is_better
 
+
 def plan(
     program: Program,
     machine: Machine,
