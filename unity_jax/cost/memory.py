@@ -94,7 +94,7 @@ class _Buffers:
         self.flights: dict[int | None, tuple[int, int]] = {}  # start and done of each group of combined collectives
         self.needs: dict[Tensor, int] = {}  # the groups that a tensor depends on
         self.replacing = replacing  # results in place of donated arguments
-        self.gathered: dict[Tensor, int] = {}  # the step that gathers from a value, before what else reads it
+        self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
         self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
         self.lasting: set[int] = set()  # buffers that exist until the end
         base = base_tensors(graph)
@@ -106,8 +106,7 @@ class _Buffers:
 
     def _kernel(self, kernel: Kernel) -> None:
         root = kernel.root
-        after = {self.maker[t] for t in (*kernel.reads, *kernel.waits) if t in self.maker}
-        after.update(self.gathered[t] for t in kernel.reads if t in self.gathered)
+        after = {self.maker[t] for t in self._awaited(kernel) if t in self.maker}
         reads = [self.of[t] for t in kernel.reads if t in self.of]
         for t in kernel.reads:
             if t.shape in self.storage.tables and t in self.inputs:
@@ -153,7 +152,7 @@ class _Buffers:
         if root.name in REDUCTIONS:
             self.reduced.update((t, frozenset((*kernel.reads, *makes))) for t in root.outputs)
         if root.name == "gather":
-            self.gathered.update((t, at) for t in kernel.reads[:1] if t in self.of)
+            self.gathered.update((t, kernel.writes[0]) for t in kernel.reads[:1] if t in self.of)
         for t in turned:
             self.maker[t] = self._add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
 
@@ -189,10 +188,14 @@ class _Buffers:
         reads, makes = tuple(dict.fromkeys((*step.reads, *reads))), (*step.makes, *makes)
         self.steps[i] = replace(step, after=(*step.after, *after), reads=reads, makes=makes, writes_over=over)
 
+    def _awaited(self, kernel: Kernel) -> list[Tensor]:
+        """The values that are there before a kernel runs."""
+        return [*kernel.reads, *kernel.waits, *(self.gathered[t] for t in kernel.reads if t in self.gathered)]
+
     def _needs(self, kernel: Kernel) -> int:
         """The groups of combined collectives that a kernel waits for."""
         needs = 0
-        for t in (*kernel.reads, *kernel.waits):
+        for t in self._awaited(kernel):
             needs |= self.needs.get(t, 0)
         if needs:
             self.needs.update((t, needs) for t in kernel.writes)
