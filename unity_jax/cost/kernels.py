@@ -74,8 +74,8 @@ class Fusing:
     scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
     arrays lie in tiles, so that it matters which dimension comes last. `repeats`: costly functions, too, are computed
     by every reader, gathers and windows included, if one is no loop and that moves no more bytes (`PriorityFusion` of
-    XLA:GPU, which weighs time). `siblings`: loops and reductions over as many elements that read the same array are one
-    kernel, and equal constants are one array if one of them has to be in memory (`MultiOutputFusion` of XLA:GPU).
+    XLA:GPU, which weighs time). `siblings`: equal constants are one array if one of them has to be in memory, and loops
+    and reductions over as many elements that read that array are one kernel (`MultiOutputFusion` of XLA:GPU).
     """
 
     grows: bool = False
@@ -155,7 +155,6 @@ class _Fuser:
     within: set[Op] = field(default_factory=set)
     prologue: set[Op] = field(default_factory=set)  # what matmuls compute before they multiply
     updated: set[Op] = field(default_factory=set)  # sums that a scatter writes into
-    filled: set[Tensor] = field(default_factory=set)
     fills: dict[Op, Op] = field(default_factory=dict)  # constants that are read from the array that the first one makes
 
     def run(self) -> list[Kernel]:
@@ -209,7 +208,6 @@ class _Fuser:
             if len(read) > 1 and len(read) < len(ops):
                 self.fills.update(dict.fromkeys(read[1:], read[0]))
                 self.loops.discard(read[0])
-                self.filled.update(read[0].outputs)
 
     def _absorb(self, outputs: set[Tensor]) -> None:
         readers = self._readers()
@@ -391,11 +389,15 @@ class _Fuser:
         return self._kernels(members, outputs)
 
     def _siblings(self, op: Op) -> Sequence[Tensor]:
-        """The arrays whose other readers the op joins: those of its size that are in memory before it runs."""
-        if not self.fusing.siblings or not (op in self.loops or op.name in REDUCTIONS) or op in self.updated:
+        """The constants in memory whose other readers the op joins."""
+        if not self.fills or not (op in self.loops or op.name in REDUCTIONS) or op in self.updated:
             return ()
-        read = dict.fromkeys(s for t in op.inputs for s in self.sources.get(t, (t,) if t.literal is None else ()))
-        return [s for s in read if s in self.filled]
+        return [s for s in dict.fromkeys(s for t in op.inputs for s in self.sources.get(t, (t,))) if s in self._filled]
+
+    @functools.cached_property
+    def _filled(self) -> frozenset[Tensor]:
+        """The constants in memory that several read."""
+        return frozenset(first.outputs[0] for first in self.fills.values())
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
@@ -405,7 +407,7 @@ class _Fuser:
             return c in self.loops and _elements(p.inputs[0]) == _elements(c.outputs[0])
         if not (p in self.loops or (self.fusing.epilogue and p.name in PRODUCTS)):
             return False
-        return _elements(p.outputs[0]) == (_elements(c.outputs[0]) if c in self.loops else _elements(c.inputs[0]))
+        return _elements(p.outputs[0]) == _space(c)
 
     def _kernels(self, members: list[list[Op]], outputs: set[Tensor]) -> list[Kernel]:
         position = {op: i for i, op in enumerate(self.graph.ops)}
