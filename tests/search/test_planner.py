@@ -16,7 +16,7 @@ from unity_jax.search.candidate import best, finish
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import Planner
+from unity_jax.search.planner import NEGLIGIBLE, Planner
 from unity_jax.search.solver import solve
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
@@ -53,6 +53,17 @@ def test_never_worse_than_an_expert_on_several_axes(name: str) -> None:
         fitting = [e for e in experts_of(plan, axes) if e.fits(plan.limit)]
         assert all(chosen.seconds <= e.seconds * (1 + 1e-9) for e in fitting)
         assert chosen.seconds <= alone.seconds * (1 + 1e-9), "a finer mesh can do what a coarser one does"
+
+
+def test_goes_on_where_one_axis_splits_badly() -> None:
+    """Four utterances per device are few rows for weights that a recurrent cell reads again in every step: little
+    communication is exposed, but a second axis, over the weights, saves much of the arithmetic."""
+    plan = planner(program("deep_speech", "full", layers=2, batch_size=256), "v5e:8x8")
+    meshes = mesh_candidates(64, plan.machine)
+    alone, chosen = best(plan.candidates(meshes[0]), plan.limit), plan.plan(meshes)
+    assert alone.timeline.exposed_communication_seconds < NEGLIGIBLE * alone.seconds
+    assert len(chosen.mesh.names) == 2
+    assert chosen.seconds < 0.8 * alone.seconds
 
 
 def test_never_worse_under_a_limit() -> None:

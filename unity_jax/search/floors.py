@@ -35,6 +35,17 @@ def undivided_seconds(built: Built, device: Device) -> float:
     return 2 * beyond / device.memory_bandwidth
 
 
+def uneven_seconds(built: Built, assignment: Sequence[int]) -> float:
+    """What the arithmetic of a plan takes longer than if each op was split over all devices without loss.
+
+    A finer mesh may split what this one cannot, or split it better: a recurrent cell that reads all its weights for a
+    few rows on each device.
+    """
+    distinct = {id(seconds): float(seconds.max()) for seconds in built.arithmetic}  # whole on every device
+    even = sum(distinct[id(seconds)] for seconds in built.arithmetic) / built.mesh.num_devices
+    return max(0.0, arithmetic_seconds(built, assignment) - even)
+
+
 def arithmetic_seconds(built: Built, assignment: Sequence[int]) -> float:
     """The arithmetic of a plan: no overlap hides any of it."""
     return sum(float(seconds[choice]) for seconds, choice in zip(built.arithmetic, assignment, strict=True))

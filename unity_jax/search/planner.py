@@ -24,7 +24,7 @@ from unity_jax.search.build import Builder, Built
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds, experts
-from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds
+from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds, uneven_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.problem import Usage
 from unity_jax.search.refine import by_axis, coarser, refined
@@ -46,8 +46,8 @@ def by_one_axis_at_a_time(built: Built) -> bool:
 
 
 NEGLIGIBLE = 0.08
-"""The part of a step that exposed communication and undivided arguments may take before other meshes are worth
-trying."""
+"""The part of a step that exposed communication, undivided arguments and uneven arithmetic may take before other meshes
+are worth trying."""
 
 
 class Solved(NamedTuple):
@@ -94,8 +94,8 @@ class Planner:
     def plan(self, meshes: Sequence[MeshAxes], rivals: Sequence[Candidate] = ()) -> Candidate:
         """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory.
 
-        Meshes are tried in order, until a plan fits whose arithmetic waits little for communication, and whose
-        arguments the mesh splits.
+        Meshes are tried in order, until a plan fits whose arithmetic waits little for communication, and which the mesh
+        splits almost evenly, arguments and arithmetic.
 
         **Arguments:** `rivals`: plans made before, of this program or a variant, which take part.
         """
@@ -110,8 +110,10 @@ class Planner:
         """Whether no more meshes are tried after this one."""
         now = best(found, self.limit)
         if now.fits(self.limit):
-            undivided = undivided_seconds(self._solved(mesh).built, self.machine.device)
-            return now.timeline.exposed_communication_seconds + undivided < NEGLIGIBLE * now.seconds
+            solved = self._solved(mesh)
+            undivided = undivided_seconds(solved.built, self.machine.device)
+            uneven = uneven_seconds(solved.built, solved.assignment)
+            return now.timeline.exposed_communication_seconds + undivided + uneven < NEGLIGIBLE * now.seconds
         return len(mesh.names) == 1 and self._is_hopeless(mesh)
 
     def promising(self, mesh: MeshAxes) -> Candidate:
