@@ -70,6 +70,32 @@ def test_stacked_towers_compute_the_same(loss):
         assert fingerprint(again, known) == fingerprint(graph, known)
 
 
+def four(params, batch):
+    """Two towers each for features of two sizes, of which the later layers are alike, as in CANDLE-Uno."""
+    features = [tower(layers, x) for layers, x in zip(params, batch, strict=True)]
+    return (jnp.concatenate(features, axis=1) ** 2).sum()
+
+
+def test_stacks_of_two_towers_are_joined_to_stacks_of_four():
+    with jax.enable_x64(True):
+        sizes = (5, 4, 5, 4)
+        params = [[(normal(n, 6) + i, normal(6)), *((normal(6, 6), normal(6)),) * 2] for i, n in enumerate(sizes)]
+        args = params, [normal(7, n) * (i + 1) for i, n in enumerate(sizes)]
+        program, arrays = trace(step(four), args, {}), jax.tree.leaves(args)
+        graph, records = program.graph, []
+        for _ in range(2):
+            graph, steps = stacked(graph, towers(graph), stacking(), {})
+            records.append(Rewrite("towers", "", 1, 0.0, "", tuple(((), s) for s in steps)))
+        assert not towers(graph)
+        wide = [op.outputs[0].shape for op in graph.ops if op.name == "dot_general"]
+        assert sorted(wide) == sorted(
+            [(2, 7, 6), (2, 5, 6)] + [(2, 7, 6), (2, 4, 6)] + 2 * [(4, 7, 6), (4, 6, 6), (4, 7, 6)]
+        )
+        known = evaluate(program.graph, arrays)
+        assert not [e for e in errors(program.out_paths, known, evaluate(graph, arrays)) if e.error > 1e-12]
+        assert fingerprint(replay(program.graph, records, searched()), seen := {}) == fingerprint(graph, seen)
+
+
 def test_layers_of_one_tower_are_no_towers():
     def chain(params, batch):
         return tower(params["one"] + params["two"], batch["x"]).sum()

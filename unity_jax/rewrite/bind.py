@@ -34,6 +34,7 @@ class Match:
     along: dict[Dim, int] = field(
         default_factory=dict
     )  # of a name for several dimensions, the one that is concatenated
+    first: bool = False  # whether that is the first one, which counts towers
 
     def copy(self) -> Match:
         return Match(
@@ -46,6 +47,7 @@ class Match:
             self.roots,
             self.rest,
             self.named,
+            first=self.first,
         )
 
     @property
@@ -148,16 +150,18 @@ def _names(variables: Sequence[Term]) -> list[Dim]:
 def _shared(match: Match, variables: Sequence[Term]) -> bool:
     """Unite, in order, dimensions that variables of several results share by the rule, though no op joins them.
 
-    Not those of variables that are concatenated: of these, `_concatenated` finds what is alike.
+    Not those of variables that are concatenated: of these, `_concatenated` finds what is alike. Of towers, which are
+    concatenated along the first dimension, what each alone has is united here.
     """
     if len(match.rule.source) == 1:
         return True
     for a, b in itertools.combinations(variables, 2):
-        if any(
+        later = any(
             p in a.type.dims and q in b.type.dims
             for s in sums(match.rule)
             for p, q in itertools.permutations(s.parts, 2)
-        ):
+        )
+        if later and not match.first:
             continue
         ids = {v.name: match.dims.all(match.values[v.name].ids) for v in variables}
         bound = {i for name in match.names for i in match.ids(name)}
@@ -166,7 +170,10 @@ def _shared(match: Match, variables: Sequence[Term]) -> bool:
             joined = set.intersection(*(set(ids[w]) for w in where)) - bound
             if b.name not in where or name in match.names or _only(joined, where, ids):
                 continue
-            left = [[i for i in ids[v.name] if i not in bound and i not in ids[w.name]] for v, w in ((a, b), (b, a))]
+            left = []
+            for v, w in ((a, b), (b, a)):
+                others = {i for n in (ids.keys() - {v.name} if later else {w.name}) for i in ids[n]}
+                left.append([i for i in ids[v.name] if i not in bound and i not in others])
             if len(left[0]) != len(left[1]):
                 return False
             if not each(match.dims.unite(i, j) for i, j in zip(*left, strict=True)):
@@ -183,7 +190,8 @@ def _concatenated(match: Match, order: Sequence[int]) -> bool:
     """Of the dimensions that stand for the parts of a new sum, those along which to concatenate: the others begin, or
     end, all parts alike, and are united. Several (`groups, width` beside `width`) are concatenated as one.
 
-    What is alike is taken from the front first: heads stay a dimension of their own, that devices can share.
+    What is alike is taken from the front first: heads stay a dimension of their own, that devices can share. Of towers
+    the first dimension counts them: it is what is joined.
     """
     for whole in sorted(sums(match.rule) - set(match.names), key=str):
         place = [match.dims.find(i) for i in order]
@@ -191,7 +199,7 @@ def _concatenated(match: Match, order: Sequence[int]) -> bool:
         if not all(parts):
             return False
         common: list[int] = []
-        for end in (0, -1):
+        for end in (-1, 0) if match.first else (0, -1):
             while all(len(p) > 1 for p in parts) and len({match.dims.size[p[end]] for p in parts}) == 1:
                 first, *others = (p.pop(end) for p in parts)
                 if not each(match.dims.unite(first, i) for i in others):

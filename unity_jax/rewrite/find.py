@@ -72,12 +72,15 @@ def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
 
 
 def matches_pair(rule: Rule, roots: tuple[Tensor, Tensor], view: View) -> Iterator[Match]:
-    """Every way in which two tensors, which need not have anything in common, are the results of the rule's source."""
+    """Every way in which two tensors, which need not have anything in common, are the results of the rule's source.
+
+    What the rule joins, it joins along the first dimension.
+    """
     first, second = roots
     made_by = [outline(term) for term in rule.source]
     if not all(view.source(t) is t and view.may_be(o, t) for o, t in zip(made_by, roots, strict=True)):
         return
-    start = Match(rule, Dims())
+    start = Match(rule, Dims(), first=True)
     for found in _roots(rule.source[:1], (), first, start, view):
         yield from filter(complete, _roots(rule.source[1:], (first,), second, found.copy(), view))
 

@@ -27,9 +27,10 @@ def applicable() -> tuple[Rule, ...]:
 
 @functools.cache
 def stacking() -> tuple[Rule, ...]:
-    """The rules by which two ops become one on stacked operands, and by which stacks cancel: those for towers."""
-    siblings = [r for r in library() if len(r.source) == 2 and _is_unstacked(r)]
-    return (*siblings, *(r for r in library() if r.source[0].op == "stack" and not r.target[0].op))
+    """The rules by which two ops become one on stacked or joined operands, and by which these cancel: those for
+    towers."""
+    siblings = [r for r in library() if len(r.source) == 2 and (_is_made_of(r, "unstack") or _is_made_of(r, "slice"))]
+    return (*siblings, *(r for r in library() if r.source[0].op in ("stack", "concat") and not r.target[0].op))
 
 
 @functools.cache
@@ -38,10 +39,10 @@ def searched() -> tuple[Rule, ...]:
     return tuple(dict.fromkeys((*applicable(), *stacking())))
 
 
-def _is_unstacked(rule: Rule) -> bool:
-    """Whether the results of a rule are the two that make a stack."""
+def _is_made_of(rule: Rule, cut: str) -> bool:
+    """Whether the results of a rule are the two that a cut, `unstack` or `slice`, makes of one."""
     a, b = rule.target
-    return a.op == b.op == "unstack" and a.args == b.args and (a.attrs[1], b.attrs[1]) == (0, 1)
+    return a.op == b.op == cut and a.args == b.args and (a.attrs[1], b.attrs[1]) == (0, 1)
 
 
 def to_text(rules: Sequence[Rule]) -> str:

@@ -6,7 +6,8 @@
 Step by step this pays late or never: each product alone would stack its operands and cut its result. So all that two
 towers do alike, in the forward pass, the backward pass and the update, is stacked in one go, op by op, by rules such as
 `dot(x, a), dot(y, b) => unstack(dot(stack(x, y), stack(a, b)))`; what is cut to be stacked again then cancels.
-What is stacked can be split over devices by towers.
+Stacks of two towers are joined to stacks of four in the same way, along the dimension that counts towers. What is
+stacked can be split over devices by towers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.kernels import PRODUCTS
+from unity_jax.ops.rule import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten, target_ops
 from unity_jax.rewrite.bind import Match
@@ -25,7 +27,7 @@ from unity_jax.rewrite.find import matches, matches_pair
 from unity_jax.rewrite.relabel import relabels
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Step
-from unity_jax.rewrite.view import View
+from unity_jax.rewrite.view import View, names_of
 from unity_jax.trace import has_effects
 
 Pair = tuple[Op, Op]
@@ -35,15 +37,21 @@ PRODUCTS_EACH = 2
 
 
 def towers(graph: Graph) -> list[Pair]:
-    """Ops of towers, each with its like in the other of two; of four towers two pairs are found."""
-    alike: dict[int, list[Op]] = {}
-    number = _upstream(graph)
+    """Ops of towers, each with its like in the other of two; of four towers two pairs are found.
+
+    Towers that are alike from their inputs on come first, then those that become alike later: behind embeddings of
+    features of other sizes, or pairs of towers that were stacked before.
+    """
+    products = [op for op in graph.ops if op.name in PRODUCTS and not op.backward]
+    alike: dict[object, list[Op]] = {}
+    for exact in (True, False):
+        number = _upstream(graph, exact)
+        for op in products:
+            alike.setdefault((exact, number[op.outputs[0]], op.signature), []).append(op)
     readers: dict[Tensor, list[Op]] = {}
     for op in graph.ops:
         for t in dict.fromkeys(op.inputs):
             readers.setdefault(t, []).append(op)
-        if op.name in PRODUCTS and not op.backward:
-            alike.setdefault(number[op.outputs[0]], []).append(op)
     found: list[Pair] = []
     taken: set[Op] = set()
     for members in alike.values():
@@ -61,19 +69,30 @@ def stacked(
 ) -> tuple[Graph, list[Step]] | None:
     """The graph with pairs of ops as one op each on stacks, and the steps; None if that cannot be.
 
-    **Arguments:** `rules`: of them those are used that stack, and those that cancel; `emitted`: see `View`.
+    **Arguments:** `rules`: of them those are used that stack or join stacks, and those that cancel; `emitted`: see
+    `View`.
     """
     steps: list[Step] = []
-    left = {a.outputs[0]: b.outputs[0] for a, b in pairs if len(a.outputs) == 1 and not relabels(a)}
+    counted = stacks(graph)
+    joins: dict[Tensor, Tensor] = {}
+    others: dict[Tensor, Tensor] = {}
+    for a, b in pairs:
+        if len(a.outputs) == 1 and not relabels(a):
+            if counted.isdisjoint(a.inputs):
+                others[a.outputs[0]] = b.outputs[0]
+            elif a.outputs[0] in counted:  # what takes towers from a stack is left as it is
+                joins[a.outputs[0]] = b.outputs[0]
+    siblings = [r for r in rules if len(r.source) == 2]
     try:
-        for rule in (r for r in rules if len(r.source) == 2):
-            view = View(graph, emitted)
-            found = [(m, n) for a, b in left.items() for m, n in _first(matches_pair(rule, (a, b), view), view)]
-            if found:
-                steps.append(_step(rule, graph, found))
-                graph = rewritten(graph, [m for m, _ in found], view)[0]
-                for m, _ in found:
-                    del left[m.roots[0].tensor]
+        for left, cut in ((joins, "slice"), (others, "unstack")):
+            for rule in (r for r in siblings if r.target[0].op == cut):
+                view = View(graph, emitted)
+                found = [(m, n) for a, b in left.items() for m, n in _first(matches_pair(rule, (a, b), view), view)]
+                if found:
+                    steps.append(_step(rule, graph, found))
+                    graph = rewritten(graph, [m for m, _ in found], view)[0]
+                    for m, _ in found:
+                        del left[m.roots[0].tensor]
         cancelling = [r for r in rules if len(r.source) == 1]
         while more := _cancelled(graph, cancelling, emitted):
             graph, done = more
@@ -89,7 +108,7 @@ def _cancelled(
     """What one rule cancels."""
     view = View(graph, emitted)
     for rule in rules:
-        anchors = [t for op in graph.ops if op.name == rule.source[0].op for t in op.outputs]
+        anchors = [t for op in graph.ops if rule.source[0].op in names_of(op) for t in op.outputs]
         found = [(m, n) for t in anchors for m, n in _first(matches(rule, t, view), view)]
         if found:
             return rewritten(graph, [m for m, _ in found], view)[0], [_step(rule, graph, found)]
@@ -97,13 +116,14 @@ def _cancelled(
 
 
 def _first(every: Iterator[Match], view: View) -> list[tuple[Match, int]]:
-    """The first of some matches whose target exists, and which it is."""
+    """The first of some matches whose target exists and has towers in the first dimension, and which it is."""
     for n, match in enumerate(every):
         try:
-            target_ops(match, view)
+            ops, _ = target_ops(match, view)
         except CannotEmit:
             continue
-        return [(match, n)]
+        if all(op.params["dimension"] == 0 for op in ops if op.name == "concatenate"):
+            return [(match, n)]
     return []
 
 
@@ -115,15 +135,42 @@ def _step(rule: Rule, graph: Graph, found: Sequence[tuple[Match, int]]) -> Step:
     )
 
 
-def _upstream(graph: Graph) -> dict[Tensor, int]:
-    """A number for each tensor, equal where all that leads to it is alike; inputs are where their types are."""
+def stacks(graph: Graph) -> set[Tensor]:
+    """Tensors whose first dimension counts towers: stacks, and what is made of stacks index by index."""
+    found: set[Tensor] = set()
+    repeated: set[Tensor] = set()  # the same for all towers, if there are any
+    for op in graph.ops:
+        joins = op.name == "concatenate" and op.params["dimension"] == 0 and found.issuperset(op.inputs)
+        if joins or (op.name == "stack" and op.params["axis"] == 0):
+            found.update(op.outputs)
+        elif op.name == "broadcast_in_dim" and 0 not in op.params["broadcast_dimensions"]:
+            repeated.update(op.outputs)
+        elif not found.isdisjoint(op.inputs) and not op.bodies:
+            found.update(t for i, t in enumerate(op.outputs) if _is_stack(op, i, found, repeated))
+    return found
+
+
+def _is_stack(op: Op, result: int, stacked: set[Tensor], repeated: set[Tensor]) -> bool:
+    """Whether the first dimension of a result is the first one of all operands that have it, and these are stacks."""
+    rule = rule_of(op)
+    if not (dims := rule.results[result]) or len(dims[0]) != 1:
+        return False
+    having = [(t, o) for t, o in zip(op.inputs, rule.operands, strict=True) if dims[0] in o and t not in repeated]
+    return bool(having) and all(t in stacked and o[0] == dims[0] for t, o in having)
+
+
+def _upstream(graph: Graph, exact: bool) -> dict[Tensor, int]:
+    """A number for each tensor, equal where all that leads to it is alike; inputs are where their types are.
+
+    **Arguments:** `exact`: whether sizes and literals count, too, and not only which ops there are.
+    """
     known: dict[object, int] = {}
     number: dict[Tensor, int] = {}
     for t in graph.inputs:
-        number[t] = known.setdefault(str(t), len(known))
+        number[t] = known.setdefault(str(t) if exact else (t.dtype, len(t.shape)), len(known))
     for op in graph.ops:
-        alone: object = id(op) if op.bodies or has_effects(op) else op.signature
-        operands = tuple(number[t] if t.literal is None else str(t.literal) for t in op.inputs)
+        alone: object = id(op) if op.bodies or has_effects(op) else op.signature if exact else op.name
+        operands = tuple(number[t] if t.literal is None else str(t.literal) * exact for t in op.inputs)
         for i, t in enumerate(op.outputs):
             number[t] = known.setdefault((alone, operands, i), len(known))
     return number
