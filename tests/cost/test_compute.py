@@ -146,25 +146,52 @@ def test_a_kernel_of_one_instruction_takes_longer():
     assert op_work(add, device, Use((1, 1, 1), 0)).swept == 0
 
 
-def conv(features, groups, images=16):
+def conv(features, groups, images=16, stride=1):
     def f(x, w):
-        dims = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims, feature_group_count=groups)
+        dims, strides = ("NHWC", "HWIO", "NHWC"), (stride, stride)
+        return jax.lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=dims, feature_group_count=groups)
 
     return f, f32(images, 8, 8, features), f32(3, 3, features // groups, features)
+
+
+def conv_gradients(f, x, w):
+    """For the images and for the kernel."""
+    y = jax.eval_shape(f, x, w)
+    images = shard(lambda x, w, y: jax.vjp(lambda x: f(x, w), x)[1](y)[0], x, w, y, name="conv_general_dilated")
+    kernel = shard(lambda x, w, y: jax.vjp(lambda w: f(x, w), w)[1](y)[0], x, w, y, name="conv_general_dilated")
+    return images, kernel
 
 
 def test_a_grouped_convolution_multiplies_per_group_and_position():
     device = tpu(matmul_tile=(8, 128, 128), layout_tile=(8, 128))
     f, *args = conv(32, 8)
     products = 8 * 64 * 9  # groups, positions of the result and of the window
-    work = op_work(shard(f, *args), device, Use((1, 1, 1), 0))
-    assert work.matrix == pytest.approx(2 * products * 8 * 128 * 128 / 1e12)
-    assert work.turned > 0, "groups and features are taken apart"
-    gradient = shard(
-        lambda x, w, y: jax.vjp(lambda w: f(x, w), w)[1](y)[0], *args, args[0], name="conv_general_dilated"
-    )
-    assert op_work(gradient, device, Use((1, 1, 1), 0)).matrix == pytest.approx(work.matrix)
+    images, kernel = conv_gradients(f, *args)
+    for made, rows in ((shard(f, *args), 8), (images, 8), (kernel, 4)):
+        work = op_work(made, device, Use((1, 1, 1), 0))
+        assert work.matrix == pytest.approx(2 * products * rows * 128 * 128 / 1e12)
+
+
+def test_images_are_turned_for_a_grouped_convolution_and_its_kernel_gradient_takes_those():
+    device = tpu(matmul_tile=(8, 128, 128), layout_tile=(8, 128))
+    for count, inside in ((16, 128), (128, 128), (256, 256)):  # images, in lanes
+        f, *args = conv(32, 8, images=count)
+        images, kernel = conv_gradients(f, *args)
+        outside = 4 * 64 * count * 128 * (32 / 128 if count >= 128 else 1)  # images or features in lanes
+        for made in (shard(f, *args), images):
+            turned = op_work(made, device, Use((1, 1, 1), 0)).turned * 1e10
+            assert turned == pytest.approx(2 * (outside + 4 * 64 * inside * 32))
+        assert op_work(kernel, device, Use((1, 1, 1), 0)).turned == 0
+
+
+def test_a_strided_grouped_convolution_waits_for_memory_and_its_gradient_multiplies_with_zeros():
+    device = tpu(matmul_tile=(8, 128, 128), layout_tile=(8, 128), fast_bytes=4.0 * 16 * 32 * 128)
+    f, *args = conv(32, 8, stride=2)
+    product = 2 * 8 * 128 * 128 / 1e12 * 8 * 16 * 9  # 4 x 4 positions of the result
+    images, _ = conv_gradients(f, *args)
+    large = 4 * 64 * 32 * 128 / 1e10  # 8 x 8 positions in memory; 4 x 4 stay on the chip
+    assert op_work(shard(f, *args), device, Use((1, 1, 1), 0)).matrix == pytest.approx(product + large)
+    assert op_work(images, device, Use((1, 1, 1), 0)).matrix == pytest.approx(2 * product + large)
 
 
 def test_a_window_fills_the_depth_of_a_tile_with_whole_dimensions():

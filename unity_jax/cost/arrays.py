@@ -44,10 +44,10 @@ def _padded_rows(n: int, sublanes: int, fewer: tuple[int, ...]) -> int:
 def turning_bytes(device: Device, itemsize: int, least: float, other: float) -> float:
     """Bytes that go through memory to turn an array of so many bytes into another order of dimensions: both, and, as in
     a pass over elements (`cost.compute`), float32 values where they are wider and do not stay on the chip."""
-    return _pass_bytes(device, itemsize, least, other) if other > least else 0.0
+    return pass_bytes(device, itemsize, least, other) if other > least else 0.0
 
 
-def _pass_bytes(device: Device, itemsize: int, least: float, other: float) -> float:
+def pass_bytes(device: Device, itemsize: int, least: float, other: float) -> float:
     return least + other + (other / itemsize * WIDTH if itemsize < WIDTH and other > device.fast_bytes else 0.0)
 
 
@@ -58,4 +58,4 @@ def exchanging_bytes(device: Device, shape: tuple[int, ...], dim: int, parts: in
         return 0.0
     pieces = (parts, *(n if d != dim else -(-n // parts) for d, n in enumerate(shape)))
     least, apart = stored_bytes(device, shape, itemsize), stored_bytes(device, pieces, itemsize, (len(shape),))
-    return 3 * _pass_bytes(device, itemsize, least, apart)
+    return 3 * pass_bytes(device, itemsize, least, apart)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from unity_jax.cost.arrays import WIDTH, stored_bytes, turning_bytes
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Use, is_batched
-from unity_jax.cost.products import grouping_bytes, matrix_seconds, split
+from unity_jax.cost.products import grouping_bytes, matrix_seconds, split, strided_bytes
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
 from unity_jax.ops.rule import Shard
@@ -79,7 +79,10 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
             # Each operand is copied before, by a kernel of its own.
             turned += 2 * parts.padded / (device.memory_bandwidth * device.memory_efficiency)
             turned += 2 * device.kernel_overhead
-        return Work(matrix_seconds(shard, device), results, 0.0, memory, chip, swept, turned, launches)
+        matrix = matrix_seconds(shard, device)
+        if op.name == "conv_general_dilated" and device.compiler == "tpu":
+            matrix += strided_bytes(shard, device) / (device.memory_bandwidth * device.memory_efficiency)
+        return Work(matrix, results, 0.0, memory, chip, swept, turned, launches)
     vector = shard.flops / device.flops_per_second("vector")
     return Work(0.0, results, vector, memory, chip, 0.0, turned, launches)
 
@@ -134,7 +137,7 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
             shape, itemsize = layouts[i].local_shape(tensors[i].shape, shard.mesh), tensors[i].itemsize
             least, other = stored_bytes(device, shape, itemsize), stored_bytes(device, shape, itemsize, allowed)
             turned += turning_bytes(device, itemsize, least, other)
-    if op.name == "conv_general_dilated" and device.layout_tile[1]:
+    if op.name == "conv_general_dilated":
         turned += grouping_bytes(shard, device)
     if any(f.halo for f in shard.rule.factors) and shard.rule.inner is not None and shard.rule.inner(shard):
         # What neighbours send is joined to it: a pass, on XLA:TPU also over float32 values (`_sweep`).
