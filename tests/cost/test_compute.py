@@ -10,6 +10,7 @@ from unity_jax.cost.arrays import stored_bytes
 from unity_jax.cost.compute import op_work, total
 from unity_jax.cost.kernels import Use
 from unity_jax.cost.products import product_size
+from unity_jax.cost.rows import THIN
 from unity_jax.machine.device import Device, weakest
 from unity_jax.ops.rule import Shard, rule_of
 from unity_jax.pcg.mesh import MeshAxes
@@ -144,6 +145,28 @@ def test_a_kernel_of_one_instruction_takes_longer():
     add = shard(jnp.add, f32(1000), f32(1000))
     assert op_work(add, device, Use((1, 1, 1), 0, alone=True)).swept == pytest.approx(1e-6)
     assert op_work(add, device, Use((1, 1, 1), 0)).swept == 0
+
+
+def test_vectors_times_matrices_are_added_up_element_by_element():
+    """64 products of a vector of 2 with a matrix of 2 x 16: 64 along the lanes, of 128."""
+    device = tpu(matmul_tile=(8, 128, 128), layout_tile=(8, 128))
+    use = Use((1, 1, 1), 0)
+    vector = op_work(shard(lambda x, w: jnp.einsum("bk,bkc->bc", x, w), f32(64, 2), f32(64, 2, 16)), device, use)
+    assert (vector.matrix, vector.turned) == (0, 0)
+    assert vector.swept * 1e10 == pytest.approx(128 * 2 * 16 * 4)
+    rows = op_work(shard(lambda x, w: jnp.einsum("bqk,bkc->bqc", x, w), f32(64, 2, 2), f32(64, 2, 16)), device, use)
+    assert rows.matrix > 0 and rows.swept == 0
+
+
+def test_a_pass_over_thin_rows_takes_as_long_as_over_whole_tiles():
+    device = tpu(layout_tile=(8, 128))
+    tanh = shard(jnp.tanh, f32(64, 2, 16))
+    packed, thin = (op_work(tanh, device, Use((1, 1), 0, rows=rows)) for rows in ((), (THIN, THIN)))
+    assert packed.memory * 1e10 == pytest.approx(2 * 128 * 2 * 16 * 4)  # 64 along the lanes
+    assert packed.swept == 0
+    assert thin.memory * 1e10 == pytest.approx(2 * 64 * 2 * 128 * 4)  # tiles of two rows in memory
+    assert thin.swept * 1e10 == pytest.approx(64 * 8 * 128 * 4)
+    assert thin.turned == 0
 
 
 def conv(features, groups, images=16, stride=1):

@@ -8,6 +8,8 @@ import pytest
 
 from tests.numerics import programs
 from unity_jax.cost.kernels import Traffic, kernels
+from unity_jax.cost.reshard import Move
+from unity_jax.pcg.layout import Layout
 from unity_jax.program import trace
 
 
@@ -244,3 +246,15 @@ def test_a_scatter_computes_its_updates_itself_on_gpu():
     (kernel,) = [k for k in kernels(trace(f, args, {}).graph, "gpu") if any(op.name == "scatter-add" for op in k.ops)]
     assert {t.dtype for t in kernel.reads} >= {jnp.dtype(jnp.bfloat16)}
     assert {"convert_element_type", "mul", "scatter-add"} <= {op.name for op in kernel.ops}
+
+
+def test_a_part_of_an_array_goes_into_a_batch_of_products_from_memory_on_tpu():
+    """`neg` stands for the op by which a device takes its part."""
+    whole, parts = Layout(((), (), ())), Layout((("x",), (), ()))
+    for batched, expected in ((True, [["mul"], ["neg", "dot_general"]]), (False, [["mul", "neg", "dot_general"]])):
+        product = "bij,bjk->bik" if batched else "bij,jk->bik"
+        weight = f32(4, 8, 16) if batched else f32(8, 16)
+        graph = trace(lambda x, w, p=product: jnp.einsum(p, -(x * 2), w), (f32(4, 32, 8), weight), {}).graph
+        part = next(op for op in graph.ops if op.name == "neg")
+        part.params["move"] = Move("partition", ("x",), 0, None, whole, parts)
+        assert [[op.name for op in k.ops] for k in kernels(graph, "tpu")] == expected

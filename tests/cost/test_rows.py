@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from unity_jax.cost.rows import rows
+from unity_jax.cost.rows import THIN, rows
 from unity_jax.program import trace
 
 
@@ -39,3 +39,15 @@ def test_what_is_added_to_the_gradient_of_a_table_lies_as_it():
 def test_elements_have_no_rows():
     assert not found(lambda x, ids: jnp.take_along_axis(x, ids[:, None], 1), f32(50, 16), IDS)
     assert not found(lambda x: jnp.tanh(x), f32(50, 16))
+
+
+def routed(hot, slots):
+    """Of tokens [T] that take k of e experts, which are one-hot, the place c in each."""
+    return jnp.einsum("tke,tkc->tec", jnp.tanh(hot), slots)
+
+
+def test_operands_of_thin_products_lie_row_by_row_with_all_that_they_are_computed_from():
+    lie = found(routed, f32(50, 2, 8), f32(50, 2, 32))
+    assert lie["tanh"] == (THIN, THIN)
+    assert lie["dot_general"][:2] == (THIN, THIN)
+    assert not found(routed, f32(50, 16, 8), f32(50, 16, 32)), "as deep as a tile"

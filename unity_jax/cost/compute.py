@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from unity_jax.cost.arrays import WIDTH, stored_bytes, turning_bytes
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Use, is_batched
-from unity_jax.cost.products import grouping_bytes, matrix_seconds, split, strided_bytes
+from unity_jax.cost.products import grouping_bytes, is_vector_product, matrix_seconds, split, strided_bytes
+from unity_jax.cost.rows import THIN
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
 from unity_jax.ops.rule import Shard
-from unity_jax.pcg.graph import Op
 
 
 class Work(NamedTuple):
@@ -64,7 +64,7 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
         return Work()  # scalar arithmetic: far below a kernel's start, and fused
     memory, chip, turned = _traffic(shard, device, use)
     swept = _sweep(shard, device, use)
-    if op.name not in PRODUCTS and not use.rides:
+    if _is_elementwise(shard, device) or (op.name not in PRODUCTS and not use.rides):
         vector = shard.flops / device.flops_per_second("vector")
         return Work(0.0, 0.0, vector, memory, chip, swept, turned, launches)
     results = 0.0
@@ -87,6 +87,11 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
     return Work(0.0, results, vector, memory, chip, 0.0, turned, launches)
 
 
+def _is_elementwise(shard: Shard, device: Device) -> bool:
+    """Whether it is a product that the matrix unit has no part in."""
+    return device.compiler == "tpu" and shard.op.name == "dot_general" and is_vector_product(shard)
+
+
 def fill_seconds(device: Device, shape: tuple[int, ...], itemsize: int) -> float:
     """Seconds to fill an array with a constant."""
     nbytes = stored_bytes(device, shape, itemsize)
@@ -102,21 +107,24 @@ def copy_seconds(device: Device, shape: tuple[int, ...], itemsize: int) -> float
 
 def _sweep(shard: Shard, device: Device, use: Use) -> float:
     """Seconds of the passes over elements that XLA:TPU counts besides the traffic: over the float32 values that a
-    kernel rounds to less or reduces, as if they went through memory; and over all of them in a kernel of one
-    instruction, which is no fusion."""
+    kernel rounds to less or reduces, as if they went through memory, or that take more room in registers because they
+    lie in thin rows; and over all of them in a kernel of one instruction, which is no fusion."""
     op, seconds = shard.op, 0.0
     if device.compiler != "tpu" or shard.rule.bytes is not None or not any(use.counts):
         return 0.0
     if op.name in PRODUCTS and not is_batched(op):
         return 0.0  # hidden behind the arithmetic
     at, shape = len(op.inputs), shard.result_shape()
-    if op.name in REDUCTIONS:
-        at, shape = 0, shard.operand_shape(0)
+    adds = op.name in REDUCTIONS or _is_elementwise(shard, device)
+    if adds:
+        at = max(range(at), key=lambda i: math.prod(shard.operand_shape(i)))
+        shape = shard.operand_shape(at)
     elif not use.counts[at]:
         return 0.0
-    minor = _minor_dims(op, use)[at]
+    thin = bool(use.rows) and use.rows[at] == THIN
+    minor = _minor_dims(shard, device, use)[at]
     elements = stored_bytes(device, shape, 1, minor, device.layout_tile[:1])
-    if op.name in REDUCTIONS or op.outputs[0].itemsize < WIDTH:
+    if adds or thin or op.outputs[0].itemsize < WIDTH:
         seconds += elements * WIDTH / (device.memory_bandwidth * device.memory_efficiency)
     if use.alone and op.name not in PRODUCTS and device.unfused_per_second:
         seconds += elements / device.unfused_per_second
@@ -131,9 +139,9 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     op, counts, memory, chip, turned = shard.op, use.counts, 0.0, 0.0, 0.0
     bandwidth = device.memory_bandwidth * device.memory_efficiency
     tensors, layouts = (*op.inputs, *op.outputs), (*shard.operand_layouts, *shard.result_layouts)
-    minor = _minor_dims(op, use)
+    minor = _minor_dims(shard, device, use)
     for i, allowed in enumerate(minor):
-        if allowed is not None and counts[i] and (not use.rows or use.rows[i] != 1):
+        if allowed is not None and counts[i] and (not use.rows or use.rows[i] not in (1, THIN)):
             shape, itemsize = layouts[i].local_shape(tensors[i].shape, shard.mesh), tensors[i].itemsize
             least, other = stored_bytes(device, shape, itemsize), stored_bytes(device, shape, itemsize, allowed)
             turned += turning_bytes(device, itemsize, least, other)
@@ -166,14 +174,15 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     return memory / bandwidth, chip / device.fast_bandwidth if device.fast_bandwidth else 0.0, turned
 
 
-def _minor_dims(op: Op, use: Use) -> list[tuple[int, ...] | None]:
+def _minor_dims(shard: Shard, device: Device, use: Use) -> list[tuple[int, ...] | None]:
     """Per operand and result, the dimensions that may come last in memory: those of a batch of products may not; of
     what lies row by row only the last one does."""
+    op = shard.op
     every: list[tuple[int, ...] | None] = [None] * (len(op.inputs) + len(op.outputs))
     for i, (t, lies) in enumerate(zip((*op.inputs, *op.outputs), use.rows, strict=False)):
         if lies:
             every[i] = (t.rank - 1,)
-    if op.name == "dot_general":
+    if op.name == "dot_general" and not _is_elementwise(shard, device):
         _, (lhs_b, rhs_b) = op.params["dimension_numbers"]
         if lhs_b:
             lhs, rhs = op.inputs

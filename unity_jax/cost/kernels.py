@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unity_jax.cost.rows import Rows, rows
+from unity_jax.cost.rows import Rows, is_partition, rows
 from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -327,6 +327,8 @@ class _Fuser:
     def _takes(self, consumer: Op, producer: Op) -> bool:
         if consumer in self.prologue:
             return self._grows(producer) <= 1
+        if self.fusing.grows and self._is_multiplied_part(consumer):
+            return producer.name in _SHAPES
         if (
             consumer in self.loops
             or consumer.name in REDUCTIONS
@@ -342,6 +344,11 @@ class _Fuser:
         if self.fusing.grows:
             return True
         return consumer.name == "dot_general" and self._grows(producer) <= 1
+
+    def _is_multiplied_part(self, op: Op) -> bool:
+        """Whether it takes a device's part of an array into a batch of products. XLA:TPU does so as it reads the array,
+        which is in memory: it computes nothing of it in the matmul."""
+        return is_partition(op) and any(map(is_batched, self.consumers.get(op.outputs[0], ())))
 
     def _grows(self, op: Op) -> float:
         """Bytes of the operands over bytes of the result."""

@@ -70,6 +70,13 @@ def product_size(shard: Shard) -> tuple[int, int, int, int]:
     return max(batch, 1), max(rows, 1), max(columns, 1), max(depth, 1)
 
 
+def is_vector_product(shard: Shard) -> bool:
+    """Whether it is a batch of vectors times matrices on one device: XLA:TPU multiplies and adds those up element by
+    element, outside of the matrix unit (all but one of the ten probed on v5e, the one with the smallest batch)."""
+    _, (batch, _) = shard.op.params["dimension_numbers"]
+    return bool(batch) and 1 in product_size(shard)[1:3]
+
+
 _SPLIT_TILES, _SPLIT_DEPTH = 200, 512
 """XLA:GPU splits the depth of a matmul into 2, 4, 8, ... parts, as long as there are no more tiles of 128 x 128 in all
 and no part is less deep. Seen in programs compiled for an H100, which computes 132 tiles at a time."""
