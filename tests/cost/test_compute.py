@@ -235,3 +235,13 @@ def test_borders_of_neighbours_are_joined_by_a_copy():
     half = 4 * 16 * 4 * 8 * 16
     assert op_work(halves, DEVICE, Use((1, 1, 1), 0)).turned == pytest.approx(2 * half / 1e10)
     assert op_work(whole, DEVICE, Use((1, 1, 1), 0)).turned == 0
+
+
+def test_a_kernel_gradient_takes_joined_images_on_tpu_only():
+    f, *args = conv(16, 1)
+    _, whole = conv_gradients(f, *args)
+    rows = next(i for i, factor in enumerate(whole.rule.factors) if factor.halo)
+    halves = Shard(whole.op, whole.rule, MeshAxes(("a",), (2,)), (rows,))
+    half = 4 * 16 * 4 * 8 * 16
+    assert op_work(halves, DEVICE, Use((1, 1, 1), 0)).turned == pytest.approx(2 * half / 1e10)
+    assert op_work(halves, tpu(matmul_tile=(8, 128, 128)), Use((1, 1, 1), 0)).turned == 0

@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 from unity_jax.cost.arrays import WIDTH, stored_bytes, turning_bytes
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Use, is_batched
-from unity_jax.cost.products import grouping_bytes, is_vector_product, matrix_seconds, split, strided_bytes
+from unity_jax.cost.products import (
+    grouping_bytes,
+    is_kernel_gradient,
+    is_vector_product,
+    matrix_seconds,
+    split,
+    strided_bytes,
+)
 from unity_jax.cost.rows import THIN
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
@@ -147,12 +154,7 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
             turned += turning_bytes(device, itemsize, least, other)
     if op.name == "conv_general_dilated":
         turned += grouping_bytes(shard, device)
-    if any(f.halo for f in shard.rule.factors) and shard.rule.inner is not None and shard.rule.inner(shard):
-        # What neighbours send is joined to it: a pass, on XLA:TPU also over float32 values (`_sweep`).
-        itemsize = op.inputs[0].itemsize
-        joined = stored_bytes(device, shard.operand_shape(0), itemsize)
-        wide = joined / itemsize * WIDTH if device.compiler == "tpu" and itemsize < WIDTH else 0.0
-        turned += 2 * joined + wide
+    turned += _joining_bytes(shard, device)
     turned /= bandwidth
     if shard.rule.bytes is not None and not (device.compiler == "tpu" and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
@@ -172,6 +174,18 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
                 memory += count * stored
             chip += count * stored
     return memory / bandwidth, chip / device.fast_bandwidth if device.fast_bandwidth else 0.0, turned
+
+
+def _joining_bytes(shard: Shard, device: Device) -> float:
+    """Bytes that go through memory to join what neighbours send to an operand: a pass, on XLA:TPU also over float32
+    values (`_sweep`). There a kernel gradient takes the images as they were joined for the convolution."""
+    if not any(f.halo for f in shard.rule.factors) or shard.rule.inner is None or not shard.rule.inner(shard):
+        return 0.0
+    tpu, itemsize = device.compiler == "tpu", shard.op.inputs[0].itemsize
+    if tpu and shard.op.name == "conv_general_dilated" and is_kernel_gradient(shard):
+        return 0.0
+    joined = stored_bytes(device, shard.operand_shape(0), itemsize)
+    return 2 * joined + (joined / itemsize * WIDTH if tpu and itemsize < WIDTH else 0.0)
 
 
 def _minor_dims(shard: Shard, device: Device, use: Use) -> list[tuple[int, ...] | None]:

@@ -37,13 +37,13 @@ def _convolution(shard: Shard, device: Device) -> float:
     zeros = 1.0
     if groups > 1:
         sizes = sorted(sizes)
-        tiles = (1 if _is_kernel_gradient(shard) else least, *tile)
+        tiles = (1 if is_kernel_gradient(shard) else least, *tile)
         dilations = shard.op.params["lhs_dilation"]
         zeros = math.prod(dilations) / max(dilations, default=1)
     else:
         numbers, (_, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
         window, made = [rhs[d] for d in numbers.rhs_spec[2:]], [out[d] for d in numbers.out_spec[2:]]
-        gradient = math.prod(window) > math.prod(made)
+        gradient = is_kernel_gradient(shard)
         depth = rhs[numbers.rhs_spec[1]]
         for n in reversed(window):
             if gradient or depth * n <= tile[1]:
@@ -118,9 +118,14 @@ def _groups(shard: Shard) -> tuple[int, int, int, int]:
     return groups, images, rhs[numbers.rhs_spec[0]] // groups, depth
 
 
-def _is_kernel_gradient(shard: Shard) -> bool:
-    """Whether a grouped convolution is the gradient of one for its kernel."""
-    return shard.op.params["feature_group_count"] == 1
+def is_kernel_gradient(shard: Shard) -> bool:
+    """Whether a convolution is the gradient of one for its kernel: of a grouped one its images are in groups, of others
+    its window is the image."""
+    params, (_, rhs, out) = shard.op.params, _conv_shapes(shard)
+    if params["feature_group_count"] > 1 or params["batch_group_count"] > 1:
+        return params["feature_group_count"] == 1
+    numbers = params["dimension_numbers"]
+    return math.prod(rhs[d] for d in numbers.rhs_spec[2:]) > math.prod(out[d] for d in numbers.out_spec[2:])
 
 
 class GroupedImages(NamedTuple):
@@ -136,7 +141,7 @@ def grouped_images(shard: Shard, device: Device) -> tuple[GroupedImages, ...]:
     """The images that a grouped convolution takes and makes; none of a kernel gradient, which takes what the others
     have turned, and of what is not grouped."""
     groups, *_ = _groups(shard)
-    if groups == 1 or _is_kernel_gradient(shard) or not device.layout_tile[1]:
+    if groups == 1 or is_kernel_gradient(shard) or not device.layout_tile[1]:
         return ()
     numbers, (lhs, _, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
     found = []
