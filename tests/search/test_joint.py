@@ -177,6 +177,14 @@ def test_dlrm_splits_its_product_with_concatenated_features(monkeypatch):
     assert found.seconds < 0.98 * first.plan(meshes).seconds
 
 
+@pytest.mark.slow
+def test_xdl_splits_its_product_with_concatenated_features():
+    """The gradient of the weights that meet them."""
+    found = plan_of(zoo("xdl", "full", batch_size=8192), "v5e:2x4")
+    (split,) = (r for r in found.rewrites if r.rule == "concat-dot-1, back")
+    assert split.saved > 0.002 * found.predicted.step_seconds
+
+
 def convolved(x, w):
     return jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
 
@@ -211,13 +219,16 @@ def test_towers_are_stacked_and_split_over_the_tower_dimension():
 
 
 @pytest.mark.slow
-def test_four_towers_are_stacked_and_split_over_four_nodes():
-    """Features of two drugs, of two sizes each: pairs of towers first, then pairs of pairs behind the first layers."""
-    sizes = {"tower": (4192,) * 3, "head": (4192,)}
-    found = plan_of(zoo("candle_uno", "full", **sizes, batch_size=8192), "h100:4x8")
-    products = [op for op in ops(found, "dot_general") if op.inputs[1].shape == (4, 4192, 4192) and not op.backward]
-    assert len(products) == 2  # the first layers differ
-    assert all(found.mesh.shape[op.outputs[0].layout.dims[0][0]] == 4 for op in products)
+def test_candle_stacks_four_towers_a_node_each_and_splits_its_product_with_their_features():
+    """Features of two drugs, of two sizes each: pairs of towers first, then pairs of pairs behind the first layers. Of
+    what is concatenated, the gradient is computed for each feature set apart."""
+    sizes = {"tower": (4192,) * 3, "head": (4192,), "batch_size": 256 * 24}
+    found = plan_of(zoo("candle_uno", "full", dtype=F32, **sizes), "v100-summit:4x6")
+    products = ops(found, "dot_general")
+    stacked = [op for op in products if op.inputs[1].shape == (4, 4192, 4192) and not op.backward]
+    assert len(stacked) == 2  # the first layers differ
+    assert all(found.mesh.shape[op.outputs[0].layout.dims[0][0]] == 4 for op in stacked)
+    assert not any(t.shape == (256 * 24, 5 * 4192 + 2) for op in products for t in op.outputs)
     assert found.predicted.step_seconds < 0.85 * unrewritten(found)
 
 
