@@ -16,7 +16,6 @@ import os
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import argparse
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,13 +36,11 @@ from unity_jax.report.text import seconds, size
 
 UNESTIMATED = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min sort".split())
 
-traced = functools.cache(COMPILED.program)
-
 
 def measured(case: Case) -> tuple[list[str], float, float | None]:
     """One row of the table, and the ratios of memory and of compute."""
     machine = Machine.preset(case.topology)
-    plan = case.plan(traced(case.model), machine)
+    plan = case.plan(COMPILED.program(case.model, case.topology), machine)
     m, predicted = case.facts["memory"], plan.predicted
     memory = m["argument"] + m["output"] + m["temp"] - m["alias"]
     row = [size(predicted.peak_bytes), size(memory), f"{predicted.peak_bytes / memory:.2f}"]

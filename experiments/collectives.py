@@ -16,7 +16,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import argparse
-import functools
 import json
 import sys
 from collections.abc import Iterable
@@ -37,8 +36,6 @@ from unity_jax.report.account import Account, account
 from unity_jax.report.collectives import Collective
 from unity_jax.report.hlo import parse
 from unity_jax.report.sites import sites
-
-traced = functools.cache(COMPILED.program)
 
 
 def lowered_facts(case: Case, program: Program) -> dict[str, Any]:
@@ -64,7 +61,11 @@ def totals(collectives: Iterable[tuple[str, tuple[str, ...], int, int]]) -> dict
 def add(table: Table, case: Case) -> Account:
     """A case's rows: one for each kind and axes, then what explains their differences."""
     saved = Plan.load(case.folder / "plan.json")
-    axes, facts, module = MeshAxes.of(saved.mesh), lowered_facts(case, traced(case.model)), parse(case.hlo)
+    axes, facts, module = (
+        MeshAxes.of(saved.mesh),
+        lowered_facts(case, COMPILED.program(case.model, case.topology)),
+        parse(case.hlo),
+    )
     planned = [(Collective(c.kind, c.axes, c.bytes, c.count), c.trips) for c in saved.predicted.collectives]
     twins = [Collective(kind, tuple(over), nbytes, count) for kind, over, nbytes, count in facts["duplicates"]]
     found = account(planned, module, axes, twins)

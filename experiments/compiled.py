@@ -2,14 +2,16 @@
 
     python experiments/compiled.py                                  # chosen, dp, fsdp, tp of every model
     python experiments/compiled.py --corpus ranking --plans all --random 20 --limit 240
+    python experiments/compiled.py --corpus together --models xdl,dlrm --on h100:4x8 --plans joint,sequential
 
 Each plan is lowered and compiled by the real XLA:TPU or XLA:GPU compiler, in another process (a compiler may crash),
 and kept in `build/CORPUS/MODEL/TOPOLOGY/PLAN/`: the plan, the scheduled HLO, and the compiler's memory analysis.
 What is there already is not made again. `experiments/agreement.py` and `experiments/collectives.py` read the corpus
-`compiled`, `experiments/ranking.py` the corpus `ranking`.
+`compiled`, `experiments/ranking.py` the corpus `ranking`, `experiments/together.py` the corpus `together`.
 
 The models have their published widths and fewer layers, so that data parallelism fits on every machine; in the corpus
-of many plans still fewer, because each takes the compiler up to minutes.
+of many plans still fewer, because each takes the compiler up to minutes. Those of `together` are the whole models of
+`experiments/unity_table.py`, with as much of a batch for each device.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import os
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import argparse
+import functools
 import gzip
 import json
 import random
@@ -26,13 +29,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+from baselines import joint, sequential
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from unity_table import CASES, program_on
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -50,7 +55,7 @@ from unity_jax.report.collectives import Collective, count_difference, stablehlo
 from unity_jax.report.duplicates import duplicates
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
-from unity_jax.search.candidate import NO_PINS, finish
+from unity_jax.search.candidate import NO_PINS, Candidate, finish
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
@@ -85,6 +90,7 @@ SHALLOW: dict[str, dict[str, Any]] = {
     "moe": {**SIZES["moe"], "layers": 1},
 }
 FOUR = ("chosen", "dp", "fsdp", "tp")
+TWO = ("joint", "sequential")
 
 
 @dataclass(frozen=True)
@@ -113,14 +119,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Models of some sizes (fields of their Config), and what has been compiled of them, in a folder of this name."""
+    """What has been compiled of models, in a folder of this name. **Fields:** `program`: the train step of a model on a
+    topology."""
 
     name: str
-    sizes: dict[str, dict[str, Any]]
-
-    def program(self, model: str) -> Program:
-        made = models.get(model, **self.sizes[model])
-        return trace(made.train_step, (made.abstract_state(), made.abstract_batch()), {}, donate_argnums=0)
+    program: Callable[[str, str], Program]
 
     def folder(self, model: str, on: str) -> Path:
         return BUILD / self.name / model / on.replace(":", "_")
@@ -135,8 +138,37 @@ class Corpus:
         ]
 
 
-COMPILED, RANKING = Corpus("compiled", SIZES), Corpus("ranking", SHALLOW)
-CORPORA = {corpus.name: corpus for corpus in (COMPILED, RANKING)}
+def of_sizes(sizes: dict[str, dict[str, Any]]) -> Callable[[str, str], Program]:
+    """The programs of models of these sizes (fields of their Config), the same on every topology; each is traced
+    once."""
+
+    @functools.cache
+    def program(model: str) -> Program:
+        made = models.get(model, **sizes[model])
+        return trace(made.train_step, (made.abstract_state(), made.abstract_batch()), {}, donate_argnums=0)
+
+    return lambda model, _: program(model)
+
+
+def of_unity(model: str, on: str) -> Program:
+    return program_on(model, Machine.preset(on), CASES[model].batch)
+
+
+COMPILED, RANKING = Corpus("compiled", of_sizes(SIZES)), Corpus("ranking", of_sizes(SHALLOW))
+TOGETHER = Corpus("together", of_unity)
+CORPORA = {corpus.name: corpus for corpus in (COMPILED, RANKING, TOGETHER)}
+
+
+def made(machine: Machine, candidate: Candidate) -> Plan:
+    mesh = jax.sharding.AbstractMesh(candidate.mesh.sizes, candidate.mesh.names)
+    return make_plan(mesh, machine, machine.device.memory_bytes, candidate, NO_PINS)
+
+
+def two(program: Program, machine: Machine) -> Iterator[tuple[str, Plan]]:
+    """Rewrites and layouts chosen together, and one after the other."""
+    together = joint(program, machine)
+    yield "joint", made(machine, together)
+    yield "sequential", made(machine, sequential(program, machine, known=together))
 
 
 def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: int) -> Iterator[tuple[str, Plan]]:
@@ -145,15 +177,11 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
     On two axes only experts that use them apart: the others are those of one axis.
     """
 
-    def made(label: str, candidate: Any) -> tuple[str, Plan]:
-        mesh = jax.sharding.AbstractMesh(candidate.mesh.sizes, candidate.mesh.names)
-        return label, make_plan(mesh, machine, machine.device.memory_bytes, candidate, NO_PINS)
-
     planner, rules = Planner(program, machine), RuleCache()
     traffic = Traffic.of(program.graph, machine.device.compiler)
     meshes = mesh_candidates(machine.num_devices, machine)
     if "chosen" in wanted or "all" in wanted:
-        yield made("chosen", planner.plan(meshes))
+        yield "chosen", made(machine, planner.plan(meshes))
     for axes in meshes if "all" in wanted else meshes[:1]:
         resharder = Resharder(machine, axes)
         built = Builder(program.graph, program.ties, resharder, machine, rules, traffic).build(keep=False)
@@ -164,12 +192,13 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
             if "all" in wanted or kind in wanted:
                 label = kind if len(axes.names) == 1 else f"{name} on {axes}"
                 keep = kind != "fsdp" or len(axes.names) > 1
-                yield made(_file_name(label), finish(program, built.decisions(seed, keep), resharder, rules, name))
+                found = finish(program, built.decisions(seed, keep), resharder, rules, name)
+                yield _file_name(label), made(machine, found)
     for i in range(randoms):
         axes = meshes[i % len(meshes)]
         decisions = sample(program.graph, program.ties, axes, rules, random.Random(i))
         found = finish(program, decisions, Resharder(machine, axes), rules, "random")
-        yield made(f"random{i:02}", found)
+        yield f"random{i:02}", made(machine, found)
 
 
 def _file_name(text: str) -> str:
@@ -186,43 +215,50 @@ def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
     }
 
 
-def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int) -> None:
-    """Compile what is missing of one model on one topology.
+def compile_into(folder: Path, plan: Plan, devices: Sequence[jax.Device], limit: int) -> dict[str, Any]:
+    """Compile a plan, and keep it in its folder; what is known of it then.
 
     A plan that takes the compiler more than `limit` seconds (0: none) ends the process, as one that crashes it does.
     """
-    program, machine, devices = corpus.program(name), Machine.preset(on), topology(on.replace("-cores", ""))
-    for label, plan in plans(program, machine, wanted, randoms):
+    folder.mkdir(parents=True, exist_ok=True)
+    plan.save(folder / "plan.json")
+    facts: dict[str, Any] = {"error": "the compiler crashed" + f" or took more than {limit} s" * bool(limit)}
+    (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
+    start = time.monotonic()
+    try:
+        assert plan.stored is not None
+        lowered = lower(plan.stored, plan.pcg, mesh_over(plan, devices))
+        signal.alarm(limit)
+        compiled = lowered.compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
+        signal.alarm(0)
+        m = compiled.memory_analysis()
+        sizes = ("argument", "output", "temp", "alias", "host_temp")
+        facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
+        facts["stablehlo"] = stablehlo_facts(plan, lowered)
+        (folder / "hlo.txt.gz").write_bytes(gzip.compress(compiled.as_text().encode(), 5))
+    except jax.errors.JaxRuntimeError as error:
+        facts = {"error": str(error).splitlines()[0]}
+    facts["seconds"] = time.monotonic() - start
+    (folder / "facts.json").write_text(json.dumps(facts))
+    return facts
+
+
+def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int) -> None:
+    """Compile what is missing of one model on one topology."""
+    program, machine, devices = corpus.program(name, on), Machine.preset(on), topology(on.replace("-cores", ""))
+    both = set(wanted) <= set(TWO)
+    for label, plan in two(program, machine) if both else plans(program, machine, wanted, randoms):
         folder = corpus.folder(name, on) / label
-        if (folder / "facts.json").exists():
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        plan.save(folder / "plan.json")
-        facts: dict[str, Any] = {"error": "the compiler crashed" + f" or took more than {limit} s" * bool(limit)}
-        (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
-        start = time.monotonic()
-        try:
-            lowered = lower(program, plan.pcg, mesh_over(plan, devices))
-            signal.alarm(limit)
-            compiled = lowered.compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
-            signal.alarm(0)
-            m = compiled.memory_analysis()
-            sizes = ("argument", "output", "temp", "alias", "host_temp")
-            facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
-            facts["stablehlo"] = stablehlo_facts(plan, lowered)
-            (folder / "hlo.txt.gz").write_bytes(gzip.compress(compiled.as_text().encode(), 5))
-        except jax.errors.JaxRuntimeError as error:
-            facts = {"error": str(error).splitlines()[0]}
-        facts["seconds"] = time.monotonic() - start
-        (folder / "facts.json").write_text(json.dumps(facts))
-        print(f"{name} {on} {label}: {facts['seconds']:.0f} s {facts.get('error', '')}", flush=True)
+        if not (folder / "facts.json").exists():
+            facts = compile_into(folder, plan, devices, limit)
+            print(f"{name} {on} {label}: {facts['seconds']:.0f} s {facts.get('error', '')}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(SIZES))
     parser.add_argument("--on", default=",".join(TOPOLOGIES))
-    parser.add_argument("--plans", default=",".join(FOUR), help="of " + ", ".join(FOUR) + ", or all")
+    parser.add_argument("--plans", default=",".join(FOUR), help=f"of {', '.join(FOUR)}, or all; or {', '.join(TWO)}")
     parser.add_argument("--random", type=int, default=0, help="how many random plans of each")
     parser.add_argument("--corpus", default="compiled", choices=CORPORA)
     parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")

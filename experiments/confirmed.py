@@ -43,8 +43,14 @@ def against(found: Sequence[Candidate]) -> dict[str, Candidate]:
     return {name: c for name, c in named.items() if c is not None}
 
 
+def compared(chosen: Candidate, other: Candidate) -> dict[str, str | float]:
+    """What rows say of two plans."""
+    row = {"other": other.label, "other predicted": other.predicted, "other judged": other.judged}
+    return row | {"chosen predicted": chosen.predicted, "chosen judged": chosen.judged}
+
+
 def ratio(row: Row, how: str) -> float:
-    """How many times as fast as the other plan the planner's choice is, `predicted` or `judged`."""
+    """How many times as fast as the other plan the chosen one is, `predicted` or `judged`."""
     return float(row[f"other {how}"]) / float(row[f"chosen {how}"])
 
 
@@ -90,9 +96,8 @@ def main() -> int:
             found = ranking(model, topology, COMPILED).candidates
             chosen = next((c for c in found if c.label == "chosen"), None)
             for name, other in against(found).items() if chosen else ():
-                row = {"other": other.label, "other predicted": other.predicted, "other judged": other.judged}
-                row |= {"chosen predicted": chosen.predicted, "chosen judged": chosen.judged}
-                shown.append(rows.put({"model": model, "topology": topology, "against": name}, row))
+                settings = {"model": model, "topology": topology, "against": name}
+                shown.append(rows.put(settings, compared(chosen, other)))
     console = Console(width=150, highlight=False)
     console.print(table(shown))
     console.print(verdict(shown))

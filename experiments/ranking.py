@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiled import RANKING, TOPOLOGIES, Corpus
+from compiled import RANKING, SIZES, TOPOLOGIES, Corpus
 from judge import judge
 from rich.console import Console
 from rich.progress import track
@@ -90,7 +90,7 @@ class Ranking:
 
 
 def ranking(model: str, topology: str, corpus: Corpus = RANKING) -> Ranking:
-    program, machine = corpus.program(model), Machine.preset(topology)
+    program, machine = corpus.program(model, topology), Machine.preset(topology)
     candidates: list[Candidate] = []
     failed: dict[str, str] = {}
     for case in track(corpus.cases([model], [topology]), f"{model} on {topology}", transient=True):
@@ -148,7 +148,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(RANKING.sizes))
+    parser.add_argument("--models", default=",".join(SIZES))
     parser.add_argument("--on", default=",".join(TOPOLOGIES))
     parser.add_argument("--compile", action="store_true", help="make what is missing first")
     parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")

@@ -38,6 +38,7 @@ from rows import Row, Rows
 
 import models
 from unity_jax.machine.machine import Machine
+from unity_jax.program import Program
 from unity_jax.report.text import seconds
 
 RESULTS = Path(__file__).parent / "results" / "unity.csv"
@@ -104,13 +105,17 @@ TPUS = ("v5e:2x4", "v5e:4x8", "v5e:8x12", "v5e:16x16")
 PLANS = ("data parallel", "expert", "sequential", "joint")
 
 
+def program_on(model: str, machine: Machine, batch: int) -> Program:
+    """The train step of a case, with so large a batch for each device of a machine."""
+    case, dtype = CASES[model], jnp.float32 if machine.device.kind == "v100" else None
+    optimizer = None if case.own_optimizer else optax.sgd(0.01)
+    return program_of(model, case.size, optimizer, batch_size=batch * machine.num_devices, dtype=dtype)
+
+
 def measure(model: str, on: str, batch: int) -> dict[str, Any]:
     """One row."""
-    machine, case = Machine.preset(on), CASES[model]
-    dtype = jnp.float32 if machine.device.kind == "v100" else None
-    optimizer = None if case.own_optimizer else optax.sgd(0.01)
-    program = program_of(model, case.size, optimizer, batch_size=batch * machine.num_devices, dtype=dtype)
-    limit = machine.device.memory_bytes
+    machine = Machine.preset(on)
+    program, limit = program_on(model, machine, batch), machine.device.memory_bytes
     found = baselines(program, machine)
     row: dict[str, Any] = {"devices": machine.num_devices, "ops": sum(1 for _ in program.graph.walk())}
     row["additive seconds"] = additive_seconds(found["data parallel"])

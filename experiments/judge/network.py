@@ -4,8 +4,7 @@ Rings, as NCCL and XLA:TPU run them ("StrategyRing", "1DAllGather" in the text t
 of n devices each sends n-1 of n parts along the ring for an all-gather or a reduce-scatter, twice that for an
 all-reduce. An all-to-all sends each of its parts straight to where it belongs. All groups run at once.
 
-The network of GPUs is a switch, where each device has a port; that of TPUs a mesh of links, where the load of the
-busiest link counts.
+Here the network of TPUs, a mesh of links, where the load of the busiest link counts; `nccl` has that of GPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +21,8 @@ Pairs = Sequence[Sequence[int]]
 
 STEPS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
 """How often the parts go around a ring."""
+FEW = 8
+"""Of so many members a ring may have any order."""
 
 
 class Network(Protocol):
@@ -31,40 +32,6 @@ class Network(Protocol):
 
     def permute_seconds(self, pairs: Pairs, nbytes: float) -> float:
         """Of a collective-permute that sends `nbytes` from the first to the second of each pair."""
-
-
-@dataclass(frozen=True)
-class NvSwitch:
-    """GPUs of one node, through NCCL's own model of itself: the fastest of three protocols, each a latency of its own,
-    a latency per step and a bandwidth.
-
-    https://github.com/NVIDIA/nccl/blob/v2.28.7-1/src/graph/tuning.cc: base latencies and latencies per step over NVLink
-    of a ring (LL, LL128, Simple), what LL and LL128 reach of the bandwidth. Its topo.h: 20.6e9 B/s per NVLink of a
-    Hopper chip, which has 18.
-    """
-
-    port: float = 18 * 20.6e9  # bytes per second in each direction
-
-    @property
-    def protocols(self) -> tuple[tuple[float, float, float], ...]:
-        """Seconds, seconds per step, bytes per second."""
-        return (
-            (6.6e-6, 0.6e-6, min(141e9, self.port / 2)),
-            (14e-6, 1.9e-6, self.port * 120 / 128),
-            (8.4e-6, 3.4e-6, self.port),
-        )
-
-    def seconds(self, kind: str, groups: Groups, nbytes: float) -> float:
-        n = len(groups[0])
-        if kind == "all-to-all":
-            return self._fastest(1, nbytes * (n - 1) / n)
-        return self._fastest(STEPS[kind] * (n - 1), STEPS[kind] * nbytes * (n - 1) / n)
-
-    def permute_seconds(self, pairs: Pairs, nbytes: float) -> float:
-        return self._fastest(1, nbytes)
-
-    def _fastest(self, steps: int, sent: float) -> float:
-        return min(base + steps * latency + sent / bandwidth for base, latency, bandwidth in self.protocols)
 
 
 @dataclass(frozen=True)
@@ -103,8 +70,7 @@ class Mesh2D:
             forth = [pair for ring in rings for pair in zip(ring, [*ring[1:], ring[0]], strict=True)]
             return self._load([*forth, *((b, a) for a, b in forth)])
 
-        first, *others = range(len(groups[0]))
-        return min(step((first, *order)) for order in itertools.permutations(others))
+        return min(map(step, _orders([self._at(device) for device in groups[0]])))
 
     def _load(self, pairs: Iterable[Sequence[int]]) -> tuple[int, int]:
         """Messages over the busiest link in its busier direction, and the hops of the longest way: along the row of
@@ -124,3 +90,26 @@ class Mesh2D:
 
     def _at(self, device: int) -> tuple[int, int]:
         return divmod(device, self.columns)
+
+
+def _orders(places: Sequence[tuple[int, int]]) -> Iterator[Sequence[int]]:
+    """Orders in which a ring may join members at these places, as their positions: all of them, or of many as they are
+    given and as closed ways through the grid that they fill, along its rows and along its columns."""
+    if len(places) <= FEW:
+        yield from ((0, *order) for order in itertools.permutations(range(1, len(places))))
+        return
+    yield range(len(places))
+    rows, columns = (sorted({place[i] for place in places}) for i in (0, 1))
+    if len(rows) * len(columns) == len(places):
+        at = {place: position for position, place in enumerate(places)}
+        yield [at[rows[i], columns[j]] for i, j in _closed(len(rows), len(columns))]
+        yield [at[rows[i], columns[j]] for j, i in _closed(len(columns), len(rows))]
+
+
+def _closed(rows: int, columns: int) -> list[tuple[int, int]]:
+    """A way through all places of a grid that comes back to its first: of one row by every second place and back by
+    the others, of several through all columns but the first to and fro, and back along the first."""
+    if rows == 1:
+        return [(0, j) for j in (*range(0, columns, 2), *reversed(range(1, columns, 2)))]
+    snake = [(i, j) for i in range(rows) for j in (range(1, columns) if i % 2 == 0 else range(columns - 1, 0, -1))]
+    return [*snake, *((i, 0) for i in reversed(range(rows)))]

@@ -18,7 +18,8 @@ from unity_jax.report.hlo import Instruction, Module, parse
 from unity_jax.report.sites import replica_groups, source_target_pairs
 
 from .kernels import H100, NO_KERNEL, Computation, Gpu, kernel_seconds
-from .network import STEPS, Mesh2D, Network, NvSwitch
+from .nccl import Nodes
+from .network import STEPS, Mesh2D, Network
 
 COLLECTIVES = (*STEPS, "all-to-all", "collective-permute")
 NETWORK, COPIES = "network", "copies"
@@ -36,15 +37,15 @@ class Device:
 
 
 def device(machine: str) -> Device:
-    """Of `h100:8` or `v5e:2x4`."""
+    """Of `h100:8`, `h100:4x8` (nodes x GPUs) or `v5e:2x4`."""
     kind, _, sizes = machine.partition(":")
     counts = [int(n) for n in sizes.split("x")]
-    if kind == "h100" and len(counts) == 1:
-        return Device(counts[0], NvSwitch(), H100.memory, _roofline(H100))
+    if kind == "h100" and len(counts) <= 2:
+        return Device(math.prod(counts), Nodes(counts[-1]), H100.memory, _roofline(H100))
     if kind == "v5e" and len(counts) == 2:
         # 819 GB/s: https://docs.cloud.google.com/tpu/docs/v5e
         return Device(math.prod(counts), Mesh2D(*counts), 8.19e11, _cycles(CLOCKS[kind], 8.19e11))
-    raise ValueError(f"no judge for {machine!r}: it knows h100:GPUS of one node and v5e:XxY")
+    raise ValueError(f"no judge for {machine!r}: it knows h100:GPUS, h100:NODESxGPUS and v5e:XxY")
 
 
 def _roofline(gpu: Gpu) -> Callable[[Instruction, Computation, Module], float]:
@@ -65,7 +66,7 @@ def _cycles(clock: float, memory: float) -> Callable[[Instruction, Computation, 
 
 
 def judge(hlo_text: str, machine: str) -> float:
-    """Seconds of one step of a compiled program (`jax.stages.Compiled.as_text()`) on `h100:8` or `v5e:2x4`."""
+    """Seconds of one step of a compiled program (`jax.stages.Compiled.as_text()`) on a machine: see `device`."""
     module = parse(hlo_text)
     run = _Run(module, device(machine))
     run.all(module.entry)

@@ -4,7 +4,8 @@ import pytest
 
 from experiments.judge import judge
 from experiments.judge.kernels import H100
-from experiments.judge.network import Mesh2D, NvSwitch
+from experiments.judge.nccl import Nodes
+from experiments.judge.network import Mesh2D
 
 CLOCK = 1.5e9  # of v5e
 RING, PAIRS = ((0, 1, 2, 3, 4, 5, 6, 7),), ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -156,7 +157,7 @@ def test_an_all_to_all_on_a_mesh_is_as_slow_as_its_busiest_link():
 
 
 def test_a_switch_takes_the_fastest_protocol():
-    switch = NvSwitch()
+    switch = Nodes(8)
     assert switch.seconds("all-reduce", RING, 8.0) == pytest.approx(6.6e-6 + 14 * 0.6e-6, rel=1e-3)  # LL
     large = switch.seconds("all-gather", RING, 8e9)  # Simple
     assert large == pytest.approx(8.4e-6 + 7 * 3.4e-6 + 7e9 / (18 * 20.6e9))
