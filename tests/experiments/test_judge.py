@@ -163,6 +163,70 @@ def test_a_switch_takes_the_fastest_protocol():
     assert large == pytest.approx(8.4e-6 + 7 * 3.4e-6 + 7e9 / (18 * 20.6e9))
 
 
+NODES, ALL = Nodes(8), (tuple(range(32)),)
+ONES = tuple((i, i + 8, i + 16, i + 24) for i in range(8))  # one of each of four nodes
+PORT, CARD = 18 * 20.6e9, 48e9
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "nbytes", "expected"),
+    [
+        # Simple: 28 steps inside nodes and 3 between them; 8 cards have more than a port.
+        ("all-gather", ALL, 32e9, 8.4e-6 + 28 * 3.4e-6 + 3 * 14e-6 + 31e9 / PORT),
+        ("reduce-scatter", ONES, 4e9, 8.4e-6 + 3 * 14e-6 + 3e9 / CARD),
+        # Two members on each of two nodes enter and leave them through two cards.
+        ("all-gather", ((0, 1, 8, 9), (2, 3, 10, 11)), 4e9, 8.4e-6 + 2 * 3.4e-6 + 14e-6 + 3e9 / (2 * CARD)),
+        # LL, whose steps over NVLink are no shorter than to post one to the network.
+        ("all-gather", ALL, 32.0, 6.6e-6 + 28 * 1e-6 + 3 * 2.7e-6),
+        # A tree, LL: up and down 7 members of a node and 2 levels of nodes.
+        ("all-reduce", ALL, 8.0, 6.8e-6 + 2 * (7 * 0.6e-6 + 2 * 5e-6)),
+        # A tree, LL128, of 4 MiB: of its 29 GB/s for each card 0.8 at this size.
+        ("all-reduce", ALL, 2.0**22, 14e-6 + 2 * (7 * 1.25e-6 + 2 * 8.5e-6) + 2 * 2**22 / (8 * 29e9 * 0.8)),
+        ("all-reduce", ALL, 32e9, 1.4 * (8.4e-6 + 56 * 3.4e-6 + 6 * 14e-6) + 62e9 / PORT),
+        ("all-to-all", ALL, 32e9, 8.4e-6 + 14e-6 + 24e9 / CARD),  # 24 of 32 are on other nodes
+    ],
+)
+def test_collectives_between_nodes(kind, groups, nbytes, expected):
+    assert NODES.seconds(kind, groups, nbytes) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_cluster_is_nodes_of_gpus():
+    gather = """\
+HloModule step, is_scheduled=true
+ENTRY %main () -> f32[1048576] {
+  %x = f32[32768]{0} parameter(0)
+  ROOT %g = f32[1048576]{0} all-gather(%x), replica_groups={}, dimensions={0}
+}
+"""
+    for machine, gpus, devices in (("h100:4x8", 8, 32), ("h100:2x4", 4, 8), ("h100:8", 8, 8)):
+        groups = (tuple(range(devices)),)
+        assert judge(gather, machine) == Nodes(gpus).seconds("all-gather", groups, 4 * 32768 * devices)
+
+
+def test_inside_the_nodes_of_a_cluster_a_collective_takes_what_it_takes_on_one_node():
+    inside = tuple(tuple(range(8 * i, 8 * i + 8)) for i in range(4))
+    for kind in ("all-gather", "all-reduce", "all-to-all"):
+        assert NODES.seconds(kind, inside, 1e6) == NODES.seconds(kind, RING, 1e6)
+
+
+def test_a_permute_between_nodes_goes_through_one_card():
+    assert NODES.permute_seconds(((0, 1), (8, 9)), 1e9) == pytest.approx(8.4e-6 + 3.4e-6 + 1e9 / PORT)
+    assert NODES.permute_seconds(((0, 8), (8, 9)), 1e9) == pytest.approx(8.4e-6 + 14e-6 + 1e9 / CARD)
+
+
+def test_many_members_of_a_mesh_are_joined_once_around_the_grid_that_they_fill():
+    mesh, nbytes = Mesh2D(4, 8), 32 * 4.5e10  # a part of a 32nd takes a link one second
+    assert mesh.seconds("all-gather", ALL, nbytes) == pytest.approx(31 * (1e-6 + 1 / 2))
+    halves = (tuple(range(16)), tuple(range(16, 32)))
+    assert mesh.seconds("all-reduce", halves, nbytes / 2) == pytest.approx(30 * (1e-6 + 1 / 2))
+    # Every second column: two hops along a row, over links that both groups use.
+    columns = (tuple(range(0, 32, 2)), tuple(range(1, 32, 2)))
+    assert mesh.seconds("all-gather", columns, nbytes / 2) == pytest.approx(15 * (2e-6 + 2 / 2))
+    # A line, by every second member and back by the others: each inner link carries both.
+    line = Mesh2D(1, 12)
+    assert line.seconds("all-gather", (tuple(range(12)),), 12 * 4.5e10) == pytest.approx(11 * (2e-6 + 2 / 2))
+
+
 # Kernels of GPUs
 
 
