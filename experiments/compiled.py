@@ -29,8 +29,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +119,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What has been compiled of models, in a folder of this name. **Fields:** `program`: the train step of a model on a
-    topology."""
+    """What has been compiled of models, in a folder of this name.
+
+    **Fields:** `program`: the train step of a model on a topology; `options`: of the compiler of a platform, besides
+    those that it needs.
+    """
 
     name: str
     program: Callable[[str, str], Program]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def folder(self, model: str, on: str) -> Path:
         return BUILD / self.name / model / on.replace(":", "_")
@@ -155,7 +159,9 @@ def of_unity(model: str, on: str) -> Program:
 
 
 COMPILED, RANKING = Corpus("compiled", of_sizes(SIZES)), Corpus("ranking", of_sizes(SHALLOW))
-TOGETHER = Corpus("together", of_unity)
+# Untuned, XLA:GPU gives matmuls to Triton, whose tiles do not fit all of CANDLE's sides of 4192 ("Couldn't find output
+# tile sizes"): here all go to cuBLAS.
+TOGETHER = Corpus("together", of_unity, {"gpu": {"xla_gpu_enable_triton_gemm": False}})
 CORPORA = {corpus.name: corpus for corpus in (COMPILED, RANKING, TOGETHER)}
 
 
@@ -215,8 +221,10 @@ def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
     }
 
 
-def compile_into(folder: Path, plan: Plan, devices: Sequence[jax.Device], limit: int) -> dict[str, Any]:
-    """Compile a plan, and keep it in its folder; what is known of it then.
+def compile_into(
+    folder: Path, plan: Plan, devices: Sequence[jax.Device], options: Mapping[str, Any], limit: int
+) -> dict[str, Any]:
+    """Compile a plan with these options of the compiler, and keep it in its folder; what is known of it then.
 
     A plan that takes the compiler more than `limit` seconds (0: none) ends the process, as one that crashes it does.
     """
@@ -229,7 +237,7 @@ def compile_into(folder: Path, plan: Plan, devices: Sequence[jax.Device], limit:
         assert plan.stored is not None
         lowered = lower(plan.stored, plan.pcg, mesh_over(plan, devices))
         signal.alarm(limit)
-        compiled = lowered.compile(compiler_options=COMPILER_OPTIONS[devices[0].platform])
+        compiled = lowered.compile(compiler_options=dict(options))
         signal.alarm(0)
         m = compiled.memory_analysis()
         sizes = ("argument", "output", "temp", "alias", "host_temp")
@@ -246,11 +254,12 @@ def compile_into(folder: Path, plan: Plan, devices: Sequence[jax.Device], limit:
 def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int) -> None:
     """Compile what is missing of one model on one topology."""
     program, machine, devices = corpus.program(name, on), Machine.preset(on), topology(on.replace("-cores", ""))
-    both = set(wanted) <= set(TWO)
+    platform, both = devices[0].platform, set(wanted) <= set(TWO)
+    options = {**COMPILER_OPTIONS[platform], **corpus.options.get(platform, {})}
     for label, plan in two(program, machine) if both else plans(program, machine, wanted, randoms):
         folder = corpus.folder(name, on) / label
         if not (folder / "facts.json").exists():
-            facts = compile_into(folder, plan, devices, limit)
+            facts = compile_into(folder, plan, devices, options, limit)
             print(f"{name} {on} {label}: {facts['seconds']:.0f} s {facts.get('error', '')}", flush=True)
 
 

@@ -24,6 +24,7 @@ import measured
 import mesh_sweep
 import ranking
 import rules_used
+import together
 import unity_table
 import zoo_table
 from rich.box import MARKDOWN
@@ -194,6 +195,13 @@ SECTIONS = (
         "confirmed.csv",
         confirmed.verdict,
         lambda rows: [confirmed.table(rows), confirmed.verdict(rows)],
+    ),
+    Section(
+        "Rewriting together with or before parallelizing, against the compiled programs",
+        "together",
+        "together.csv",
+        together.verdict,
+        lambda rows: [together.table(rows), together.verdict(rows)],
     ),
     Section("Measured, tiny models", "measured", "measured.csv", wall, lambda rows: [measured.table(rows)]),
     Section("Rewrites in the plans", "rules_used", "zoo.csv", rules, lambda rows: [rules_used.table(rows)]),

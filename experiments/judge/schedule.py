@@ -17,7 +17,7 @@ from unity_jax.report.cycles import CLOCKS
 from unity_jax.report.hlo import Instruction, Module, parse
 from unity_jax.report.sites import replica_groups, source_target_pairs
 
-from .kernels import H100, NO_KERNEL, Computation, Gpu, kernel_seconds
+from .kernels import H100, NO_KERNEL, Computation, Gpu, kernel_seconds, traffic
 from .nccl import Nodes
 from .network import STEPS, Mesh2D, Network
 
@@ -53,14 +53,17 @@ def _roofline(gpu: Gpu) -> Callable[[Instruction, Computation, Module], float]:
 
 
 def _cycles(clock: float, memory: float) -> Callable[[Instruction, Computation, Module], float]:
-    """The compiler's own estimate; where it gives none, the time of the bytes in the large memory."""
+    """The compiler's own estimate; where it gives none, as for gathers and scatters, the time of the bytes in the large
+    memory that it reads and writes."""
 
     def seconds(op: Instruction, computation: Computation, module: Module) -> float:
         if op.cycles is not None:
             return op.cycles / clock
         arrays = [a for name in op.operands if name in computation for a in computation[name].arrays] + op.arrays
-        moves_none = op.opcode in NO_KERNEL or op.opcode == "custom-call"
-        return 0.0 if moves_none else sum(a.bytes for a in arrays if a.space == 0 and a.shape) / memory
+        if op.opcode in NO_KERNEL or op.opcode == "custom-call":
+            return 0.0
+        whole = sum(a.bytes for a in arrays if a.space == 0 and a.shape)
+        return min(whole, traffic(op, computation, module)) / memory
 
     return seconds
 

@@ -119,6 +119,24 @@ def test_copies_between_memories_run_beside_kernels():
     assert tpu("\n".join([start, kernel("k", "x", 150_000), done]), FUSED) == pytest.approx(1e-4)
 
 
+def test_of_what_the_compiler_does_not_estimate_the_bytes_that_it_touches_count():
+    gather = """\
+HloModule step, is_scheduled=true
+%f (t: f32[1000000,128], i: s32[2048]) -> f32[2048,128] {
+  %t = f32[1000000,128]{1,0} parameter(0)
+  %i = s32[2048]{0} parameter(1)
+  ROOT %g = f32[2048,128]{1,0} gather(%t, %i), offset_dims={1}, collapsed_slice_dims={0}
+}
+ENTRY %main (x: f32[1000000,128], y: s32[2048]) -> f32[2048,128] {
+  %x = f32[1000000,128]{1,0} parameter(0)
+  %y = s32[2048]{0} parameter(1)
+  ROOT %k = f32[2048,128]{1,0} fusion(%x, %y), kind=kCustom, calls=%f
+}
+"""
+    rows = 2 * 2048 * 128 * 4 + 2048 * 4  # read and written, and their numbers
+    assert judge(gather, "v5e:2x4") == pytest.approx(rows / 8.19e11)
+
+
 def test_an_all_reduce_that_is_sliced_inside_its_fusion_is_a_reduce_scatter():
     def fused(root: str) -> str:
         return f"""\
