@@ -50,7 +50,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, make_plan
 from unity_jax.planning import mesh_over, rebuild
 from unity_jax.program import Program, trace
-from unity_jax.report.aot import COMPILER_OPTIONS, topology
+from unity_jax.report.aot import COMPILER_OPTIONS, WITHOUT_TRITON, topology
 from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.report.duplicates import duplicates
 from unity_jax.search.assemble import RuleCache
@@ -161,7 +161,7 @@ def of_unity(model: str, on: str) -> Program:
 COMPILED, RANKING = Corpus("compiled", of_sizes(SIZES)), Corpus("ranking", of_sizes(SHALLOW))
 # Untuned, XLA:GPU gives matmuls to Triton, whose tiles do not fit all of CANDLE's sides of 4192 ("Couldn't find output
 # tile sizes"): here all go to cuBLAS.
-TOGETHER = Corpus("together", of_unity, {"gpu": {"xla_gpu_enable_triton_gemm": False}})
+TOGETHER = Corpus("together", of_unity, {"gpu": WITHOUT_TRITON})
 CORPORA = {corpus.name: corpus for corpus in (COMPILED, RANKING, TOGETHER)}
 
 

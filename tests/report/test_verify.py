@@ -11,6 +11,7 @@ import pytest
 import unity_jax as unity
 from unity_jax.report import verify as verifying
 from unity_jax.report.account import Account
+from unity_jax.report.aot import compiled_for
 from unity_jax.report.collectives import Collective
 from unity_jax.report.cycles import Cycles
 from unity_jax.report.verification import Compiled, CompiledMemory
@@ -119,6 +120,21 @@ def test_out_of_memory_is_a_verdict(plan, monkeypatch):
     monkeypatch.setattr(verifying, "lower", lambda *args: OutOfMemory(real(*args), "INTERNAL"))
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         verify_on(plan, "cpu:8", jax.devices())
+
+
+def test_matmuls_that_no_tiles_divide_are_compiled_without_triton():
+    tried = []
+
+    class Untiled:
+        def compile(self, compiler_options):
+            tried.append(compiler_options)
+            if len(tried) == 1:
+                raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.3")
+            return "compiled"
+
+    assert compiled_for(Untiled(), "gpu") == "compiled"
+    first, second = tried
+    assert second == first | {"xla_gpu_enable_triton_gemm": False}
 
 
 def test_another_number_of_devices(plan, monkeypatch):

@@ -52,6 +52,20 @@ GPUS = {
 COMPILER_OPTIONS = {"gpu": {"xla_gpu_autotune_level": "0"}, "tpu": {}}
 """What `compile(compiler_options=...)` needs for a platform that is not there: autotuning would run kernels."""
 
+WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
+"""For XLA:GPU to give all matmuls to cuBLAS. Untuned it gives some to Triton with tiles that do not fit."""
+
+
+def compiled_for(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
+    """Compile for devices of a platform that need not be there. Raises `JaxRuntimeError` if the compiler does."""
+    options = COMPILER_OPTIONS.get(platform, {})
+    try:
+        return lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        if "Couldn't find output tile sizes" not in str(error):
+            raise
+    return lowered.compile(compiler_options=options | WITHOUT_TRITON)
+
 
 def topology(name: str) -> list[jax.Device]:
     """The devices of a machine, to compile for, not to run on.

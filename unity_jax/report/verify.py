@@ -23,7 +23,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
 from unity_jax.planning import mesh_over
 from unity_jax.report.account import account
-from unity_jax.report.aot import COMPILER_OPTIONS, topology
+from unity_jax.report.aot import compiled_for, topology
 from unity_jax.report.collectives import Collective, bytes_difference, count_difference, stablehlo_collectives
 from unity_jax.report.cycles import CLOCKS, estimated_cycles
 from unity_jax.report.duplicates import duplicates
@@ -58,7 +58,7 @@ def verify_on(plan: Plan, name: str, devices: Sequence[Any]) -> Verification:
     found = tuple(stablehlo_collectives(stablehlo, axes))
     compiled, failure = None, ""
     try:
-        program = lowered.compile(compiler_options=COMPILER_OPTIONS.get(devices[0].platform))
+        program = compiled_for(lowered, devices[0].platform)
         compiled = _compiled(program, plan, axes, duplicates(stablehlo, axes), CLOCKS.get(name.partition(":")[0]))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
