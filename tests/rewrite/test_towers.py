@@ -11,7 +11,7 @@ from unity_jax.program import trace
 from unity_jax.rewrite.library import searched, stacking
 from unity_jax.rewrite.record import Rewrite, replay
 from unity_jax.rewrite.sites import fingerprint
-from unity_jax.rewrite.towers import stacked, towers
+from unity_jax.rewrite.towers import exchanged, stacked, towers
 
 LAYERS = 3
 
@@ -94,6 +94,42 @@ def test_stacks_of_two_towers_are_joined_to_stacks_of_four():
         known = evaluate(program.graph, arrays)
         assert not [e for e in errors(program.out_paths, known, evaluate(graph, arrays)) if e.error > 1e-12]
         assert fingerprint(replay(program.graph, records, searched()), seen := {}) == fingerprint(graph, seen)
+
+
+def bags(params, batch):
+    """Sums of rows of four tables, side by side, as the features of DLRM are."""
+    rows = [table[ids].sum(1).astype(jnp.float32) for table, ids in zip(params["tables"], batch, strict=True)]
+    return (jnp.concatenate(rows, axis=1) @ params["head"] ** 2).sum()
+
+
+def test_rows_of_several_tables_are_stacked_where_they_are_exchanged():
+    with jax.enable_x64(True):
+        sizes = (9, 9, 8, 7)
+        params = {"tables": [normal(n, 6) for n in sizes], "head": jnp.float32(normal(24, 3))}
+        args = params, [jnp.arange(10).reshape(5, 2) * 3 % n for n in sizes]
+        program, arrays = trace(step(bags), args, {}), jax.tree.leaves(args)
+        graph, records = program.graph, []
+        while pairs := exchanged(graph):
+            assert not any(op.name == "gather" or op.name.startswith("scatter") for pair in pairs for op in pair)
+            graph, steps = stacked(graph, pairs, stacking(), {})
+            records.append(Rewrite("towers", "", 1, 0.0, "", tuple(((), s) for s in steps)))
+        made = [(op.name, op.outputs[0].shape) for op in graph.ops]
+        assert made.count(("reduce_sum", (4, 5, 6))) == 1
+        assert made.count(("convert_element_type", (4, 5, 6))) == 2  # there, and back
+        known = evaluate(program.graph, arrays)
+        assert not [e for e in errors(program.out_paths, known, evaluate(graph, arrays)) if e.error > 1e-12]
+        assert fingerprint(replay(program.graph, records, searched()), seen := {}) == fingerprint(graph, seen)
+
+
+def test_rows_that_depend_on_rows_are_not_stacked_with_them():
+    def walk(params, batch):
+        ids = batch
+        for table in params["tables"]:
+            ids = table[ids].sum(1).astype(jnp.int32)[:, None] % 7
+        return jnp.float32(ids).sum()
+
+    tables = {"tables": [jnp.ones((7, 3))] * 2}
+    assert not exchanged(trace(walk, (tables, jnp.zeros((4, 1), jnp.int32)), {}).graph)
 
 
 def test_layers_of_one_tower_are_no_towers():

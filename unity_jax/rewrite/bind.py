@@ -67,6 +67,8 @@ def complete(match: Match) -> bool:
     variables = [v for v in match.rule.given if v.name in match.values]
     if not _named(match) or not _convolved(match) or not _shared(match, variables):
         return False
+    if match.first and not _stacked(match):
+        return False
     has = {v.name: match.dims.all(match.values[v.name].ids) for v in variables}
     if any(len(set(ids)) < len(ids) for ids in has.values()):
         return False  # a diagonal
@@ -177,6 +179,20 @@ def _shared(match: Match, variables: Sequence[Term]) -> bool:
             if len(left[0]) != len(left[1]):
                 return False
             if not each(match.dims.unite(i, j) for i, j in zip(*left, strict=True)):
+                return False
+    return True
+
+
+def _stacked(match: Match) -> bool:
+    """Unite, in order, what variables that the target stacks have besides the dimensions that ops name."""
+    for term in {t for root in match.rule.target for t in root.walk() if t.op == "stack"}:
+        if any(a.op for a in term.args):
+            continue
+        bound = {i for name in match.names for i in match.ids(name)}
+        each_ids = [match.dims.all(match.values[a.name].ids) for a in term.args]
+        first, *others = ([i for i in ids if i not in bound] for ids in each_ids)
+        for other in others:
+            if len(first) != len(other) or not each(match.dims.unite(i, j) for i, j in zip(first, other, strict=True)):
                 return False
     return True
 

@@ -7,16 +7,18 @@ Step by step this pays late or never: each product alone would stack its operand
 towers do alike, in the forward pass, the backward pass and the update, is stacked in one go, op by op, by rules such as
 `dot(x, a), dot(y, b) => unstack(dot(stack(x, y), stack(a, b)))`; what is cut to be stacked again then cancels.
 Stacks of two towers are joined to stacks of four in the same way, along the dimension that counts towers. What is
-stacked can be split over devices by towers.
+stacked can be split over devices by towers. Likewise the rows of embedding tables: stacked, they are exchanged between
+devices at once.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.kernels import PRODUCTS
+from unity_jax.ops.indexing import is_scatter
 from unity_jax.ops.rule import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten, target_ops
@@ -64,6 +66,58 @@ def towers(graph: Graph) -> list[Pair]:
     return found
 
 
+def exchanged(graph: Graph) -> list[Pair]:
+    """Ops on rows that gathers read or scatters write, each with its like on rows of another table.
+
+    What they take or make goes from how tables are split to how examples are: of a stack in one exchange, not in two.
+    """
+    depth: dict[Tensor, int] = {}  # ops of one depth do not depend on each other
+    readers: dict[Tensor, list[Op]] = {}
+    for op in graph.ops:
+        depth |= dict.fromkeys(op.outputs, 1 + max((depth.get(t, 0) for t in op.inputs), default=0))
+        for t in dict.fromkeys(op.inputs):
+            readers.setdefault(t, []).append(op)
+    addressed = {op for op in graph.ops if op.name == "gather" or is_scatter(op)}
+    of_rows = _of_rows(graph, addressed)
+    alike: dict[object, list[Op]] = {}
+    for op in graph.ops:
+        if op in of_rows:
+            alike.setdefault((depth[op.outputs[0]], op.backward, op.signature), []).append(op)
+    found: list[Pair] = []
+    taken = {op for op in graph.ops if op in addressed or _arranges(op)}
+    for members in alike.values():
+        for first, second in zip(members[::2], members[1::2], strict=False):
+            if taken.isdisjoint((first, second)):
+                found += _Pairing(readers, taken).grown(first, second)
+                taken.update(op for pair in found for op in pair)
+    return found
+
+
+def _of_rows(graph: Graph, addressed: Collection[Op]) -> set[Op]:
+    """The first ops that compute something from what gathers read, and the last that make what scatters write."""
+    found: set[Op] = set()
+    read, written = {t for op in addressed if op.name == "gather" for t in op.outputs}, set()
+    for op in graph.ops:
+        if op not in addressed and not read.isdisjoint(op.inputs):
+            if _arranges(op):
+                read.update(op.outputs)
+            else:
+                found.add(op)
+    written = {op.inputs[2] for op in addressed if is_scatter(op)}
+    for op in reversed(graph.ops):
+        if op not in addressed and not written.isdisjoint(op.outputs):
+            if _arranges(op):
+                written.update(op.inputs)
+            else:
+                found.add(op)
+    return found
+
+
+def _arranges(op: Op) -> bool:
+    """Whether it only says where values are."""
+    return op.name in ("stack", "unstack", "concatenate", "slice", "split") or relabels(op)
+
+
 def stacked(
     graph: Graph, pairs: Sequence[Pair], rules: Sequence[Rule], emitted: dict[object, Graph | str]
 ) -> tuple[Graph, list[Step]] | None:
@@ -78,7 +132,7 @@ def stacked(
     others: dict[Tensor, Tensor] = {}
     for a, b in pairs:
         if len(a.outputs) == 1 and not relabels(a):
-            if counted.isdisjoint(a.inputs):
+            if counted.keys().isdisjoint(a.inputs):
                 others[a.outputs[0]] = b.outputs[0]
             elif a.outputs[0] in counted:  # what takes towers from a stack is left as it is
                 joins[a.outputs[0]] = b.outputs[0]
@@ -135,28 +189,36 @@ def _step(rule: Rule, graph: Graph, found: Sequence[tuple[Match, int]]) -> Step:
     )
 
 
-def stacks(graph: Graph) -> set[Tensor]:
-    """Tensors whose first dimension counts towers: stacks, and what is made of stacks index by index."""
-    found: set[Tensor] = set()
+def stacks(graph: Graph) -> dict[Tensor, int]:
+    """Tensors with a dimension that counts towers, and which it is: stacks, and what is made of them index by index."""
+    found: dict[Tensor, int] = {}
     repeated: set[Tensor] = set()  # the same for all towers, if there are any
     for op in graph.ops:
-        joins = op.name == "concatenate" and op.params["dimension"] == 0 and found.issuperset(op.inputs)
-        if joins or (op.name == "stack" and op.params["axis"] == 0):
-            found.update(op.outputs)
-        elif op.name == "broadcast_in_dim" and 0 not in op.params["broadcast_dimensions"]:
+        if op.name == "stack":
+            found[op.outputs[0]] = op.params["axis"]
+        elif op.name == "concatenate" and all(found.get(t) == op.params["dimension"] for t in op.inputs):
+            found[op.outputs[0]] = op.params["dimension"]
+        elif op.name == "broadcast_in_dim" and 0 not in op.params["broadcast_dimensions"] and not op.inputs[0].shape:
             repeated.update(op.outputs)
-        elif not found.isdisjoint(op.inputs) and not op.bodies:
-            found.update(t for i, t in enumerate(op.outputs) if _is_stack(op, i, found, repeated))
+        elif not found.keys().isdisjoint(op.inputs) and not op.bodies:
+            found |= _stacked_results(op, found, repeated)
     return found
 
 
-def _is_stack(op: Op, result: int, stacked: set[Tensor], repeated: set[Tensor]) -> bool:
-    """Whether the first dimension of a result is the first one of all operands that have it, and these are stacks."""
+def _stacked_results(op: Op, stacked: Mapping[Tensor, int], repeated: Collection[Tensor]) -> dict[Tensor, int]:
+    """The results with a dimension that is the one that counts towers in all operands that have it."""
     rule = rule_of(op)
-    if not (dims := rule.results[result]) or len(dims[0]) != 1:
-        return False
-    having = [(t, o) for t, o in zip(op.inputs, rule.operands, strict=True) if dims[0] in o and t not in repeated]
-    return bool(having) and all(t in stacked and o[0] == dims[0] for t, o in having)
+    made: dict[Tensor, int] = {}
+    for t, dims in zip(op.outputs, rule.results, strict=True):
+        for d, factors in enumerate(dims):
+            having = [
+                (x, o.index(factors))
+                for x, o in zip(op.inputs, rule.operands, strict=True)
+                if len(factors) == 1 and factors in o and x not in repeated
+            ]
+            if having and all(stacked.get(x) == at for x, at in having):
+                made[t] = d
+    return made
 
 
 def _upstream(graph: Graph, exact: bool) -> dict[Tensor, int]:
@@ -194,7 +256,9 @@ class Towers:
 
     @functools.cached_property
     def bytes(self) -> int:
-        return sum(t.nbytes for pair in self.pairs for op in pair if op.name in PRODUCTS for t in op.inputs)
+        """Of what products take, or of all ops of towers without any."""
+        every = [op for pair in self.pairs for op in pair]
+        return sum(t.nbytes for op in [op for op in every if op.name in PRODUCTS] or every for t in op.inputs)
 
     @functools.cached_property
     def key(self) -> tuple[object, ...]:

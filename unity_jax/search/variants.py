@@ -22,7 +22,7 @@ from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, rewrite
-from unity_jax.rewrite.towers import Towers, stacked, towers
+from unity_jax.rewrite.towers import Towers, exchanged, stacked, towers
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.planner import Planner
 
@@ -90,8 +90,8 @@ class Moves:
             for path, graph, repeat in nested(whole):
                 finder = Finder(graph, self.seconds, emitted=self.emitted)
                 every: list[Place | Towers] = [*finder.places(self.rules, None, -self.lost / repeat)]
-                if self.stacking and (pairs := towers(graph)):
-                    every.append(Towers(tuple(pairs)))
+                if self.stacking:
+                    every += (Towers(tuple(pairs)) for pairs in (towers(graph), exchanged(graph)) if pairs)
                 found += [Move(path, repeat, finder, place) for place in every]
         return self._found[whole]
 
