@@ -163,26 +163,25 @@ TWO = {"rows": (1_000_000,) * 2, "bags": (1, 1), "bottom": (256,), "top": (1024,
 
 
 @pytest.mark.slow
-def test_dlrm_splits_its_product_with_concatenated_features(monkeypatch):
-    """By the rules that split alone, of which few variants are planned: the machine has many meshes."""
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 3)
-    model, machine = zoo("dlrm", "unity", dtype=F32, **TWO), Machine.preset("v100-summit:4x6")
-    args = model.abstract_state(), model.abstract_batch()
-    program = trace(model.train_step, args, {}, donate_argnums=0)
+@pytest.mark.parametrize(
+    "model, sizes, on, most, times",
+    [
+        ("dlrm", {"size": "unity", **TWO}, "v100-summit:4x6", 3, 0.98),
+        ("xdl", {"size": "full", "batch_size": 96 * 1024}, "v100-summit:16x6", 32, 0.999),
+    ],
+)
+def test_a_product_with_concatenated_features_is_split(monkeypatch, model, sizes, on, most, times):
+    """By the rules that split alone, of which few variants are planned: the machines have many meshes."""
+    monkeypatch.setattr(variants, "MOST_VARIANTS", most)
+    made, machine = zoo(model, dtype=F32, **sizes), Machine.preset(on)
+    args = made.abstract_state(), made.abstract_batch()
+    program = trace(made.train_step, args, {}, donate_argnums=0)
     rules = [r for r in applicable() if r.name in SPLITTING]
     first = Planner(program, machine)
     meshes = [min(first.sketch(mesh_candidates(machine.num_devices, machine)), key=lambda c: c.seconds).mesh]
     found = joint.plan(program, machine, None, NO_PINS, meshes, rules)
     assert "add-dot-slice-1" in {step.rule for r in found.program.rewrites for _, step in r.steps}
-    assert found.seconds < 0.98 * first.plan(meshes).seconds
-
-
-@pytest.mark.slow
-def test_xdl_splits_its_product_with_concatenated_features():
-    """The gradient of the weights that meet them."""
-    found = plan_of(zoo("xdl", "full", batch_size=8192), "v5e:2x4")
-    (split,) = (r for r in found.rewrites if r.rule == "concat-dot-1, back")
-    assert split.saved > 0.002 * found.predicted.step_seconds
+    assert found.seconds < times * first.plan(meshes).seconds
 
 
 def convolved(x, w):
