@@ -33,7 +33,7 @@ from unity_jax.report.text import seconds
 RESULTS = Path(__file__).parent / "results" / "together.csv"
 SETTINGS = ("model", "topology")
 MODELS = ("xdl", "candle_uno", "dlrm")
-TOPOLOGIES = ("h100:4x8", "v5e:4x8")
+TOPOLOGIES = ("h100:8", "h100:4x8", "v5e:4x8")
 
 
 def compile_missing(model: str, on: str) -> None:
