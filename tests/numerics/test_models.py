@@ -1,5 +1,6 @@
 """Five train steps of every model of the zoo, in float64 with dropout on: sharded as unsharded."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,6 +11,8 @@ import pytest
 import models
 from tests.numerics.harness import QUICK, TOLERANCE, Case
 from tests.numerics.steps import CORE, STEPS, Reference, slow
+from unity_jax.rewrite.library import stacking
+from unity_jax.rewrite.towers import exchanged, stacked, towers
 
 MACHINE = slow()
 CHEAP = ("mlp", "dlrm", "lstm_lm")  # programs that XLA compiles in seconds under any plan
@@ -60,6 +63,21 @@ def test_random_plan(ref, sizes):
 @pytest.mark.slow
 def test_random_plan_of_large_programs(ref):
     check(ref, ref.case.sample((2, 4), seed=0, machine="h100"))
+
+
+@pytest.mark.parametrize(
+    "ref", ["dlrm", *(pytest.param(n, marks=pytest.mark.slow) for n in ("xdl", "candle_uno"))], indirect=True
+)
+def test_random_plan_of_stacked_towers(ref):
+    """All that is alike of towers, and of rows of several tables, two by two until nothing is left."""
+    program = ref.case.program
+    for alike in (towers, exchanged):
+        while pairs := alike(program.graph):
+            graph, _ = stacked(program.graph, pairs, stacking(), {})
+            program = program.rewritten(graph, ())
+    assert any(op.name == "stack" for op in program.graph.ops)
+    ref = dataclasses.replace(ref, case=Case(program, ref.case.flat, ref.case.want))
+    check(ref, ref.case.sample((2, 4), seed=1, machine="h100"))
 
 
 @pytest.mark.parametrize("name", ["mlp", "dlrm"])
