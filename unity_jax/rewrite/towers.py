@@ -88,15 +88,16 @@ def exchanged(graph: Graph) -> list[Pair]:
     for members in alike.values():
         for first, second in zip(members[::2], members[1::2], strict=False):
             if taken.isdisjoint((first, second)):
-                found += _Pairing(readers, taken).grown(first, second)
-                taken.update(op for pair in found for op in pair)
+                pairs = _Pairing(readers, taken).grown(first, second)
+                found += pairs
+                taken.update(op for pair in pairs for op in pair)
     return found
 
 
 def _of_rows(graph: Graph, addressed: Collection[Op]) -> set[Op]:
     """The first ops that compute something from what gathers read, and the last that make what scatters write."""
     found: set[Op] = set()
-    read, written = {t for op in addressed if op.name == "gather" for t in op.outputs}, set()
+    read = {t for op in addressed if op.name == "gather" for t in op.outputs}
     for op in graph.ops:
         if op not in addressed and not read.isdisjoint(op.inputs):
             if _arranges(op):
@@ -198,7 +199,7 @@ def stacks(graph: Graph) -> dict[Tensor, int]:
             found[op.outputs[0]] = op.params["axis"]
         elif op.name == "concatenate" and all(found.get(t) == op.params["dimension"] for t in op.inputs):
             found[op.outputs[0]] = op.params["dimension"]
-        elif op.name == "broadcast_in_dim" and 0 not in op.params["broadcast_dimensions"] and not op.inputs[0].shape:
+        elif op.name == "broadcast_in_dim" and not op.inputs[0].shape:
             repeated.update(op.outputs)
         elif not found.keys().isdisjoint(op.inputs) and not op.bodies:
             found |= _stacked_results(op, found, repeated)
