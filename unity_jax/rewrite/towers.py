@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.kernels import PRODUCTS
-from unity_jax.ops.indexing import is_scatter
+from unity_jax.ops.indexing import addresses_rows, is_scatter
 from unity_jax.ops.rule import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten, target_ops
@@ -50,10 +50,7 @@ def towers(graph: Graph) -> list[Pair]:
         number = _upstream(graph, exact)
         for op in products:
             alike.setdefault((exact, number[op.outputs[0]], op.signature), []).append(op)
-    readers: dict[Tensor, list[Op]] = {}
-    for op in graph.ops:
-        for t in dict.fromkeys(op.inputs):
-            readers.setdefault(t, []).append(op)
+    readers = _readers(graph)
     found: list[Pair] = []
     taken: set[Op] = set()
     for members in alike.values():
@@ -72,17 +69,15 @@ def exchanged(graph: Graph) -> list[Pair]:
     What they take or make goes from how tables are split to how examples are: of a stack in one exchange, not in two.
     """
     depth: dict[Tensor, int] = {}  # ops of one depth do not depend on each other
-    readers: dict[Tensor, list[Op]] = {}
     for op in graph.ops:
         depth |= dict.fromkeys(op.outputs, 1 + max((depth.get(t, 0) for t in op.inputs), default=0))
-        for t in dict.fromkeys(op.inputs):
-            readers.setdefault(t, []).append(op)
-    addressed = {op for op in graph.ops if op.name == "gather" or is_scatter(op)}
+    addressed = {op for op in graph.ops if addresses_rows(op)}
     of_rows = _of_rows(graph, addressed)
     alike: dict[object, list[Op]] = {}
     for op in graph.ops:
         if op in of_rows:
             alike.setdefault((depth[op.outputs[0]], op.backward, op.signature), []).append(op)
+    readers = _readers(graph)
     found: list[Pair] = []
     taken = {op for op in graph.ops if op in addressed or _arranges(op)}
     for members in alike.values():
@@ -92,6 +87,14 @@ def exchanged(graph: Graph) -> list[Pair]:
                 found += pairs
                 taken.update(op for pair in pairs for op in pair)
     return found
+
+
+def _readers(graph: Graph) -> dict[Tensor, list[Op]]:
+    readers: dict[Tensor, list[Op]] = {}
+    for op in graph.ops:
+        for t in dict.fromkeys(op.inputs):
+            readers.setdefault(t, []).append(op)
+    return readers
 
 
 def _of_rows(graph: Graph, addressed: Collection[Op]) -> set[Op]:

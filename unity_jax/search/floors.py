@@ -7,7 +7,9 @@ of a step's duration. These are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.timeline import unhidden
@@ -17,7 +19,12 @@ from unity_jax.search.build import Built
 
 def least_seconds(built: Built) -> float:
     """No plan takes less: the arithmetic of every op, split as well as it can be."""
-    distinct = {id(seconds): float(seconds.min()) for seconds in built.arithmetic}
+    return _summed(built, np.min)
+
+
+def _summed(built: Built, of: Callable[[np.ndarray], float]) -> float:
+    """Over all ops, one figure of the arithmetic of each under its strategies; equal ops share an array."""
+    distinct = {id(seconds): float(of(seconds)) for seconds in built.arithmetic}
     return sum(distinct[id(seconds)] for seconds in built.arithmetic)
 
 
@@ -41,8 +48,7 @@ def uneven_seconds(built: Built, assignment: Sequence[int]) -> float:
     A finer mesh may split what this one cannot, or split it better: a recurrent cell that reads all its weights for a
     few rows on each device.
     """
-    distinct = {id(seconds): float(seconds.max()) for seconds in built.arithmetic}  # whole on every device
-    even = sum(distinct[id(seconds)] for seconds in built.arithmetic) / built.mesh.num_devices
+    even = _summed(built, np.max) / built.mesh.num_devices  # what is whole on every device takes the most
     return max(0.0, arithmetic_seconds(built, assignment) - even)
 
 
