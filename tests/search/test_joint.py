@@ -144,6 +144,23 @@ def test_a_classifier_selects_or_pools_positions_before_its_last_projection(loss
     assert found.predicted.step_seconds < 0.85 * unrewritten(found)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layers, times", [(2, 0.75), (6, 0.92)])  # that of six is found on its twin
+def test_vit_runs_its_last_block_for_the_class_token_alone(monkeypatch, layers, times):
+    """But for keys and values, which that attends to, and their gradients and the queries'."""
+    monkeypatch.setattr(variants, "MOST_VARIANTS", 1)
+    options = {"layers": layers, "scan": False, "remat": False, "dropout": 0.0}  # as on JFT-300M
+    found = plan_of(models.get("vit", "base", batch_size=1024, **options), "h100:8")
+    products = ops(found, "dot_general")
+    whole = [op for op in products if any({197, 3072} <= set(t.shape) for t in (*op.inputs, *op.outputs))]
+    assert len(whole) == 6 * (
+        layers - 1
+    )  # the feed-forward of all blocks but one: two products, each with two gradients
+    mixed = [op for op in products if op.outputs[0].shape == (1024, 12, 64, 197) and not op.backward]
+    assert len(mixed) == layers - 1
+    assert found.predicted.step_seconds < times * unrewritten(found)
+
+
 def concatenated(params, batch):
     features = jnp.concatenate([jnp.tanh(batch[k] @ params[k]) for k in "xyz"], axis=1)
     return (jnp.tanh(features @ params["top"]).astype(F32) ** 2).mean()
@@ -160,6 +177,7 @@ def test_a_product_with_concatenated_features_is_split_where_they_are_larger_tha
 
 SPLITTING = ("add-dot-slice-1", "concat-dot-1, back", "dot-take-1, back", "slice-concat-1")
 TWO = {"rows": (1_000_000,) * 2, "bags": (1, 1), "bottom": (256,), "top": (1024, 1), "batch_size": 24 * 1024}
+NARROW = {"tower": (4192,) * 3, "head": (4192,), "batch_size": 24 * 256}
 
 
 @pytest.mark.slow
@@ -168,6 +186,7 @@ TWO = {"rows": (1_000_000,) * 2, "bags": (1, 1), "bottom": (256,), "top": (1024,
     [
         ("dlrm", {"size": "unity", **TWO}, "v100-summit:4x6", 3, 0.98),
         ("xdl", {"size": "full", "batch_size": 96 * 1024}, "v100-summit:16x6", 32, 0.999),
+        ("candle_uno", {"size": "full", **NARROW}, "v100-summit:4x6", 8, 0.9),
     ],
 )
 def test_a_product_with_concatenated_features_is_split(monkeypatch, model, sizes, on, most, times):
@@ -181,6 +200,9 @@ def test_a_product_with_concatenated_features_is_split(monkeypatch, model, sizes
     meshes = [min(first.sketch(mesh_candidates(machine.num_devices, machine)), key=lambda c: c.seconds).mesh]
     found = joint.plan(program, machine, None, NO_PINS, meshes, rules)
     assert "add-dot-slice-1" in {step.rule for r in found.program.rewrites for _, step in r.steps}
+    if model == "candle_uno":  # all of it: a product for each of six inputs, forward and backward
+        widths = [op.inputs[1].shape[0] for op in found.program.graph.walk() if op.name == "dot_general"]
+        assert max(widths) < 2 * 4192
     assert found.seconds < times * first.plan(meshes).seconds
 
 
@@ -258,6 +280,19 @@ def test_weights_are_cast_before_they_are_gathered():
     found = plan(cast_weights, [Shape((4096, 4096), F32)] * 4, {"x": Shape((16_384, 4096), BF16)})
     gathered = [c.bytes for c in found.predicted.collectives if c.kind == "all_gather"]
     assert gathered and max(gathered) == 4096 * 4096 * 2
+
+
+def test_falcon_reduces_the_sum_of_both_branches_once_and_gathers_weights_that_are_cast(monkeypatch):
+    monkeypatch.setattr(variants, "MOST_VARIANTS", 0)  # layouts alone do it
+    model = models.get("falcon", "40b", layers=4, batch_size=8)
+    found = plan_of(model, "h100:8")
+    maker = {t: op for op in found.pcg.walk() for t in op.outputs}
+    reduced = [op for op in found.pcg.walk() if op.name in ("reduce", "reduce_scatter") and not op.backward]
+    sums = [op for op in reduced if op.outputs[0].shape == (8, 2048, 8192)]
+    assert [maker[op.inputs[0]].name for op in sums] == ["add"]  # of the two branches of a block, in the loop
+    weights = [op for op in ops(found, "combine") if op.outputs[0].shape in ((8192, 32_768), (32_768, 8192))]
+    assert len(weights) == 4 and all(maker[op.inputs[0]].name == "convert_element_type" for op in weights)
+    assert {str(op.inputs[0].dtype) for op in weights} == {"bfloat16"}
 
 
 # Never worse

@@ -18,6 +18,7 @@ CAT, STACK, BLOCKS, ROWS, DEVICES = (
     "partition combine replicate reduce",
 )
 UNARY, BINARY, SHAPING = "f convert neg", "h add mul", "sum fold broadcast transpose"
+ROWS_OF_TWO = "t[v,d,b,g] s[v,q,b] i[n,l,g]<v u[n,l,g,d,b] a[n,q,b]"
 SPMD = "reduce combine"
 
 ALPHABETS = (
@@ -90,7 +91,8 @@ ALPHABETS = (
     ),
     # Rows by number
     *_each("rows", "t[v,d] i[n]<v u[n,d]", ROWS, UNARY),
-    *_each("rows", "t[v,d,b,g] s[v,q,b] i[n,l,g]<v u[n,l,g,d,b] a[n,q,b]", ROWS, BINARY, wide=True, rank=7),
+    *_each("rows", ROWS_OF_TWO, ROWS, "h add", wide=True, rank=7),
+    Alphabet("rows mul", ROWS_OF_TWO, f"mul {ROWS}", wide=True, rank=7),  # few rows are multiplied rather than all
     Alphabet("scattered rows", "t[v,d] s[v,d] i[n]<v u[n,d] a[n,d]", f"{ROWS} scatter add"),
     Alphabet("subtracted rows", "t[v,d] i[n]<v u[n,d]", "put scatter neg sub"),
     *_each("rows", "t[v,d] i[n]<v u[n,d]", ROWS, SHAPING, new="q"),

@@ -33,6 +33,7 @@ mul-neg: x[] y[]: mul(x, neg(y)) = neg(mul(x, y))
 mul-zero: x[]: mul(x, zeros()) = zeros()
 mul-one: x[]: mul(x, ones()) = x
 distributes: x[] y[] z[]: mul(x, add(y, z)) = add(mul(x, y), mul(x, z))
+convert-zero: : convert(zeros()) = zeros()
 """
 
 SUMS = """

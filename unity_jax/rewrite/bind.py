@@ -2,14 +2,15 @@
 
 A name stands for the dimensions that ops name where it is named in the rule; what no op names is bound by where it
 occurs: a dimension that exactly those variables have which the rule says. What is put into rows may lack dimensions of
-the row numbers: it is the same for all of them (the gradient of each row of a bag). Further dimensions do no harm,
-because every op of the language works on each index of a dimension that it does not name.
+the row numbers: it is the same for all of them (the gradient of each row of a bag). Any may lack one of size one.
+Further dimensions do no harm, because every op of the language works on each index of a dimension that it does not
+name.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.pcg.graph import Op, Tensor
@@ -83,11 +84,16 @@ def complete(match: Match) -> bool:
     rows = {i for s in match.values.values() if isinstance(s, Selection) for i in match.dims.all(s.ids)}
     for name, where in declared.items():
         if name in match.names:
-            if any(at != where and not (i in rows and at < where) for i in match.ids(name) if (at := occurs.get(i))):
+            if not all(_occurs(match, i, occurs.get(i), where, rows) for i in match.ids(name)):
                 return False
         else:
             match.names[name] = tuple(i for i, at in occurs.items() if at == where and i not in bound)
     return _reduces(match) and _concatenated(match, list(occurs))
+
+
+def _occurs(match: Match, i: int, at: frozenset[str] | None, where: frozenset[str], rows: Collection[int]) -> bool:
+    """Whether a dimension is one of those variables that the rule says; of size one, it is so of any."""
+    return at is None or at == where or (at < where and (i in rows or match.dims.size[i] == 1))
 
 
 def _reduces(match: Match) -> bool:

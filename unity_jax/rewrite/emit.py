@@ -237,7 +237,7 @@ class Emitter:
         return self.opened(Named(jnp.asarray(value.tensor.literal) if array is None else array, value.ids))
 
     def arguments(self, term: Term) -> list[Named]:
-        return [self.term(a) for a in term.args if a.type.ids is None]
+        return [self.lean(self.term(a)) for a in term.args if a.type.ids is None]
 
     def matched(self, name: str) -> Op:
         """An op of the source that the target's op of this name copies settings from."""
@@ -259,8 +259,9 @@ def _dot(e: Emitter, term: Term) -> Named:
     settings = {(str(op.params["precision"]), str(op.outputs[0].dtype)) for op in like}
     if len(settings) != 1:
         raise CannotEmit("products of different precision")
-    contracted = tuple(i for name in term.attrs for i in e.ids(name))
-    x, y = (e.with_ids(a, *contracted) for a in e.arguments(term))
+    x, y = e.arguments(term)
+    contracted = tuple(i for name in term.attrs for i in e.ids(name) if e.dims.size[i] > 1 or i in (*x.ids, *y.ids))
+    x, y = (e.with_ids(a, *contracted) for a in (x, y))
     batch = tuple(i for i in x.ids if i in y.ids and i not in contracted)
     contracting, batching = ([[side.ids.index(i) for i in ids] for side in (x, y)] for ids in (contracted, batch))
     precision, wide = like[0].params["precision"], like[0].outputs[0].dtype
@@ -319,14 +320,14 @@ def _function(e: Emitter, term: Term) -> Named:
 
 def _sum(e: Emitter, term: Term) -> Named:
     gone = [i for name in term.attrs for i in e.ids(name)]
-    x = e.with_ids(e.term(term.args[0]), *gone)
+    x = e.with_ids(*e.arguments(term), *gone)
     array = lax.reduce_sum(x.array, [x.ids.index(i) for i in gone])
     return Named(array, tuple(i for i in x.ids if i not in gone))
 
 
 def _fold(e: Emitter, term: Term) -> Named:
     gone = [i for name in term.attrs for i in e.ids(name)]
-    x = e.term(term.args[0])
+    (x,) = e.arguments(term)
     left = [i for i in gone if i in x.ids]  # folding equal values changes nothing
     op = e.matched("fold")
     (array,) = _compat.bind(op.eqn, [x.array], {**op.params, "axes": tuple(x.ids.index(i) for i in left)})
@@ -365,7 +366,7 @@ def _slice(e: Emitter, term: Term) -> Named:
 def _stack(e: Emitter, term: Term) -> Named:
     name = term.attrs[0]
     assert isinstance(name, Dim)
-    arrays, ids = e.together(*map(e.lean, e.arguments(term)))
+    arrays, ids = e.together(*e.arguments(term))
     if len({a.dtype for a in arrays}) > 1:
         raise CannotEmit("a stack of different dtypes")
     if name not in e.match.names:

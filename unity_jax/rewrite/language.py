@@ -394,7 +394,7 @@ OPS: dict[str, tuple[Callable[[Types, Attrs], Type], int | None]] = {
     "reduce": (_reduce, 1),
 }
 """Every op: the type of its result, and how many operands it takes. `f`, `g` (unary) and `h` (binary) are pointwise
-functions of which nothing is known, `convert` a change of precision, `fold` a reduction of which nothing is known but
-that order does not matter, such as a maximum."""
+functions of which nothing is known, `convert` one that keeps zero, such as a change of precision, `fold` a reduction of
+which nothing is known but that order does not matter, such as a maximum."""
 
 PARALLEL = frozenset("partition combine replicate reduce".split())

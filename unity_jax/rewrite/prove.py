@@ -228,9 +228,9 @@ def _rewrite(axiom: Axiom) -> str:
 
 
 def _node(t: Term, args: Sequence[Code], shapes: Sizes | _Pattern) -> Code:
-    """An op applied to expressions. In a pattern, an unknown function stands for any."""
+    """An op applied to expressions. In a pattern, an unknown function stands for any, `convert` too."""
     attrs = [shapes.dim(a) if isinstance(a, Dim) else a for a in t.attrs]
-    function = "any" if isinstance(shapes, _Pattern) else f'"{t.op}"'
+    function = "any" if isinstance(shapes, _Pattern) and t.op != "convert" else f'"{t.op}"'
     match t.op:
         case "broadcast":
             return args[0]

@@ -145,7 +145,7 @@ def emit_pad(e: Emitter, term: Term) -> Named:
     whole, which = term.attrs
     assert isinstance(whole, Dim) and isinstance(which, int)
     part, start, _ = e.part(whole, which)
-    return _padded(e, e.term(term.args[0]), part, e.one(whole), start)
+    return _padded(e, *e.arguments(term), part, e.one(whole), start)
 
 
 def _padded(e: Emitter, x: Named, part: int, whole: int, start: int) -> Named:

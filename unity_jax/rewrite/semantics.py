@@ -53,9 +53,14 @@ def _unknown(salt: int) -> Callable[[Array], Array]:
     return lambda x: _mix(x, salt)
 
 
+def _keeps_zero(salt: int) -> Callable[[Array], Array]:
+    at_zero = _mix(np.zeros((), np.int64), salt)
+    return lambda x: (_mix(x, salt) - at_zero) % PRIME
+
+
 FIELD = Arithmetic(
     settle=lambda x: x % PRIME,
-    unary={"f": _unknown(1), "g": _unknown(2), "convert": _unknown(3)},
+    unary={"f": _unknown(1), "g": _unknown(2), "convert": _keeps_zero(3)},
     binary={"h": lambda x, y: _mix(x * 2**32 + y, 4)},
     fold=lambda x, axes: _mix(_mix(x, 5).sum(axes) % PRIME, 6),
     draw=lambda rng, shape: rng.integers(PRIME, size=shape),

@@ -221,6 +221,18 @@ def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] |
     return None
 
 
+def still(ops: Iterable[Op], graph: Graph) -> frozenset[Op]:
+    """The ops of a rewritten graph that make what these made: of other operands, they are other ops."""
+    made = {t for op in ops for t in op.outputs}
+    return frozenset(op for op in graph.ops if not made.isdisjoint(op.outputs))
+
+
+def on_the_lines_of(place: Place, view: View, graph: Graph) -> frozenset[Op]:
+    """The ops of a rewritten graph that are from the user's lines of what was rewritten: the backward pass has some."""
+    lines = {view.maker[r.tensor].source for m in place.found for r in m.roots}
+    return frozenset(op for op in graph.ops if op.source in lines)
+
+
 def _anchors(graph: Graph, view: View, near: Iterable[Op] | None) -> dict[str, list[Tensor]]:
     """Tensors by the op of the language that makes them, those of the backward pass in the order of the forward one."""
     chosen = None if near is None else _around(view, near)

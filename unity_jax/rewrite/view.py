@@ -212,6 +212,13 @@ def _function(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
         yield Seen("h", tuple(found), (), op)
 
 
+def _quotient(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
+    """Division by a constant keeps zero."""
+    x, divisor = _pointwise_values(op, value, dims)
+    if view.source(divisor.tensor).literal is not None and view.source(x.tensor).literal is None:
+        yield Seen("convert", (x,), (), op)
+
+
 def _concat(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
     """Of two: of more, the first and the rest."""
     at = op.params["dimension"]
@@ -253,6 +260,7 @@ _SEEN: dict[str, tuple[Callable[[View, Op, Value, Dims], Iterator[Seen]], str]] 
     "mul": (_arithmetic("mul"), "mul"),
     "neg": (_arithmetic("neg"), "neg"),
     "convert_element_type": (_arithmetic("convert"), "convert"),
+    "div": (_quotient, "convert"),
     "reduce_sum": (_reduction("sum"), "sum"),
     "reduce_max": (_reduction("fold"), "fold"),
     "reduce_min": (_reduction("fold"), "fold"),

@@ -23,7 +23,7 @@ from unity_jax.program import Program
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, Kinds, Step, fingerprint, rewrite
+from unity_jax.rewrite.sites import Finder, Kinds, Step, fingerprint, on_the_lines_of, rewrite, still
 from unity_jax.trace import without_dead_code
 
 WORTHWHILE = 0.01
@@ -154,7 +154,7 @@ def replayed(
     """
     by_name, numbers, found = {r.name: r for r in rules}, dict[object, int](), []
     for done in rewrites:
-        graph: Graph | None = whole
+        graph = whole
         near: dict[Path, frozenset[Op]] = {}
         steps: list[tuple[Path, Step]] = []
         for path, step in done.steps:
@@ -162,18 +162,21 @@ def replayed(
             twin = with_graph(twin, path, step.applied(inner, rule))
             op, result, *_ = step.spots[0]
             kind = Kinds(inner, numbers, LIKE)[inner.ops[op].outputs[result]]
-            for at in _alike(graph, inner, path) if graph is not None else ():
+            for at in _alike(graph, inner, path):
                 there = graph_at(graph, at)
                 finder = Finder(there, seconds, Kinds(there, numbers, LIKE))
                 place = finder.place(rule, kind, near.get(at))
                 made = rewrite(finder, place) if place is not None else None
-                if made is None:
-                    graph = None
-                    break
-                graph = with_graph(graph, at, made[0])
-                near[at] = (near.get(at, frozenset()) | made[1]) & frozenset(made[0].ops)
-                steps.append((at, made[2]))
-        if graph is not None and steps:
+                if place is None or made is None:
+                    continue  # done with an earlier one: fewer kinds are told apart
+                after, new, did = made
+                graph = with_graph(graph, at, after)
+                new |= near[at] if at in near else on_the_lines_of(place, finder.view, after)
+                near[at] = still(new, after)
+                steps.append((at, did))
+            if not steps:
+                break
+        if steps:
             whole, count = graph, len(steps[0][1].spots)
             saved = done.saved * count / done.count
             found.append(dataclasses.replace(done, count=count, saved=saved, steps=tuple(steps)))
