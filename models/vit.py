@@ -166,5 +166,5 @@ def build(size: str, config: Config) -> Model:
         batch_spec=image_spec(rows, image),
         make_numpy_batch=lambda rng: image_batch(rng, rows, image, classes),
         published_parameters=PUBLISHED.get(size) if config.layers == SIZES[size].layers else None,
-        zero_gradients=("['layers']['key']['bias']",),
+        zero_gradients=("['key']['bias']",),
     )

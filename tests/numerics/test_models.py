@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ import pytest
 import models
 from tests.numerics.harness import QUICK, TOLERANCE, Case
 from tests.numerics.steps import CORE, STEPS, Reference, slow
-from unity_jax.rewrite.library import stacking
+from unity_jax.rewrite.library import applicable, stacking
 from unity_jax.rewrite.towers import exchanged, stacked, towers
+from unity_jax.search.planner import Planner
+from unity_jax.search.variants import Moves
 
 MACHINE = slow()
 CHEAP = ("mlp", "dlrm", "lstm_lm")  # programs that XLA compiles in seconds under any plan
@@ -118,3 +121,23 @@ def test_masks_and_keys_are_bitwise_equal(impl, partitionable):
         for seed, sizes in enumerate([(8,), (2, 4), (2, 2, 2), (3, 2)]):
             plan = case.sample(sizes, seed)
             assert case.differences(case.run(plan, QUICK), tolerance=0) == [], f"{sizes}"
+
+
+UNROLLED = {"layers": 1, "scan": False, "remat": False, "dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    "name, options, rule, steps",
+    [("dlrm", {}, "put-mul-take", 20), pytest.param("vit", UNROLLED, "slice", 80, marks=pytest.mark.slow)],
+)
+def test_random_plan_of_rows_that_go_far(name, options, rule, steps):
+    """The selection of a class token goes down through all that follows attention, and its gradient up; the rows of a
+    table's gradient go through Adagrad."""
+    with jax.enable_x64(True):
+        ref = Reference.of(models.get(name, "tiny", dtype="float64", **options), QUICK)
+        program = ref.case.program
+        moves = Moves(Planner(program, MACHINE), applicable(), (), math.inf)
+        every = (moves.made(program.graph, m) for m in moves(program.graph) if rule in m.place.rule.name)
+        made = next(m for m in every if m and len(m.steps) > steps)
+        ref = dataclasses.replace(ref, case=Case(program.rewritten(made.graph, ()), ref.case.flat, ref.case.want))
+        check(ref, ref.case.sample((2, 4), seed=1, machine="h100"))

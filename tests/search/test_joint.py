@@ -145,20 +145,17 @@ def test_a_classifier_selects_or_pools_positions_before_its_last_projection(loss
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers, times", [(2, 0.75), (6, 0.92)])  # that of six is found on its twin
-def test_vit_runs_its_last_block_for_the_class_token_alone(monkeypatch, layers, times):
+def test_vit_runs_its_last_block_for_the_class_token_alone(monkeypatch):
     """But for keys and values, which that attends to, and their gradients and the queries'."""
     monkeypatch.setattr(variants, "MOST_VARIANTS", 1)
-    options = {"layers": layers, "scan": False, "remat": False, "dropout": 0.0}  # as on JFT-300M
-    found = plan_of(models.get("vit", "base", batch_size=1024, **options), "h100:8")
+    layers, options = 6, {"scan": False, "remat": False, "dropout": 0.0}  # as on JFT-300M
+    found = plan_of(models.get("vit", "base", batch_size=1024, layers=layers, **options), "h100:8")
     products = ops(found, "dot_general")
     whole = [op for op in products if any({197, 3072} <= set(t.shape) for t in (*op.inputs, *op.outputs))]
-    assert len(whole) == 6 * (
-        layers - 1
-    )  # the feed-forward of all blocks but one: two products, each with two gradients
+    assert len(whole) == 6 * (layers - 1)  # two products of all blocks but one, each with two gradients
     mixed = [op for op in products if op.outputs[0].shape == (1024, 12, 64, 197) and not op.backward]
     assert len(mixed) == layers - 1
-    assert found.predicted.step_seconds < times * unrewritten(found)
+    assert found.predicted.step_seconds < 0.92 * unrewritten(found)
 
 
 def concatenated(params, batch):

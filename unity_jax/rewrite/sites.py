@@ -21,6 +21,9 @@ from unity_jax.rewrite.find import in_forward_order, matches, matches_pair
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import Outline, View, names_of, outline, seen_as
 
+SELECTING = frozenset("slice pad take put scatter".split())
+"""Ops of the language that choose rows, or put rows somewhere."""
+
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
 
@@ -227,10 +230,11 @@ def still(ops: Iterable[Op], graph: Graph) -> frozenset[Op]:
     return frozenset(op for op in graph.ops if not made.isdisjoint(op.outputs))
 
 
-def on_the_lines_of(place: Place, view: View, graph: Graph) -> frozenset[Op]:
-    """The ops of a rewritten graph that are from the user's lines of what was rewritten: the backward pass has some."""
+def counterparts(place: Place, view: View, graph: Graph) -> frozenset[Op]:
+    """The selections of a rewritten graph that are from the user's lines of what was rewritten: where rows are chosen
+    in the forward pass, they are put back in the backward one."""
     lines = {view.maker[r.tensor].source for m in place.found for r in m.roots}
-    return frozenset(op for op in graph.ops if op.source in lines)
+    return frozenset(op for op in graph.ops if op.source in lines and not SELECTING.isdisjoint(names_of(op)))
 
 
 def _anchors(graph: Graph, view: View, near: Iterable[Op] | None) -> dict[str, list[Tensor]]:

@@ -23,7 +23,7 @@ from unity_jax.program import Program
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, Kinds, Step, fingerprint, on_the_lines_of, rewrite, still
+from unity_jax.rewrite.sites import Finder, Kinds, Step, counterparts, fingerprint, rewrite, still
 from unity_jax.trace import without_dead_code
 
 WORTHWHILE = 0.01
@@ -171,7 +171,7 @@ def replayed(
                     continue  # done with an earlier one: fewer kinds are told apart
                 after, new, did = made
                 graph = with_graph(graph, at, after)
-                new |= near[at] if at in near else on_the_lines_of(place, finder.view, after)
+                new |= near[at] if at in near else counterparts(place, finder.view, after)
                 near[at] = still(new, after)
                 steps.append((at, did))
             if not steps:

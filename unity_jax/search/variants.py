@@ -21,7 +21,7 @@ from unity_jax.rewrite.estimate import by_kernels, one_by_one
 from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, Place, Step, fingerprint, on_the_lines_of, rewrite, still
+from unity_jax.rewrite.sites import Finder, Place, Step, counterparts, fingerprint, rewrite, still
 from unity_jax.rewrite.towers import Towers, exchanged, stacked, towers
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.planner import Planner
@@ -118,7 +118,7 @@ class Moves:
         if made is None:
             return None
         graph, near, first = made
-        near |= on_the_lines_of(place, finder.view, graph)
+        near |= counterparts(place, finder.view, graph)
         steps, total = [first], self.apart(graph).work
         while following := self._following(graph, near, total, [inverse(step.rule) for step in steps]):
             graph, new, step, total = following
