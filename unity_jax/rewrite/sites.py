@@ -21,9 +21,6 @@ from unity_jax.rewrite.find import in_forward_order, matches, matches_pair
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import Outline, View, names_of, outline, seen_as
 
-SELECTING = frozenset("slice pad take put scatter".split())
-"""Ops of the language that choose rows, or put rows somewhere."""
-
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
 
@@ -231,10 +228,10 @@ def still(ops: Iterable[Op], graph: Graph) -> frozenset[Op]:
 
 
 def counterparts(place: Place, view: View, graph: Graph) -> frozenset[Op]:
-    """The selections of a rewritten graph that are from the user's lines of what was rewritten: where rows are chosen
-    in the forward pass, they are put back in the backward one."""
+    """The pads of a rewritten graph that are from the user's lines of what was rewritten: they put back in the backward
+    pass what is cut out in the forward one."""
     lines = {view.maker[r.tensor].source for m in place.found for r in m.roots}
-    return frozenset(op for op in graph.ops if op.source in lines and not SELECTING.isdisjoint(names_of(op)))
+    return frozenset(op for op in graph.ops if op.name == "pad" and op.source in lines)
 
 
 def _anchors(graph: Graph, view: View, near: Iterable[Op] | None) -> dict[str, list[Tensor]]:

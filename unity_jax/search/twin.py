@@ -162,7 +162,8 @@ def replayed(
             twin = with_graph(twin, path, step.applied(inner, rule))
             op, result, *_ = step.spots[0]
             kind = Kinds(inner, numbers, LIKE)[inner.ops[op].outputs[result]]
-            for at in _alike(graph, inner, path):
+            begun = steps or step is done.steps[0][1]  # what the first step cannot do there, the others do not continue
+            for at in _alike(graph, inner, path) if begun else ():
                 there = graph_at(graph, at)
                 finder = Finder(there, seconds, Kinds(there, numbers, LIKE))
                 place = finder.place(rule, kind, near.get(at))
@@ -174,8 +175,6 @@ def replayed(
                 new |= near[at] if at in near else counterparts(place, finder.view, after)
                 near[at] = still(new, after)
                 steps.append((at, did))
-            if not steps:
-                break
         if steps:
             whole, count = graph, len(steps[0][1].spots)
             saved = done.saved * count / done.count
