@@ -1,8 +1,7 @@
 """Ops that only relabel dimensions: identities of the operand's dimensions from those of the result's.
 
 `transpose` permutes them, `squeeze` and `broadcast_in_dim` drop and add some (a value does not depend on a dimension
-that it was broadcast over), `reshape` splits and merges them, `copy` leaves them. A sum or maximum over dimensions of
-size one drops them.
+that it was broadcast over), `reshape` splits and merges them, `copy` leaves them.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ def relabels(op: Op) -> bool:
     if op.name == "reshape":
         plain = op.params.get("dimensions") is None and len(op.inputs) == 1
         return plain and _factors(op.inputs[0].shape, op.outputs[0].shape) is not None
-    if op.name in _REDUCTIONS:
-        return all(op.inputs[0].shape[d] == 1 for d in op.params["axes"])
     return op.name in _RELABELLED and len(op.inputs) == 1
 
 
@@ -42,15 +39,10 @@ def _broadcast(op: Op, ids: Ids, dims: Dims) -> Ids:
     return tuple(found)
 
 
-def _dropped(key: str) -> Callable[[Op, Ids, Dims], Ids]:
-    """Dimensions of size one that a parameter names."""
-
-    def dropped(op: Op, ids: Ids, dims: Dims) -> Ids:
-        left = iter(ids)
-        gone = {d % op.inputs[0].rank for d in op.params[key]}
-        return tuple(dims.fresh(1) if d in gone else next(left) for d in range(op.inputs[0].rank))
-
-    return dropped
+def _squeezed(op: Op, ids: Ids, dims: Dims) -> Ids:
+    left = iter(ids)
+    gone = {d % op.inputs[0].rank for d in op.params["dimensions"]}
+    return tuple(dims.fresh(1) if d in gone else next(left) for d in range(op.inputs[0].rank))
 
 
 def _reshaped(op: Op, ids: Ids, dims: Dims) -> Ids | None:
@@ -79,13 +71,10 @@ def _factors(source: tuple[int, ...], target: tuple[int, ...]) -> _Factors | Non
     return found if both[0] == both[1] else None
 
 
-_REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
-
 _RELABELLED: dict[str, Callable[[Op, Ids, Dims], Ids | None]] = {
     "copy": lambda op, ids, dims: ids,
     "transpose": _transposed,
     "broadcast_in_dim": _broadcast,
-    "squeeze": _dropped("dimensions"),
-    **dict.fromkeys(_REDUCTIONS, _dropped("axes")),
+    "squeeze": _squeezed,
     "reshape": _reshaped,
 }
