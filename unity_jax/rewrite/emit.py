@@ -199,9 +199,9 @@ class Emitter:
         ids = (*missing, *x.ids)
         return Named(self.aligned(x, ids), ids) if missing else x
 
-    def lean(self, x: Named) -> Named:
-        """The array without what relabelling left: dimensions of size one that no result has."""
-        used = {i for root in self.match.roots for i in self.dims.all(root.ids)}
+    def lean(self, x: Named, kept: Ids = ()) -> Named:
+        """The array without what relabelling left: dimensions of size one that no result has, nor are to be kept."""
+        used = {*kept, *(i for root in self.match.roots for i in self.dims.all(root.ids))}
         gone = [d for d, i in enumerate(x.ids) if x.array.shape[d] == 1 and i not in used]
         return Named(lax.squeeze(x.array, gone), tuple(i for d, i in enumerate(x.ids) if d not in gone)) if gone else x
 
@@ -236,8 +236,9 @@ class Emitter:
         array = self.arrays.get(value.tensor)
         return self.opened(Named(jnp.asarray(value.tensor.literal) if array is None else array, value.ids))
 
-    def arguments(self, term: Term) -> list[Named]:
-        return [self.lean(self.term(a)) for a in term.args if a.type.ids is None]
+    def arguments(self, term: Term, kept: Ids = ()) -> list[Named]:
+        """The operands that are values, lean but for what the op names."""
+        return [self.lean(self.term(a), kept) for a in term.args if a.type.ids is None]
 
     def matched(self, name: str) -> Op:
         """An op of the source that the target's op of this name copies settings from."""
@@ -259,8 +260,9 @@ def _dot(e: Emitter, term: Term) -> Named:
     settings = {(str(op.params["precision"]), str(op.outputs[0].dtype)) for op in like}
     if len(settings) != 1:
         raise CannotEmit("products of different precision")
-    x, y = e.arguments(term)
-    contracted = tuple(i for name in term.attrs for i in e.ids(name) if e.dims.size[i] > 1 or i in (*x.ids, *y.ids))
+    contracted = tuple(i for name in term.attrs for i in e.ids(name))
+    x, y = e.arguments(term, contracted)
+    contracted = tuple(i for i in contracted if e.dims.size[i] > 1 or i in (*x.ids, *y.ids))
     x, y = (e.with_ids(a, *contracted) for a in (x, y))
     batch = tuple(i for i in x.ids if i in y.ids and i not in contracted)
     contracting, batching = ([[side.ids.index(i) for i in ids] for side in (x, y)] for ids in (contracted, batch))
@@ -281,9 +283,9 @@ def _dot(e: Emitter, term: Term) -> Named:
 def _conv(e: Emitter, term: Term) -> Named:
     like = e.matched("conv")
     source, seen = next((v, s) for v, s in e.match.terms.values() if s.op == "conv")
-    x, w = e.arguments(term)
     features = e.one(term.attrs[0])
     image, window = (e.plain(ids) for ids in seen.attrs[1:])
+    x, w = e.arguments(term, (features, *image, *window))
     places = e.plain(tuple(source.ids[d] for d in like.params["dimension_numbers"].out_spec[2:]))
     (batch,) = (i for i in x.ids if i not in (features, *image))
     (channels,) = (i for i in w.ids if i not in (features, *window))
@@ -319,15 +321,15 @@ def _function(e: Emitter, term: Term) -> Named:
 
 
 def _sum(e: Emitter, term: Term) -> Named:
-    gone = [i for name in term.attrs for i in e.ids(name)]
-    x = e.with_ids(*e.arguments(term), *gone)
+    gone = tuple(i for name in term.attrs for i in e.ids(name))
+    x = e.with_ids(*e.arguments(term, gone), *gone)
     array = lax.reduce_sum(x.array, [x.ids.index(i) for i in gone])
     return Named(array, tuple(i for i in x.ids if i not in gone))
 
 
 def _fold(e: Emitter, term: Term) -> Named:
-    gone = [i for name in term.attrs for i in e.ids(name)]
-    (x,) = e.arguments(term)
+    gone = tuple(i for name in term.attrs for i in e.ids(name))
+    (x,) = e.arguments(term, gone)
     left = [i for i in gone if i in x.ids]  # folding equal values changes nothing
     op = e.matched("fold")
     (array,) = _compat.bind(op.eqn, [x.array], {**op.params, "axes": tuple(x.ids.index(i) for i in left)})
@@ -339,7 +341,8 @@ def _concat(e: Emitter, term: Term) -> Named:
     whole = term.attrs[0]
     assert isinstance(whole, Dim)
     parts = [e.one(p) for p in whole.parts]
-    operands = [e.with_ids(x, *e.dims.all([p])) for x, p in zip(e.arguments(term), parts, strict=True)]
+    arguments = e.arguments(term, e.dims.all(parts))
+    operands = [e.with_ids(x, *e.dims.all([p])) for x, p in zip(arguments, parts, strict=True)]
     joined = {i for p in parts for i in e.dims.all([p])}
     first = operands[0].ids
     at = sum(i not in joined for i in first[: min(first.index(i) for i in e.dims.all(parts[:1]))])

@@ -145,7 +145,7 @@ def emit_pad(e: Emitter, term: Term) -> Named:
     whole, which = term.attrs
     assert isinstance(whole, Dim) and isinstance(which, int)
     part, start, _ = e.part(whole, which)
-    return _padded(e, *e.arguments(term), part, e.one(whole), start)
+    return _padded(e, *e.arguments(term, (part,)), part, e.one(whole), start)
 
 
 def _padded(e: Emitter, x: Named, part: int, whole: int, start: int) -> Named:
@@ -192,7 +192,7 @@ def _gathered(e: Emitter, x: Named, at: int, how: Selection, ids: Ids) -> Named:
 def _rows_of(e: Emitter, term: Term) -> tuple[Named, Ids]:
     """What is put somewhere, and the dimensions of its row numbers: it has them all, also where its rows are equal."""
     ids = e.plain(e.selection(term).ids)
-    return e.with_ids(e.arguments(term)[-1], *ids), ids
+    return e.with_ids(e.arguments(term, ids)[-1], *ids), ids
 
 
 def emit_put(e: Emitter, term: Term) -> Named:

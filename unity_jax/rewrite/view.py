@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from unity_jax.ops.rule import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite import selections
@@ -213,9 +215,10 @@ def _function(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
 
 
 def _quotient(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
-    """Division by a constant keeps zero."""
+    """Division by a constant keeps zero, unless that is zero."""
     x, divisor = _pointwise_values(op, value, dims)
-    if view.source(divisor.tensor).literal is not None and view.source(x.tensor).literal is None:
+    constant = view.source(divisor.tensor).literal
+    if constant is not None and np.all(constant) and view.source(x.tensor).literal is None:
         yield Seen("convert", (x,), (), op)
 
 
