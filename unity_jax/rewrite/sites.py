@@ -21,6 +21,9 @@ from unity_jax.rewrite.find import in_forward_order, matches, matches_pair
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import Outline, View, names_of, outline, seen_as
 
+SELECTING = frozenset("slice pad take put scatter".split())
+"""Ops of the language that choose rows, or put rows somewhere."""
+
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
 
@@ -69,8 +72,9 @@ class Place:
     def key(self) -> tuple[object, ...]:
         """Equal for the same step in another variant of the program, as far as types tell."""
         first = self.found[0]
-        values = (v.tensor for v in first.values.values() if isinstance(v, Value))
-        return self.rule.name, len(self.found), *(str(t) for t in (*(r.tensor for r in first.roots), *values))
+        values = (v if isinstance(v, Value) else v.indices for v in first.values.values())
+        types = (str(v.tensor) for v in (*first.roots, *values) if v is not None)
+        return self.rule.name, len(self.found), *types
 
     @functools.cached_property
     def bytes(self) -> int:
@@ -228,10 +232,10 @@ def still(ops: Iterable[Op], graph: Graph) -> frozenset[Op]:
 
 
 def counterparts(place: Place, view: View, graph: Graph) -> frozenset[Op]:
-    """The pads of a rewritten graph that are from the user's lines of what was rewritten: they put back in the backward
-    pass what is cut out in the forward one."""
+    """The selections of a rewritten graph that are from the user's lines of what was rewritten: rows that are chosen in
+    the forward pass are put back in the backward one."""
     lines = {view.maker[r.tensor].source for m in place.found for r in m.roots}
-    return frozenset(op for op in graph.ops if op.name == "pad" and op.source in lines)
+    return frozenset(op for op in graph.ops if op.source in lines and not SELECTING.isdisjoint(names_of(op)))
 
 
 def _anchors(graph: Graph, view: View, near: Iterable[Op] | None) -> dict[str, list[Tensor]]:
