@@ -212,6 +212,25 @@ def test_sibling_convolutions_of_an_inception_block_are_merged():
     assert found.predicted.step_seconds < 0.95 * unrewritten(found)
 
 
+@pytest.mark.slow
+def test_inception_merges_sibling_convolutions(monkeypatch):
+    """A block of each kind, at the published widths; by the rules of convolutions alone."""
+    blocks = tuple("stem1 stem2 a64 b c192 d e".split())
+    model, machine = models.get("inception", "unity", batch_size=512, blocks=blocks), Machine.preset("v5e:2x4")
+    args = model.abstract_state(), model.abstract_batch()
+    program = trace(model.train_step, args, {}, donate_argnums=0)
+    rules = [r for r in applicable() if "conv" in r.name.split("-")]
+    first = Planner(program, machine)
+    meshes = [min(first.sketch(mesh_candidates(machine.num_devices, machine)), key=lambda c: c.seconds).mesh]
+    found = joint.plan(program, machine, None, NO_PINS, meshes, rules)
+    assert "siblings-slice-conv-concat-1" in {r.rule for r in found.program.rewrites}
+    before, after = (
+        [op for op in p.graph.walk() if op.name == "conv_general_dilated"] for p in (program, found.program)
+    )
+    assert len(after) < len(before) - 5  # forward and backward
+    assert found.seconds < 0.99 * first.plan(meshes).seconds
+
+
 @pytest.mark.slow  # of the search, which does not depend on the version of JAX
 def test_towers_are_stacked_and_split_over_the_tower_dimension():
     found = plan_of(zoo("mlp", "towers", width=1024, classes=1024, batch_size=8192), "h100:2x8")

@@ -52,8 +52,9 @@ def plan(
     if not found:
         return planner.plan(meshes) if sketches else first
     chosen = planner.plan([c.mesh for c in sketches], [v.plan for v in found])
+    likely = dict.fromkeys([first.mesh, chosen.mesh, *(c.mesh for c in sketches if c.seconds <= WORSE * first.seconds)])
     for variant in found:
-        chosen = planner.like(variant.plan.program).plan(meshes if not variant.deep else [first.mesh], [chosen])
+        chosen = planner.like(variant.plan.program).plan(list(likely) if variant.deep else meshes, [chosen])
     return chosen
 
 
