@@ -23,8 +23,8 @@ from models._common import Batch, Metrics, Model, TrainState, resize
 __all__ = ["Batch", "Metrics", "Model", "TrainState", "get", "names", "sizes", "step"]
 
 _NAMES = """
-    a3c bert candle_uno deep_speech dlrm falcon faster_rcnn gpt inception llama lstm_lm mlp moe resnet resnext seq2seq
-    t5 transformer unet vit wgan xdl
+    a3c bert candle_uno deep_speech dlrm falcon faster_rcnn gpt inception llama lora lstm_lm mlp moe resnet resnext
+    seq2seq t5 transformer unet vit wgan xdl
 """.split()
 _FILES = {name: f"models.{name}" for name in _NAMES}
 

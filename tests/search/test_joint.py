@@ -147,7 +147,7 @@ def test_a_classifier_selects_or_pools_positions_before_its_last_projection(loss
 @pytest.mark.slow
 def test_vit_runs_its_last_block_for_the_class_token_alone(monkeypatch):
     """But for keys and values, which that attends to, and their gradients and the queries'."""
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 1)
+    monkeypatch.setattr(variants, "MOST_VARIANTS", 2)
     layers, options = 6, {"scan": False, "remat": False, "dropout": 0.0}  # as on JFT-300M
     found = plan_of(models.get("vit", "base", batch_size=1024, layers=layers, **options), "h100:8")
     products = ops(found, "dot_general")
@@ -223,7 +223,7 @@ def test_inception_merges_sibling_convolutions(monkeypatch):
     first = Planner(program, machine)
     meshes = [min(first.sketch(mesh_candidates(machine.num_devices, machine)), key=lambda c: c.seconds).mesh]
     found = joint.plan(program, machine, None, NO_PINS, meshes, rules)
-    assert "siblings-slice-conv-concat-1" in {r.rule for r in found.program.rewrites}
+    assert "siblings-slice-conv-concat-1" in {s.rule for r in found.program.rewrites for _, s in r.steps}
     before, after = (
         [op for op in p.graph.walk() if op.name == "conv_general_dilated"] for p in (program, found.program)
     )

@@ -11,6 +11,7 @@ from unity_jax.pcg.graph import Tensor
 from unity_jax.rewrite.bind import Match, complete, each, same_function
 from unity_jax.rewrite.dims import Dims, Ids, Seen, Selection, Value
 from unity_jax.rewrite.language import PARALLEL, Dim, Term
+from unity_jax.rewrite.prune import is_own_inverse
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import View, outline, seen_as
 
@@ -41,12 +42,12 @@ def is_applicable(rule: Rule) -> bool:
 
 
 def both_ways(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules of a library as they can be applied: from left to right, and back (`inverse`)."""
+    """The rules of a library as they can be applied: from left to right, and back (`inverse`) where that is another."""
     found = []
     for rule in rules:
         found.append(rule)
         known = {t for r in rule.target for t in r.walk() if not t.op}
-        if set(rule.given) <= known:
+        if set(rule.given) <= known and not (len(rule.source) == 1 and is_own_inverse(rule)):
             found.append(dataclasses.replace(rule, name=inverse(rule.name), source=rule.target, target=rule.source))
     return tuple(r for r in found if is_applicable(r))
 

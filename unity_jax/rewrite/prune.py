@@ -163,6 +163,19 @@ def follows(rule: Rule, known: Known, one_way: bool = False) -> bool:
     return _met(graph, before, rule.target)
 
 
+def is_own_inverse(rule: Rule) -> bool:
+    """Whether a rule of one result, applied to its target, makes its source."""
+    graph = Programs()
+    before, after = graph.add(rule.source[0]), graph.add(rule.target[0])
+    of_target = graph.nodes[graph.class_of(after)]
+    for found in itertools.chain.from_iterable(matches(rule.source, [n], graph) for n in of_target):
+        made = build(rule.target[0], found, graph)
+        value = graph.find(made) if isinstance(made, Node) else made
+        if value is not None and graph.class_of(value) == graph.class_of(before):
+            return True
+    return False
+
+
 def _places(graph: Programs, results: Sequence[int]) -> Iterator[tuple[Sequence[Node], Sequence[int]]]:
     """Nodes of all results together, in any order."""
     if len(results) > 1:

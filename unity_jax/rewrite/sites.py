@@ -54,14 +54,15 @@ class Step:
 class Place:
     """All places of one kind in one graph where a rule applies.
 
-    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: what it saves, as estimated; `bytes`: of
-    all that it makes or takes.
+    **Fields:** `which`: of each, which of the rule's matches it is; `gain`: what it saves, as estimated; `hope`: what
+    it would save if nothing else needed what the rule looks through; `bytes`: of all that it makes or takes.
     """
 
     rule: Rule
     found: tuple[Match, ...]
     which: tuple[int, ...]
     gain: Seconds
+    hope: Seconds
 
     @property
     def root(self) -> Tensor:
@@ -162,31 +163,35 @@ class Finder:
             if not found:
                 return None
             if len(found) == 1 and len(members) > 1:
-                first = self.gain(found)
-                if first is None or first.on(1) * len(members) < least:
+                first = self.gains(found)
+                if first is None or first[1].on(1) * len(members) < least:
                     return None
-        gain = self.gain(found)
-        return None if gain is None else Place(rule, tuple(found), tuple(which), gain)
+        gains = self.gains(found)
+        return None if gains is None else Place(rule, tuple(found), tuple(which), *gains)
 
     def _alike(self, a: Match, b: Match) -> bool:
         return all(self.kinds[r.tensor] == self.kinds[s.tensor] for r, s in zip(a.roots, b.roots, strict=True))
 
-    def gain(self, found: Sequence[Match]) -> Seconds | None:
-        """What the ops take which go, less what those take that come; None where the target does not exist."""
+    def gains(self, found: Sequence[Match]) -> tuple[Seconds, Seconds] | None:
+        """What the ops take which go, less what those take that come: as things are, and as is to be hoped, see
+        `Place`; None where the target does not exist."""
         try:
             made, results = target_ops(found[0], self.view)
         except CannotEmit:
             return None
-        gone = sorted(self._gone(found), key=self.position.__getitem__)
-        roots = [r.tensor for m in found for r in m.roots]
-        come = part(unknown(made, self.view), results.values())
-        return self.seconds(part(gone, roots)).less(self.seconds(come), len(found))
+        roots = {r.tensor: None for m in found for r in m.roots}
+        inner = {v.tensor for m in found for v, _ in m.terms.values()}.difference(roots, self.graph.outputs)
+        come = self.seconds(part(unknown(made, self.view), results.values()))
+        gone = [self._gone(found, {*roots}), self._gone(found, {*roots, *inner})]
+        if len(gone[0]) == len(gone[1]):
+            gone.pop()
+        goes = [self.seconds(part(sorted(g, key=self.position.__getitem__), list(roots))) for g in gone]
+        return goes[0].less(come, len(found)), goes[-1].less(come, len(found))
 
-    def _gone(self, found: Sequence[Match]) -> set[Op]:
-        """The ops that nothing needs once the roots are made in another way."""
+    def _gone(self, found: Sequence[Match], roots: set[Tensor]) -> set[Op]:
+        """The ops that nothing needs once these are made in another way, or not at all."""
         view = self.view
         gone: set[Op] = set()
-        roots = {r.tensor for m in found for r in m.roots}
         needed = {t for m in found for t in m.taken}
         kept = {*self.graph.outputs, *needed}
         kept |= {t for n in needed if (op := view.virtual(n)) is not None for t in op.inputs}

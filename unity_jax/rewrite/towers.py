@@ -258,6 +258,8 @@ class Towers:
         """Nothing on one device: as much is computed, and weights are stacked."""
         return Seconds(0.0)
 
+    hope = gain
+
     @functools.cached_property
     def bytes(self) -> int:
         """Of what products take, or of all ops of towers without any."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from unity_jax.machine.network import slowest
 from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.rewrite.estimate import by_kernels, one_by_one
+from unity_jax.rewrite.estimate import Seconds, by_kernels, one_by_one
 from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
@@ -33,6 +34,9 @@ PLANNED_OPS = 8_000
 """Ops of all variants together that a search plans, those of twins for deep programs."""
 
 MOST_VARIANTS = 32
+
+MADE = 3
+"""How many variants may be made for each that may be planned."""
 
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
@@ -101,6 +105,14 @@ class Moves:
             self._made[move.place] = self._make(whole, move)
         return self._made[move.place]
 
+    def gain(self, whole: Graph, move: Move) -> Seconds | None:
+        """What a move of a graph saves together with what follows from it, if it can be made."""
+        made = self.made(whole, move)
+        if made is None:
+            return None
+        before, after = (self.seconds(graph_at(graph, move.path)) for graph in (whole, made.graph))
+        return before.less(after, 1).times(move.repeat)
+
     def _make(self, whole: Graph, move: Move) -> Made | None:
         if isinstance(move.place, Towers):
             made = stacked(move.finder.graph, move.place.pairs, self.stacking, self.emitted)
@@ -149,11 +161,14 @@ class Search:
         self.bandwidth = min(network, memory)
         self.seen: set[tuple[int, ...]] = set()
         self.tried: set[object] = set()
+        self.saved: dict[object, float] = {}
+        self.left = 0
         self.done: dict[Graph, tuple[Rewrite, ...]] = {}
 
     def run(self, first: Candidate) -> Candidate:
         """The fastest variant that fits, within the budget."""
         left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
+        self.left = MADE * left
         self.seen.add(fingerprint(first.program.graph, self.moves.known))
         chosen, order = first, itertools.count()
         waiting = [(first.seconds, next(order), first)]
@@ -178,21 +193,40 @@ class Search:
         graph = chosen.program.graph
         return dataclasses.replace(chosen, program=chosen.program.rewritten(graph, self.done[graph]))
 
-    def _worth_a_plan(self, variant: Candidate) -> list[Move]:
+    def _worth_a_plan(self, variant: Candidate) -> Iterator[Move]:
         """The moves of a variant that are worth a plan, most promising first; what has been tried elsewhere comes last.
 
         Not worth one is what costs too much work, and what is too small to matter even on the slowest link, and as the
-        start of kernels.
+        start of kernels. A move promises what is to be hoped for; when its turn comes it is made, with what follows
+        from it, and promises what that saves, here and in other variants: if nothing, all others come first.
         """
-        devices = self.planner.machine.num_devices
-        most, least = (WORSE - 1) * variant.seconds * devices, NEGLIGIBLE * variant.seconds
-        found = []
-        for move in self.moves(variant.program.graph):
-            place, gain = move.place, move.repeat * move.place.gain.on(devices)
-            matters = move.repeat * max(place.bytes / self.bandwidth, place.gain.starts) >= least
-            if gain >= -most and matters:
-                found.append(((place.key in self.tried, -gain), move))
-        return [move for _, move in sorted(found, key=lambda f: f[0])]
+        devices, graph = self.planner.machine.num_devices, variant.program.graph
+        cost, least = (WORSE - 1) * variant.seconds * devices, NEGLIGIBLE * variant.seconds
+        waiting: list[tuple[bool, bool, float, int, bool, Move]] = []
+
+        def wait(number: int, move: Move) -> None:
+            known = self.saved.get(_spots(move.place))
+            useless = known is not None and known <= 0
+            if isinstance(move.place, Towers):
+                known = 0.0  # only layouts can tell
+            promise = move.repeat * move.place.hope.on(devices) if known is None else known
+            if promise >= -cost:
+                tried = move.place.key in self.tried
+                heapq.heappush(waiting, (tried, useless, -promise, number, known is not None, move))
+
+        for number, move in enumerate(self.moves(graph)):
+            place = move.place
+            if move.repeat * max(place.bytes / self.bandwidth, place.gain.starts) >= least:
+                wait(number, move)
+        while waiting:
+            *_, number, is_known, move = heapq.heappop(waiting)
+            if is_known:
+                yield move
+            elif self.left > 0:
+                self.left -= 1
+                gain = self.moves.gain(graph, move)
+                self.saved[_spots(move.place)] = -math.inf if gain is None else gain.on(devices)
+                wait(number, move)
 
     def _planned(self, variant: Candidate, move: Move) -> Candidate | None:
         """The variant after a move, planned; None if it cannot be made or is known."""
@@ -208,6 +242,11 @@ class Search:
         did = Rewrite(first.rule, where, len(first.spots), saved, proof, made.steps)
         self.done[made.graph] = *self.done.get(before.graph, before.rewrites), did
         return candidate
+
+
+def _spots(place: Place | Towers) -> object:
+    """Equal for the same step at the same tensors in another variant of the program."""
+    return isinstance(place, Place) and (place.rule.name, *(r.tensor for m in place.found for r in m.roots))
 
 
 def _source(graph: Graph, path: Path, root: Tensor) -> str:
