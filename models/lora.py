@@ -12,7 +12,7 @@ made, or reduced over the devices, is left to the planner.
 |----------|------|------|-------|-------------------------|-------|--------|--------------------|
 | 7b       | 7b   | 8    | 16    | query, value            | 128   | 256    | 4,194,304          |
 | qlora-7b | 7b   | 64   | 16    | all seven of each layer | 16    | 512    | 159,907,840        |
-| tiny     | tiny | 2    | 4     | query, value            | 16    | 16     |                    |
+| tiny     | tiny | 2    | 4     | all seven of each layer | 16    | 16     |                    |
 
 `full` is 7b. Layers are unrolled and not rematerialized. The dropout before A is left out: merged, there is no such
 place.
@@ -68,7 +68,7 @@ SIZES = {
         "7b", 32, 64, 16, ALL, length=512, batch_size=16, learning_rate=2e-4, clip=0.3, warmup=0, steps=10_000
     ),
     "tiny": Config(
-        "tiny", 2, 2, 4, length=16, batch_size=16, learning_rate=2e-2, warmup=0, dropout=0.1, dtype=jnp.float32
+        "tiny", 2, 2, 4, ALL, length=16, batch_size=16, learning_rate=0.04, warmup=0, dropout=0.1, dtype=jnp.float32
     ),
 }
 PUBLISHED = {"full": 4_194_304, "7b": 4_194_304, "qlora-7b": 159_907_840}

@@ -16,6 +16,7 @@ from tests.numerics.harness import QUICK
 from tests.numerics.steps import fresh_state
 
 NAMES = models.names()
+FROZEN = ("lora",)  # what is not trained are weights
 
 CRITIC = [(64, 128), (128, 256), (256, 512), (512, 512)]  # channels of the blocks of WGAN-GP
 GENERATOR = [(512, 512), (512, 256), (256, 128), (128, 64)]
@@ -239,9 +240,10 @@ def test_losses_fall_and_states_are_donated(name):
     placeholders = (1,)  # Adafactor's, which no step reads
     assert all(leaf.is_deleted() or leaf.shape == placeholders for leaf in start)
     assert int(state.step) == 5
-    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: (a != np.asarray(b)).any(), variables, state.variables)))
+    changed = jax.tree.leaves(jax.tree.map(lambda a, b: (a != np.asarray(b)).any(), variables, state.variables))
+    assert not any(changed) if name in FROZEN else all(changed)
     assert all(math.isfinite(loss) for loss in losses)
-    assert losses[-1] < losses[0] * 0.95
+    assert losses[-1] < losses[0] * (0.99 if name in FROZEN else 0.95)  # adapters of a random model learn little
 
 
 def test_abstract_state_of_gpt3_175b():

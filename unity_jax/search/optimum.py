@@ -124,15 +124,15 @@ def _restricted(
     places = np.empty(len(scores), np.int64)
     places[np.argsort(scores, kind="stable")] = np.arange(len(scores))
     place = dict(zip(nodes, np.split(places, np.cumsum([len(ranks[i]) for i in nodes])[:-1]), strict=True))
-    free = set(nodes)
-    scopes = [*small.pairs, *(tuple(n for n in r.nodes if n in free) for r in small.rests)]
+    scopes = [*small.pairs, *(r.nodes for r in small.rests)]
     low, high = 0, len(scores) + 1
     while high - low > 1 + len(scores) // GRAIN:  # the most that fits by the sizes alone
         count = (low + high) // 2
         sizes = [1] * len(small.domains)
         for i in nodes:
             sizes[i] = int((always[i] | (place[i] < count)).sum())
-        low, high = (low, count) if order(sizes, scopes, limit, MODEST_WORK) is None else (count, high)
+        left = dict.fromkeys(tuple([n for n in scope if sizes[n] > 1]) for scope in scopes)
+        low, high = (low, count) if order(sizes, list(left), limit, MODEST_WORK) is None else (count, high)
     while True:
         trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n)))
         net, plan = planned(trial, table_limit)
