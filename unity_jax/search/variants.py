@@ -198,21 +198,22 @@ class Search:
 
         Not worth one is what costs too much work, and what is too small to matter even on the slowest link, and as the
         start of kernels. A move promises what is to be hoped for; when its turn comes it is made, with what follows
-        from it, and promises what that saves, here and in other variants: if nothing, all others come first.
+        from it, and promises what that saves, here and in other variants. First come those that save time, then those
+        that cost some, then those that only move things about.
         """
         devices, graph = self.planner.machine.num_devices, variant.program.graph
         cost, least = (WORSE - 1) * variant.seconds * devices, NEGLIGIBLE * variant.seconds
-        waiting: list[tuple[bool, bool, float, int, bool, Move]] = []
+        waiting: list[tuple[bool, int, float, int, bool, Move]] = []
 
         def wait(number: int, move: Move) -> None:
             known = self.saved.get(_spots(move.place))
-            useless = known is not None and known <= 0
+            late = 0 if known is None or known > 0 else 1 if known < 0 else 2
             if isinstance(move.place, Towers):
                 known = 0.0  # only layouts can tell
             promise = move.repeat * move.place.hope.on(devices) if known is None else known
             if promise >= -cost:
                 tried = move.place.key in self.tried
-                heapq.heappush(waiting, (tried, useless, -promise, number, known is not None, move))
+                heapq.heappush(waiting, (tried, late, -promise, number, known is not None, move))
 
         for number, move in enumerate(self.moves(graph)):
             place = move.place
@@ -223,9 +224,10 @@ class Search:
             if is_known:
                 yield move
             elif self.left > 0:
-                self.left -= 1
                 gain = self.moves.gain(graph, move)
-                self.saved[_spots(move.place)] = -math.inf if gain is None else gain.on(devices)
+                self.left -= gain is not None
+                saved = -math.inf if gain is None else gain.on(devices)
+                self.saved[_spots(move.place)] = saved if abs(saved) > NEGLIGIBLE**2 * variant.seconds else 0.0
                 wait(number, move)
 
     def _planned(self, variant: Candidate, move: Move) -> Candidate | None:
