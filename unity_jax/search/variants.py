@@ -162,13 +162,13 @@ class Search:
         self.seen: set[tuple[int, ...]] = set()
         self.tried: set[object] = set()
         self.saved: dict[object, float] = {}
-        self.left = 0
+        self.makes = 0
         self.done: dict[Graph, tuple[Rewrite, ...]] = {}
 
     def run(self, first: Candidate) -> Candidate:
         """The fastest variant that fits, within the budget."""
         left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
-        self.left = MADE * left
+        self.makes = MADE * left
         self.seen.add(fingerprint(first.program.graph, self.moves.known))
         chosen, order = first, itertools.count()
         waiting = [(first.seconds, next(order), first)]
@@ -179,14 +179,16 @@ class Search:
             for move in self._worth_a_plan(variant):
                 if variant is not chosen and move.place.key in self.tried:
                     continue  # of slower variants only what is new is rewritten further
-                made = self._planned(variant, move) if left > 0 else None
+                made = self._planned(variant, move)
                 if made is None:
                     continue
                 left -= 1
                 self.tried.add(move.place.key)
                 heapq.heappush(waiting, (made.seconds, next(order), made))
-                if is_better(made, chosen, self.planner.limit):
+                better = is_better(made, chosen, self.planner.limit)
+                if better:
                     chosen = made
+                if better or not left:
                     break  # what else there is, is found again in the better variant
         if chosen is first:
             return first
@@ -223,9 +225,9 @@ class Search:
             *_, number, is_known, move = heapq.heappop(waiting)
             if is_known:
                 yield move
-            elif self.left > 0:
+            elif self.makes > 0:
                 gain = self.moves.gain(graph, move)
-                self.left -= gain is not None
+                self.makes -= gain is not None
                 saved = -math.inf if gain is None else gain.on(devices)
                 self.saved[_spots(move.place)] = saved if abs(saved) > NEGLIGIBLE**2 * variant.seconds else 0.0
                 wait(number, move)
