@@ -38,7 +38,7 @@ from unity_jax.search.candidate import Candidate
 RESULTS = Path(__file__).parent / "results" / "zoo.csv"
 MACHINES = ("h100:8", "v5e:8x8")
 SETTINGS = ("model", "size", "machine", "batch per device")
-PER_DEVICE = {"mlp": 256, "dlrm": 1024, "xdl": 1024, "candle_uno": 256, "lora": 16} | dict.fromkeys(
+PER_DEVICE = {"mlp": 256, "dlrm": 1024, "xdl": 1024, "candle_uno": 256} | dict.fromkeys(
     ("inception", "resnet", "resnext", "vit", "lstm_lm"), 64
 )
 """Examples per device: as `experiments/unity_table.py` has them, and 64 images or short texts."""
