@@ -216,8 +216,8 @@ def inception(params, batch):
 
 @pytest.mark.slow  # of the search, which does not depend on the version of JAX
 def test_sibling_convolutions_of_an_inception_block_are_merged(monkeypatch):
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 8)
     """They read far more than they make, as in the late blocks."""
+    monkeypatch.setattr(variants, "MOST_VARIANTS", 8)  # it comes early
     params = {k: Shape((1, 1, 768, 32), BF16) for k in ("one", "before three", "before five")}
     params |= {"in": Shape((3, 3, 3, 768), BF16)} | {k: Shape((3, 3, 32, 96), BF16) for k in ("three", "five")}
     batch = {"x": Shape((256, 35, 35, 3), BF16)}

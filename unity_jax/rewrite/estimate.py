@@ -21,9 +21,6 @@ class Seconds(NamedTuple):
     work: float
     starts: float = 0.0
 
-    def times(self, count: int) -> Seconds:
-        return Seconds(count * self.work, count * self.starts)
-
     def less(self, other: Seconds, times: int) -> Seconds:
         return Seconds(self.work - times * other.work, self.starts - times * other.starts)
 

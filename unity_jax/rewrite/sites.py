@@ -78,6 +78,11 @@ class Place:
         return self.rule.name, len(self.found), *types
 
     @functools.cached_property
+    def spots(self) -> tuple[object, ...]:
+        """Equal for the same step at the same tensors in another variant of the program."""
+        return self.rule.name, *(r.tensor for m in self.found for r in m.roots)
+
+    @functools.cached_property
     def bytes(self) -> int:
         every = {v.tensor for m in self.found for v in (*m.values.values(), *m.roots) if isinstance(v, Value)}
         return sum(t.nbytes for t in every if t.literal is None)

@@ -9,6 +9,7 @@ one device and for all share it (`Moves`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
 import itertools
 import math
@@ -81,6 +82,7 @@ class Moves:
         self.rules, self.stacking, self.lost = rules, stacking, lost
         self.by_name = {r.name: r for r in (*rules, *stacking)}
         self.seconds = by_kernels(device, lambda op: planner.rules.shard(op, WHOLE, ()))
+        self.in_all = functools.cache(self.seconds)  # of whole graphs, which every move of a variant is compared with
         self.apart = one_by_one(device, lambda op: planner.rules(op).flops)
         self.known: dict[object, int] = {}
         self.emitted: dict[object, Graph | str] = {}
@@ -106,12 +108,12 @@ class Moves:
         return self._made[move.place]
 
     def gain(self, whole: Graph, move: Move) -> Seconds | None:
-        """What a move of a graph saves together with what follows from it, if it can be made."""
+        """What a move of a graph saves together with what follows from it, each time it runs, if it can be made."""
         made = self.made(whole, move)
         if made is None:
             return None
-        before, after = (self.seconds(graph_at(graph, move.path)) for graph in (whole, made.graph))
-        return before.less(after, 1).times(move.repeat)
+        before, after = (self.in_all(graph_at(graph, move.path)) for graph in (whole, made.graph))
+        return before.less(after, 1)
 
     def _make(self, whole: Graph, move: Move) -> Made | None:
         if isinstance(move.place, Towers):
@@ -208,14 +210,13 @@ class Search:
         waiting: list[tuple[bool, int, float, int, bool, Move]] = []
 
         def wait(number: int, move: Move) -> None:
-            known = self.saved.get(_spots(move.place))
-            late = 0 if known is None or known > 0 else 1 if known < 0 else 2
-            if isinstance(move.place, Towers):
-                known = 0.0  # only layouts can tell
-            promise = move.repeat * move.place.hope.on(devices) if known is None else known
+            place, towers = move.place, isinstance(move.place, Towers)  # what these save, only layouts can tell
+            saved = None if towers else self.saved.get(place.spots)
+            late = 0 if saved is None or saved > 0 else 1 if saved < 0 else 2
+            promise = move.repeat * place.hope.on(devices) if saved is None else saved
             if promise >= -cost:
-                tried = move.place.key in self.tried
-                heapq.heappush(waiting, (tried, late, -promise, number, known is not None, move))
+                is_known = towers or saved is not None
+                heapq.heappush(waiting, (place.key in self.tried, late, -promise, number, is_known, move))
 
         for number, move in enumerate(self.moves(graph)):
             place = move.place
@@ -228,8 +229,8 @@ class Search:
             elif self.makes > 0:
                 gain = self.moves.gain(graph, move)
                 self.makes -= gain is not None
-                saved = -math.inf if gain is None else gain.on(devices)
-                self.saved[_spots(move.place)] = saved if abs(saved) > NEGLIGIBLE**2 * variant.seconds else 0.0
+                saved = -math.inf if gain is None else move.repeat * gain.on(devices)
+                self.saved[move.place.spots] = saved if abs(saved) > NEGLIGIBLE**2 * variant.seconds else 0.0
                 wait(number, move)
 
     def _planned(self, variant: Candidate, move: Move) -> Candidate | None:
@@ -246,11 +247,6 @@ class Search:
         did = Rewrite(first.rule, where, len(first.spots), saved, proof, made.steps)
         self.done[made.graph] = *self.done.get(before.graph, before.rewrites), did
         return candidate
-
-
-def _spots(place: Place | Towers) -> object:
-    """Equal for the same step at the same tensors in another variant of the program."""
-    return isinstance(place, Place) and (place.rule.name, *(r.tensor for m in place.found for r in m.roots))
 
 
 def _source(graph: Graph, path: Path, root: Tensor) -> str:
