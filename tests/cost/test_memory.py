@@ -142,7 +142,7 @@ def test_what_is_gathered_from_a_value_does_not_hold_it():
     decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), {x: Layout.replicated(2), rows: Layout((("x",),))})
     decisions.outputs = (Layout.replicated(0), Layout.replicated(0))
     planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
-    found = memory(planned, Traffic.of(planned, "gpu"), mesh, machine.device, ())
+    found = memory(planned, Traffic.of(planned, "gpu"), mesh, machine, ())
     assert found.peak_bytes == pytest.approx((1 + 2) * N, rel=0.1)  # x and two values
 
 
@@ -173,7 +173,7 @@ def test_never_less_than_arguments_and_results():
     for seed in range(20):
         decisions = sample(program.graph, program.ties, axes, rules, random.Random(seed))
         planned = assemble(program.graph, decisions, Resharder(machine, axes), rules)
-        found = memory(planned, Traffic.of(planned, "gpu"), axes, machine.device, ())
+        found = memory(planned, Traffic.of(planned, "gpu"), axes, machine, ())
         held = sum(t.itemsize * _local(t, axes) for t in planned.inputs)
         assert found.peak_bytes >= held
 

@@ -71,4 +71,4 @@ def test_peak_memory_is_the_largest_sum_alive() -> None:
         whole = Layout.replicated(1)
         decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), {program.graph.inputs[0]: whole}, (whole,))
         graph = assemble(program.graph, decisions, Resharder(MACHINE, MESH), RuleCache())
-        assert memory(graph, Traffic.of(graph, "gpu"), MESH, MACHINE.device, program.donated).peak_bytes == peak
+        assert memory(graph, Traffic.of(graph, "gpu"), MESH, MACHINE, program.donated).peak_bytes == peak

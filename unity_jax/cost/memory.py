@@ -17,7 +17,7 @@ between is a buffer from the step that makes it to the last that reads it, in th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,19 +25,22 @@ import numpy as np
 from unity_jax import _compat
 from unity_jax.cost.combining import THRESHOLDS, Combiner
 from unity_jax.cost.heap import Heap
-from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors
+from unity_jax.cost.kernels import REDUCTIONS, Kernel, Traffic, base_tensors
 from unity_jax.cost.lives import Lives
 from unity_jax.cost.packing import packed_bytes
+from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.products import split
-from unity_jax.cost.schedule import ELEMENTWISE, OTHER, Schedule, Step
+from unity_jax.cost.program import kernel_seconds, op_collectives
+from unity_jax.cost.schedule import Schedule, Step
 from unity_jax.cost.storage import Storage
-from unity_jax.machine.device import Device
-from unity_jax.ops.indexing import is_scatter
+from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
+
+_LOOPS = frozenset(["scan", "while"])
 
 _BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange", "shift"), "tpu": ("combine", "shift"), "cpu": ()}
 """The moves whose collectives run beside kernels. XLA:TPU starts and awaits others apart only inside kernels."""
@@ -54,12 +57,12 @@ class Memory:
     alive: tuple[tuple[Tensor, int], ...]
 
 
-def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, device: Device, donated: Sequence[int]) -> Memory:
+def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, donated: Sequence[int]) -> Memory:
     """Peak memory of a planned graph on one device.
 
     **Arguments:** `traffic`: of this graph; `donated`: indices of inputs whose memory results may take.
     """
-    storage = Storage(graph, mesh, device)
+    storage = Storage(graph, mesh, machine.device)
     base = base_tensors(graph)
     kept = {t: storage.outside(t) for t in graph.inputs}
     free = Counter((t.shape, str(t.dtype), t.layout) for t in (graph.inputs[i] for i in donated))
@@ -71,7 +74,7 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, device: Device, donat
             replacing.add(t)
         elif t not in kept and t.literal is None:
             kept[t] = storage.outside(t)
-    peak, alive = _Buffers(graph, traffic, storage, replacing).peak()
+    peak, alive = _Buffers(graph, traffic, storage, machine, replacing).peak()
     ranked = sorted([*kept.items(), *alive], key=lambda item: -item[1])
     return Memory(round(sum(kept.values()) + peak), tuple((t, round(n)) for t, n in ranked[:50]))
 
@@ -79,8 +82,15 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, device: Device, donat
 class _Buffers:
     """The steps of a graph and the buffers between them."""
 
-    def __init__(self, graph: Graph, traffic: Traffic, storage: Storage, replacing: Set[Tensor] = frozenset()) -> None:
-        self.graph, self.traffic, self.storage = graph, traffic, storage
+    def __init__(
+        self,
+        graph: Graph,
+        traffic: Traffic,
+        storage: Storage,
+        machine: Machine,
+        replacing: Set[Tensor] = frozenset(),
+    ) -> None:
+        self.graph, self.traffic, self.storage, self.machine = graph, traffic, storage, machine
         self.compiler = storage.device.compiler
         self.steps: list[Step] = []
         self.tensors: list[Tensor] = []  # by buffer
@@ -97,8 +107,9 @@ class _Buffers:
         self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
         self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
         self.lasting: set[int] = set()  # buffers that exist until the end
-        base = base_tensors(graph)
-        self.inputs, self.outputs = {*graph.inputs}, {base.get(t, t) for t in graph.outputs}
+        self.slots: dict[Tensor, tuple[int, int]] = {}  # of an iteration's results: the stack, and what fills it
+        self.base = base_tensors(graph)
+        self.inputs, self.outputs = {*graph.inputs}, {self.base.get(t, t) for t in graph.outputs}
         for kernel in traffic.kernels[graph]:
             self._kernel(kernel)
 
@@ -116,16 +127,55 @@ class _Buffers:
         if root.name == "scan":
             stacks = set(root.outputs[_compat.scan_arity(root.params)[1] :]).intersection(makes)
             makes = [t for t in makes if t not in stacks]
-            for t in sorted(stacks, key=kernel.writes.index):
-                after.add(self._filled(t))
-                reads.append(self.of[t])
+            filled = {t: self._filled(t) for t in sorted(stacks, key=kernel.writes.index)}
+            after.update(filled.values())
+            reads += [self.of[t] for t in filled]
+            if self.compiler == "gpu" and (late := pipelined(root, self.traffic.kernels[root.bodies[0]])):
+                self._peeled(kernel, makes, late, filled)
+                return
         elif self.compiler == "gpu" and root.name == "broadcast_in_dim" and not kernel.reads and len(makes) == 1:
             self.maker[makes[0]] = self._filled(makes[0])
             return
         self._step(kernel, tuple(after), tuple(reads), makes)
 
+    def _peeled(
+        self, kernel: Kernel, makes: Sequence[Tensor], late: Sequence[Kernel], filled: Mapping[Tensor, int]
+    ) -> None:
+        """The first iteration of a scan, the loop of the others, and the reductions of the last (`pipelining`)."""
+        root, (body,) = kernel.root, kernel.root.bodies
+        consts, carried = _compat.scan_arity(root.params)
+        base, known = base_tensors(body), (self.of, self.maker, self.needs)
+        for inner, outer in zip(body.inputs, root.inputs, strict=True):
+            for table in known:
+                if (t := self.base.get(outer, outer)) in table:
+                    table[inner] = table[t]
+        stacks = dict(zip((base.get(t, t) for t in body.outputs[carried:]), root.outputs[carried:], strict=True))
+        for inner, outer in stacks.items():
+            if outer in filled:
+                self.slots[inner] = self.of[outer], filled[outer]
+        made = {t for k in late for t in k.writes}
+        for k in self.traffic.kernels[body]:
+            if not any(k is other for other in late):
+                self._kernel(k)
+        pending = [t for k in late for t in k.reads if t not in made]
+        carry = [base.get(t, t) for t in body.outputs[:carried]]
+        others = [self.base.get(t, t) for t in (*root.inputs[:consts], *root.inputs[consts + carried :])]
+        loop = replace(kernel, reads=list(dict.fromkeys((*others, *carry, *pending, *self.slots))))
+        after = tuple({self.maker[t] for t in loop.reads if t in self.maker})
+        held = [self.of[t] for t in loop.reads if t in self.of] + [slot for slot, _ in self.slots.values()]
+        self._step(loop, after, tuple(dict.fromkeys(held)), makes)
+        self.maker.update((t, self.maker[root.outputs[0]]) for t in pending)
+        for k in late:
+            self._kernel(k)
+        self.maker.update((stacks[t], self.maker[t]) for t in made if t in stacks)
+        self.slots.clear()
+
     def _step(self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: Sequence[Tensor]) -> None:
         root = kernel.root
+        slots = [self.slots[t] for t in makes if t in self.slots]
+        if slots:
+            makes = [t for t in makes if t not in self.slots]
+            reads, after = (*reads, *(b for b, _ in slots)), (*after, *(filled for _, filled in slots))
         move = root.params["move"].kind if "move" in root.params and len(kernel.ops) == 1 else None
         if move in _BESIDE[self.compiler] or move in _COMBINED[self.compiler]:
             if self.compiler == "tpu" and move == "combine":
@@ -146,8 +196,12 @@ class _Buffers:
         workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
         if self.compiler == "gpu" and root.name == "dot_general" and root.shard is not None:
             workspace = sum(split(root.shard))
-        at = self._add(Step(after, reads, buffers, _cost(root, self.compiler), None, round(workspace), not own))
-        self.bodies[at] = tuple(_Buffers(b, self.traffic, self.storage).lives() for b in root.bodies)
+        passes = sum(self.storage(t) for t in (*kernel.reads, *root.outputs)) if root.name in _LOOPS else 0.0
+        cost = _microseconds(kernel, self.machine)
+        at = self._add(Step(after, reads, buffers, cost, None, 0.0, round(workspace), not own, passes))
+        self.bodies[at] = tuple(
+            _Buffers(b, self.traffic, self.storage, self.machine).lives() for b in root.bodies
+        )
         self.maker.update((t, at) for t in kernel.writes)
         if root.name in REDUCTIONS:
             self.reduced.update((t, frozenset((*kernel.reads, *makes))) for t in root.outputs)
@@ -173,13 +227,20 @@ class _Buffers:
             self._extend(start, after, reads, makes, over)
             if done != start:
                 self._extend(done, (), (*reads, *makes), (), False)
+                latency = self.steps[done].latency + self._latency(kernel.root)
+                self.steps[done] = replace(self.steps[done], latency=latency)
         else:
             start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce"))
             if move.kind in _BESIDE[self.compiler]:
-                done = self._add(Step((start,), (*reads, *makes), (), start=start))
+                latency = self._latency(kernel.root)
+                done = self._add(Step((start,), (*reads, *makes), (), start=start, latency=latency))
         if group is not None:
             self.flights[group] = start, done
         self.maker.update((t, done) for t in kernel.writes)
+
+    def _latency(self, op: Op) -> float:
+        """Microseconds of a collective alone."""
+        return 1e6 * sum(c.seconds for c in op_collectives(op, self.storage.mesh, self.machine))
 
     def _extend(
         self, i: int, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...], over: bool
@@ -223,10 +284,10 @@ class _Buffers:
         key = (self.storage.local(t), str(t.dtype)) if self.compiler == "gpu" else (t, "filled")
         made = (self._buffer(t),)
         if key not in self.shared:
-            self.shared[key] = self._add(Step((), (), made, ELEMENTWISE))
+            self.shared[key] = self._add(Step((), (), made))
         else:
             at = self.shared[key]
-            self.steps[at] = Step((), (), (*self.steps[at].makes, *made), ELEMENTWISE)
+            self.steps[at] = Step((), (), (*self.steps[at].makes, *made))
         return self.shared[key]
 
     def _buffer(self, t: Tensor) -> int:
@@ -280,9 +341,8 @@ class _Buffers:
                 size[b] = 0
 
 
-def _cost(root: Op, compiler: str) -> float:
-    """What the schedulers think a kernel takes. XLA:GPU counts loops and calls of libraries, as convolutions are, and
-    takes all others for nothing; XLA:TPU estimates each, which are all alike here."""
-    if compiler == "tpu" or root.name == "conv_general_dilated":
-        return ELEMENTWISE
-    return OTHER if root.bodies or root.name in PRODUCTS or root.name in REDUCTIONS or is_scatter(root) else ELEMENTWISE
+def _microseconds(kernel: Kernel, machine: Machine) -> float:
+    """What the schedulers think a kernel takes. XLA:GPU knows nothing of loops and of the convolutions of a library."""
+    if kernel.root.bodies or (kernel.root.name == "conv_general_dilated" and machine.device.compiler == "gpu"):
+        return 0.01
+    return max(float(f"{1e6 * kernel_seconds(kernel, machine.device):.1e}"), 0.01)

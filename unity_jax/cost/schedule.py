@@ -10,9 +10,12 @@ steps is a buffer.
 
 XLA orders them twice. `listed` frees as many bytes as it can at each step
 (https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc). `hidden` then puts
-other steps between the start and the done of each collective, whatever memory that takes
+other steps between the start and the done of each collective, until they take as long as it, whatever memory that takes
 (https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc). So gradients that nothing waits for
 are computed late, beside the collectives of others, and what they are made of lives until then.
+
+Times are in microseconds, as XLA:GPU estimates them for Hopper (`SolLatencyEstimator` in
+https://github.com/openxla/xla/blob/main/xla/service/gpu/model/sol_latency_estimator.cc).
 """
 
 from __future__ import annotations
@@ -21,28 +24,28 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-LATENCY = 5000.0
-"""The units of time that XLA wants between the start and the done of a collective, and of the two kinds of kernels
-below (`ApproximateLatencyEstimator`, with XLA:GPU's settings)."""
-ELEMENTWISE, OTHER = 1000.0, 1.0
+BETWEEN = 1.0
+"""Microseconds from one step to another that reads it, and of the start and of the done of a collective."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """A kernel, or the start or the done of a collective, all by their numbers.
 
-    **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost` in units of time; `start`:
-    of a done, its start; `workspace`: bytes that it needs while it runs; `writes_over`: whether a result may take the
-    place of what it reads.
+    **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost`: the microseconds it takes;
+    `start` and `latency`: of a done, its start, and the microseconds that the collective takes; `workspace`: bytes that it needs while it runs; `writes_over`: whether a result may take the
+    place of what it reads; `passes`: bytes that go through a loop, which XLA's list scheduler takes for made by it.
     """
 
     after: tuple[int, ...]
     reads: tuple[int, ...]
     makes: tuple[int, ...]
-    cost: float = OTHER
+    cost: float = BETWEEN
     start: int | None = None
+    latency: float = 0.0
     workspace: int = 0
     writes_over: bool = False
+    passes: float = 0.0
 
 
 @dataclass(eq=False)
@@ -74,7 +77,7 @@ class Schedule:
         steps, size = self.steps, self.size
         left = [len(r) for r in self.readers]
         waits = [len(step.after) for step in steps]
-        made = [sum(size[b] for b in step.makes) for step in steps]
+        made = [step.passes + sum(size[b] for b in step.makes) for step in steps]
         done = [False] * len(steps)
 
         def key(i: int) -> tuple[float, int, int]:
@@ -123,7 +126,7 @@ class _Backward:
         for p, i in enumerate(order):
             self.position[i] = p
             before = max((self.depth[j] for j in steps[i].after), default=0.0)
-            self.depth[i] = before + (LATENCY if steps[i].start is not None else 0.0)
+            self.depth[i] = before + steps[i].latency
         self.unlocks = [any(steps[j].start is not None for j in step.after) for step in steps]
         self.is_start = [False] * len(steps)
         for step in steps:
@@ -135,7 +138,7 @@ class _Backward:
         self.flying = False  # a done has been placed, and not yet its start
         self.start: int | None = None  # of that one, once it can be placed
         self.dones: list[tuple[float, bool, int, int]] = []
-        self.others: dict[float, list[tuple[float, bool, int, int]]] = {}  # by cost
+        self.others: dict[float, dict[float, list[tuple[bool, int, int]]]] = {}  # by depth and cost
 
     def run(self) -> list[int]:
         for i in sorted(range(len(self.steps)), key=self.position.__getitem__):
@@ -149,30 +152,41 @@ class _Backward:
         if self.is_start[i]:
             self.start = i
             return
-        queue = self.dones if self.steps[i].start is not None else self.others.setdefault(self.steps[i].cost, [])
+        key = self._key(i)
+        if self.steps[i].start is not None:
+            heapq.heappush(self.dones, (-self.depth[i], *key))
+        else:
+            alike = self.others.setdefault(self.depth[i], {})
+            heapq.heappush(alike.setdefault(self.steps[i].cost, []), key)
+
+    def _key(self, i: int) -> tuple[bool, int, int]:
         opens = sum(self.left[j] == 1 for j in self.steps[i].after)
-        heapq.heappush(queue, (-self.depth[i], not self.unlocks[i], -opens, -self.position[i]))
+        return not self.unlocks[i], -opens, -self.position[i]
 
     def _pick(self) -> int:
         """XLA's rules in its order: a done if none is in flight; nothing before its time; a start that another done
         waits for, but one that follows no collective as late as it gets; then what follows the most collectives, what
         fills best the time that is left, what opens the way to a done or to the most steps; last, the given order."""
         if self.dones and not self.flying:
-            return self._pop(self.dones)
-        queues = [(cost, queue) for cost, queue in self.others.items() if queue]
-        if not queues:
+            return self.by_position[-heapq.heappop(self.dones)[-1]]
+        if not self.others:
             assert self.start is not None
             return self.start
+        deepest = max(self.others)
+        alike = self.others[deepest]
         wait = self.ready_at[self.start] - self.now if self.start is not None else 0.0
-        best = min(queues, key=lambda q: (q[1][0][0], abs(wait - q[0]) if wait > 0 else 0.0, q[1][0][1:]))[1]
+        cost = min(alike, key=lambda c: (abs(wait - c) if wait > 0 else 0.0, alike[c][0]))
         if self.start is not None and wait <= 0:
-            mine = (-self.depth[self.start], not self.unlocks[self.start], 0, -self.position[self.start])
-            if self.dones or (self.depth[self.start] > 0 and mine < best[0]):
+            depth = self.depth[self.start]
+            mine = -depth, not self.unlocks[self.start], 0, -self.position[self.start]
+            if self.dones or (depth > 0 and mine < (-deepest, *alike[cost][0])):
                 return self.start
-        return self._pop(best)
-
-    def _pop(self, queue: list[tuple[float, bool, int, int]]) -> int:
-        return self.by_position[-heapq.heappop(queue)[3]]
+        found = self.by_position[-heapq.heappop(alike[cost])[-1]]
+        if not alike[cost]:
+            del alike[cost]
+            if not alike:
+                del self.others[deepest]
+        return found
 
     def _place(self, i: int) -> int:
         step = self.steps[i]
@@ -191,4 +205,4 @@ class _Backward:
         return i
 
     def _latency(self, i: int, reader: int) -> float:
-        return LATENCY if self.steps[reader].start == i else OTHER
+        return self.steps[reader].latency if self.steps[reader].start == i else BETWEEN

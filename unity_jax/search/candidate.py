@@ -39,7 +39,7 @@ class Candidate:
 
     @functools.cached_property
     def memory(self) -> Memory:
-        return memory(self.graph, self.traffic, self.mesh, self.machine.device, self.program.donated)
+        return memory(self.graph, self.traffic, self.mesh, self.machine, self.program.donated)
 
     @functools.cached_property
     def timeline(self) -> Timeline:
