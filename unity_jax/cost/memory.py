@@ -112,6 +112,8 @@ class _Buffers:
         self.inputs, self.outputs = {*graph.inputs}, {self.base.get(t, t) for t in graph.outputs}
         for kernel in traffic.kernels[graph]:
             self._kernel(kernel)
+        if self.compiler == "gpu":
+            self._concatenate()
 
     # Steps
 
@@ -172,10 +174,7 @@ class _Buffers:
 
     def _step(self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: Sequence[Tensor]) -> None:
         root = kernel.root
-        slots = [self.slots[t] for t in makes if t in self.slots]
-        if slots:
-            makes = [t for t in makes if t not in self.slots]
-            reads, after = (*reads, *(b for b, _ in slots)), (*after, *(filled for _, filled in slots))
+        slots = {t: self.slots[t] for t in makes if t in self.slots}
         move = root.params["move"].kind if "move" in root.params and len(kernel.ops) == 1 else None
         if move in _BESIDE[self.compiler] or move in _COMBINED[self.compiler]:
             if self.compiler == "tpu" and move == "combine":
@@ -187,7 +186,11 @@ class _Buffers:
             self._collective(kernel, after, reads, parts)
             if gathered:
                 self.maker.update((t, self._add(Step((self.maker[t],), parts, buffers))) for t in makes)
+            for t, (slot, filled) in slots.items():
+                self.maker[t] = self._add(Step((self.maker[t], filled), (self.of[t], slot), ()))
             return
+        makes = [t for t in makes if t not in slots]
+        reads, after = (*reads, *(b for b, _ in slots.values())), (*after, *(filled for _, filled in slots.values()))
         self._needs(kernel)
         turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
         buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
@@ -220,23 +223,44 @@ class _Buffers:
             key = (move.kind, move.axes, move.dim, move.kind != "combine" and str(result.dtype))
             group = self.combiner.join(key, self.storage(result), needs)
             self.needs.update((t, needs | 1 << group) for t in kernel.writes)
+        # An all-reduce takes the place of its operand; what gathers or scatters needs its operand to the end.
+        held = makes if move.kind == "reduce" else (*reads, *makes)
         if group in self.flights:
             start, done = self.flights[group]
             # XLA:TPU gives the results of several memory of their own.
             over = self.steps[start].writes_over and self.compiler == "gpu"
             self._extend(start, after, reads, makes, over)
             if done != start:
-                self._extend(done, (), (*reads, *makes), (), False)
+                self._extend(done, (), held, (), False)
                 latency = self.steps[done].latency + self._latency(kernel.root)
                 self.steps[done] = replace(self.steps[done], latency=latency)
         else:
             start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce"))
             if move.kind in _BESIDE[self.compiler]:
                 latency = self._latency(kernel.root)
-                done = self._add(Step((start,), (*reads, *makes), (), start=start, latency=latency))
+                done = self._add(Step((start,), held, (), start=start, latency=latency))
         if group is not None:
             self.flights[group] = start, done
         self.maker.update((t, done) for t in kernel.writes)
+
+    def _concatenate(self) -> None:
+        """Copies of what XLA:GPU reduces in one all-reduce: its operands to one array, and its results out of it."""
+        parts: dict[int, tuple[int, int]] = {}  # of a result, the done and the copy
+        for start, done in set(self.flights.values()):
+            step = self.steps[start]
+            if not step.writes_over or len(step.makes) == 1:
+                continue
+            whole = [self._new(self.tensors[step.makes[0]], sum(self.size[b] for b in step.makes)) for _ in range(2)]
+            copied = self._add(Step(step.after, step.reads, (whole[0],)))
+            self.steps[start] = replace(step, after=(copied,), reads=(whole[0],), makes=(whole[1],))
+            self.steps[done] = replace(self.steps[done], reads=(whole[1],))
+            parts.update((b, (done, self._add(Step((done,), (whole[1],), (b,))))) for b in step.makes)
+        of = {b: at for b, (_, at) in parts.items()}
+        dones = {done for done, _ in parts.values()}
+        for i, step in enumerate(self.steps):
+            if dones.intersection(step.after) and i not in of.values():
+                own = {of[b] for b in step.reads if b in of}
+                self.steps[i] = replace(step, after=tuple({*step.after} | own))
 
     def _latency(self, op: Op) -> float:
         """Microseconds of a collective alone."""
