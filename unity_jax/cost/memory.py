@@ -16,6 +16,7 @@ between is a buffer from the step that makes it to the last that reads it, in th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from unity_jax.cost.packing import packed_bytes
 from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.products import split
 from unity_jax.cost.program import kernel_seconds, op_collectives
-from unity_jax.cost.schedule import Schedule, Step
+from unity_jax.cost.schedule import BETWEEN, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -201,11 +202,18 @@ class _Buffers:
             workspace = sum(split(root.shard))
         passes = sum(self.storage(t) for t in (*kernel.reads, *root.outputs)) if root.name in _LOOPS else 0.0
         cost = _microseconds(kernel, self.machine)
+        parts = self._parts(root)
+        if parts:
+            ends = tuple(b for t, b in zip(makes, buffers, strict=True) if t in root.outputs)
+            part = self._new(root.outputs[0], parts)
+            first = self._add(Step(after, reads, (part, *(b for b in buffers if b not in ends)), cost, writes_over=not own))
+            self.maker.update((t, first) for t in kernel.writes)
+            after, reads, buffers, cost = (first,), (part,), ends, BETWEEN
         at = self._add(Step(after, reads, buffers, cost, None, 0.0, round(workspace), not own, passes))
         self.bodies[at] = tuple(
             _Buffers(b, self.traffic, self.storage, self.machine).lives() for b in root.bodies
         )
-        self.maker.update((t, at) for t in kernel.writes)
+        self.maker.update((t, at) for t in (root.outputs if parts else kernel.writes))
         if root.name in REDUCTIONS:
             self.reduced.update((t, frozenset((*kernel.reads, *makes))) for t in root.outputs)
         if root.name == "gather":
@@ -285,6 +293,17 @@ class _Buffers:
         if needs:
             self.needs.update((t, needs) for t in kernel.writes)
         return needs
+
+    def _parts(self, root: Op) -> float:
+        """Bytes of what XLA:GPU reduces so much to first that it takes two kernels; 0 for what one reduces
+        (https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/tree_reduction_rewriter.h)."""
+        if self.compiler != "gpu" or root.name not in REDUCTIONS or not root.params.get("axes"):
+            return 0.0
+        (operand, *_), result = root.inputs, root.outputs[0]
+        last = operand.rank - 1 in root.params["axes"]
+        kept = math.prod(self.storage.local(result))
+        reduced = math.prod(self.storage.local(operand)) / max(kept, 1)
+        return kept * math.sqrt(reduced) * result.itemsize if reduced > (2**14 if last else 2**12) else 0.0
 
     def _normalizes(self, kernel: Kernel) -> bool:
         """Whether XLA:GPU makes it one Triton kernel with the reduction of its rows, which writes over nothing."""

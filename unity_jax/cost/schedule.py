@@ -21,6 +21,7 @@ https://github.com/openxla/xla/blob/main/xla/service/gpu/model/sol_latency_estim
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -133,6 +134,12 @@ class _Backward:
             if step.start is not None:
                 self.is_start[step.start] = True
         self.left = [len(n) for n in schedule.next]
+        self.placed = [False] * len(steps)
+        self.results = [self._several(step) for step in steps]
+        self.takers: Counter[tuple[int, int]] = Counter()  # steps that wait for a result of another
+        for step in steps:
+            for j in step.after:
+                self.takers.update((j, b) for b in step.reads if b in (self.results[j] or ()))
         self.ready_at = [0.0] * len(steps)
         self.now = 0.0
         self.flying = False  # a done has been placed, and not yet its start
@@ -147,6 +154,13 @@ class _Backward:
         order = [self._place(self._pick()) for _ in self.steps]
         return order[::-1]
 
+    def _several(self, step: Step) -> frozenset[int] | None:
+        """The results of a step that has several. All that goes through a loop is a result of it."""
+        if step.passes:
+            return frozenset((*step.reads, *step.makes))
+        made = step.makes if step.start is None else self.steps[step.start].makes
+        return frozenset(made) if len(made) > 1 else None
+
     def _offer(self, i: int) -> None:
         """A step whose readers are all placed."""
         if self.is_start[i]:
@@ -159,8 +173,28 @@ class _Backward:
             alike = self.others.setdefault(self.depth[i], {})
             heapq.heappush(alike.setdefault(self.steps[i].cost, []), key)
 
+    def _forget_placed(self) -> None:
+        """Bring one that is not placed yet to the front of each queue that may be looked at."""
+        while self.others:
+            deepest = max(self.others)
+            alike = self.others[deepest]
+            for cost, queue in list(alike.items()):
+                while queue and self.placed[self.by_position[-queue[0][-1]]]:
+                    heapq.heappop(queue)
+                if not queue:
+                    del alike[cost]
+            if alike:
+                return
+            del self.others[deepest]
+
+    def _opens(self, i: int, j: int) -> int:
+        """How many steps a step makes ready: one that nothing else awaits, or what takes a result of several out."""
+        if self.results[j] is None:
+            return self.left[j] == 1
+        return sum(self.takers[j, b] == 1 for b in self.steps[i].reads if b in self.results[j])
+
     def _key(self, i: int) -> tuple[bool, int, int]:
-        opens = sum(self.left[j] == 1 for j in self.steps[i].after)
+        opens = sum(self._opens(i, j) for j in self.steps[i].after)
         return not self.unlocks[i], -opens, -self.position[i]
 
     def _pick(self) -> int:
@@ -169,6 +203,7 @@ class _Backward:
         fills best the time that is left, what opens the way to a done or to the most steps; last, the given order."""
         if self.dones and not self.flying:
             return self.by_position[-heapq.heappop(self.dones)[-1]]
+        self._forget_placed()
         if not self.others:
             assert self.start is not None
             return self.start
@@ -181,15 +216,11 @@ class _Backward:
             mine = -depth, not self.unlocks[self.start], 0, -self.position[self.start]
             if self.dones or (depth > 0 and mine < (-deepest, *alike[cost][0])):
                 return self.start
-        found = self.by_position[-heapq.heappop(alike[cost])[-1]]
-        if not alike[cost]:
-            del alike[cost]
-            if not alike:
-                del self.others[deepest]
-        return found
+        return self.by_position[-alike[cost][0][-1]]
 
     def _place(self, i: int) -> int:
         step = self.steps[i]
+        self.placed[i] = True
         if step.start is not None:
             self.flying = True
         if self.is_start[i]:
@@ -198,7 +229,16 @@ class _Backward:
         self.ready_at[i] = at
         self.now = at + step.cost
         for j in step.after:
+            last = self.left[j] == 2
+            if self.results[j] is not None:
+                taken = [b for b in step.reads if b in self.results[j]]
+                self.takers.subtract((j, b) for b in taken)
+                last = any(self.takers[j, b] == 1 for b in taken)
             self.left[j] -= 1
+            if last:  # what else waits for it opens more now
+                for k in self.next[j]:
+                    if not self.placed[k] and self.left[k] == 0 and self.steps[k].start is None:
+                        self._offer(k)
             if self.left[j] == 0:
                 self.ready_at[j] = max([self.now, *(self.ready_at[k] + self._latency(j, k) for k in self.next[j])])
                 self._offer(j)
