@@ -9,12 +9,16 @@ import pytest
 
 from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.memory import memory
+from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.build import Builder
+from unity_jax.search.candidate import finish
+from unity_jax.search.experts import expert_seeds
 from unity_jax.search.sample import sample
 
 MESH, MACHINE = MeshAxes(("x",), (1,)), Machine.preset("h100:1")
@@ -23,6 +27,10 @@ N = 64 * 64 * 4
 
 def f32(*dims):
     return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def with_device(machine, device):
+    return dataclasses.replace(machine, devices=(device,))
 
 
 def peak(fn, *args, donate=(), device=MACHINE.device):
@@ -35,7 +43,8 @@ def peak(fn, *args, donate=(), device=MACHINE.device):
         stacks = (t for op in graph.ops if op.bodies for t in op.outputs)
         decisions.layouts.update((t, Layout.replicated(t.rank)) for t in stacks)
     planned = assemble(program.graph, decisions, Resharder(MACHINE, MESH), RuleCache())
-    return memory(planned, Traffic.of(planned, device.compiler), MESH, device, program.donated)
+    machine = with_device(MACHINE, device)
+    return memory(planned, Traffic.of(planned, device.compiler), MESH, machine, program.donated)
 
 
 def sort(x):
@@ -123,8 +132,8 @@ def test_a_gathered_result_is_copied_to_its_place_on_tpu():
     decisions = Decisions({program.graph.ops[0]: (0,)}, {program.graph.inputs[0]: whole}, (whole,))
     planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
     for compiler, expected in (("gpu", 1 + 1), ("tpu", 1 + 1.5 + 2 * 0.5)):
-        device = dataclasses.replace(machine.device, compiler=compiler)
-        found = memory(planned, Traffic.of(planned, compiler), mesh, device, program.donated)
+        on = with_device(machine, dataclasses.replace(machine.device, compiler=compiler))
+        found = memory(planned, Traffic.of(planned, compiler), mesh, on, program.donated)
         assert found.peak_bytes == expected * N
 
 
@@ -199,8 +208,8 @@ def test_small_gathers_are_one_on_gpu():
     planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
     found = {}
     for compiler in ("gpu", "cpu"):
-        device = dataclasses.replace(machine.device, compiler=compiler)
-        found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, device, ()).peak_bytes
+        on = with_device(machine, dataclasses.replace(machine.device, compiler=compiler))
+        found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, on, ()).peak_bytes
     assert found["gpu"] >= (3 / 2 + 1 + 3) * N > found["cpu"]
 
 
@@ -209,6 +218,7 @@ def test_parts_that_are_no_whole_tiles_are_copied_together_on_tpu():
     eight it is."""
     mesh, machine = MeshAxes(("x",), (2,)), Machine.preset("h100:2")
     tiled = dataclasses.replace(machine.device, compiler="tpu", layout_tile=(8, 128))
+    machine = with_device(machine, tiled)
     found = []
     for rows in (8, 16):
         program = trace(sort, (f32(rows, 2048),), {})
@@ -216,12 +226,13 @@ def test_parts_that_are_no_whole_tiles_are_copied_together_on_tpu():
         decisions.outputs = (Layout.replicated(2),)
         planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
         size = rows * 2048 * 4
-        found.append(memory(planned, Traffic.of(planned, "tpu"), mesh, tiled, ()).peak_bytes / size)
+        found.append(memory(planned, Traffic.of(planned, "tpu"), mesh, machine, ()).peak_bytes / size)
     assert found == [1 / 2 + 1 + 2, 1 / 2 + 1 + 1]
 
 
-def test_several_all_reduces_are_one_on_tpu_with_results_of_their_own():
-    """Beside arguments and results there is one sum at a time, finished in place; or, combined, two and their terms."""
+def test_several_all_reduces_are_one():
+    """Beside arguments and results there is one sum at a time, finished in place; or, combined, two: on the TPU with
+    results of their own; on the GPU copied to one array before, and copied out of it while results are made."""
 
     def f(x, y):
         return sort(jnp.sum(x, 0)), sort(jnp.sum(y, 0))
@@ -234,10 +245,46 @@ def test_several_all_reduces_are_one_on_tpu_with_results_of_their_own():
     decisions.outputs = (Layout.replicated(2),) * 2
     planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
     found = {}
-    for compiler in ("tpu", "cpu"):
-        device = dataclasses.replace(machine.device, compiler=compiler)
-        found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, device, ()).peak_bytes
-    assert found == {"tpu": (2 + 2 + 4) * N, "cpu": (2 + 2 + 1) * N}
+    for compiler in ("gpu", "tpu", "cpu"):
+        on = with_device(machine, dataclasses.replace(machine.device, compiler=compiler))
+        found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, on, ()).peak_bytes
+    assert found == {"gpu": (2 + 2 + 4) * N, "tpu": (2 + 2 + 4) * N, "cpu": (2 + 2 + 1) * N}
+
+
+def scanned_gradients(n):
+    """Gradients of n scanned layers whose weights are gathered from both devices."""
+
+    def f(w, x):
+        layer = lambda x, w: (jnp.tanh(x @ w), None)  # noqa: E731
+        return w - jax.grad(lambda w: jnp.sum(jax.lax.scan(layer, x, w)[0]))(w)
+
+    program = trace(f, (f32(n, 64, 64), f32(16, 64)), {}, donate_argnums=0)
+    resharder, rules = Resharder(Machine.preset("h100:2"), MeshAxes(("x",), (2,))), RuleCache()
+    traffic = Traffic.of(program.graph, "gpu")
+    built = Builder(program.graph, program.ties, resharder, resharder.machine, rules, traffic).build(keep=False)
+    seed = expert_seeds(program, built, resharder.mesh, rules)["fsdp(x)"]
+    return finish(program, built.decisions(seed, False), resharder, rules, "fsdp")
+
+
+def late(found):
+    scans = [op for op in found.graph.walk() if op.name == "scan"]
+    return [pipelined(op, found.traffic.kernels[op.bodies[0]]) for op in scans]
+
+
+def test_gradients_of_scanned_layers_are_reduced_an_iteration_later():
+    forward, backward = late(scanned_gradients(4))
+    assert not forward
+    assert [kernel.root.params["move"].kind for kernel in backward] == ["reduce_scatter"]
+    assert late(scanned_gradients(1)) == [[], []]
+
+
+def test_what_is_reduced_later_lives_beside_the_loop_on_gpu(monkeypatch):
+    """Of four layers, the gradient of one waits to be summed while the next is computed."""
+    found = scanned_gradients(4)
+    with_it = found.memory.peak_bytes
+    monkeypatch.setattr("unity_jax.cost.memory.pipelined", lambda scan, kernels: [])
+    without = memory(found.graph, found.traffic, found.mesh, found.machine, found.program.donated).peak_bytes
+    assert with_it == without + N
 
 
 def test_deep_matmuls_are_computed_in_parts_on_gpu():

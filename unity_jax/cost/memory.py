@@ -43,6 +43,9 @@ _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all
 
 _LOOPS = frozenset(["scan", "while"])
 
+_TPU_KERNEL, _TPU_COLLECTIVE = 1000.0, 5000.0
+"""What XLA:TPU estimates is not known: all kernels are alike here, and five run beside a collective."""
+
 _BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange", "shift"), "tpu": ("combine", "shift"), "cpu": ()}
 """The moves whose collectives run beside kernels. XLA:TPU starts and awaits others apart only inside kernels."""
 
@@ -163,11 +166,11 @@ class _Buffers:
         pending = [t for k in late for t in k.reads if t not in made]
         carry = [base.get(t, t) for t in body.outputs[:carried]]
         others = [self.base.get(t, t) for t in (*root.inputs[:consts], *root.inputs[consts + carried :])]
-        loop = replace(kernel, reads=list(dict.fromkeys((*others, *carry, *pending, *self.slots))))
-        after = tuple({self.maker[t] for t in loop.reads if t in self.maker})
+        read = list(dict.fromkeys((*others, *carry, *pending, *self.slots)))
+        loop = replace(kernel, reads=read, writes=[*kernel.writes, *pending])
+        after = tuple({self.maker[t] for t in loop.reads if t in self.maker}.union(filled.values()))
         held = [self.of[t] for t in loop.reads if t in self.of] + [slot for slot, _ in self.slots.values()]
         self._step(loop, after, tuple(dict.fromkeys(held)), makes)
-        self.maker.update((t, self.maker[root.outputs[0]]) for t in pending)
         for k in late:
             self._kernel(k)
         self.maker.update((stacks[t], self.maker[t]) for t in made if t in stacks)
@@ -200,7 +203,7 @@ class _Buffers:
         workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
         if self.compiler == "gpu" and root.name == "dot_general" and root.shard is not None:
             workspace = sum(split(root.shard))
-        passes = sum(self.storage(t) for t in (*kernel.reads, *root.outputs)) if root.name in _LOOPS else 0.0
+        passes = sum(self.storage(t) for t in (*kernel.reads, *root.outputs)) if root.name in _LOOPS and self.compiler == "gpu" else 0.0
         cost = _microseconds(kernel, self.machine)
         parts = self._parts(root)
         if parts:
@@ -271,7 +274,9 @@ class _Buffers:
                 self.steps[i] = replace(step, after=tuple({*step.after} | own))
 
     def _latency(self, op: Op) -> float:
-        """Microseconds of a collective alone."""
+        """Microseconds of a collective alone, as the scheduler has them."""
+        if self.compiler == "tpu":
+            return _TPU_COLLECTIVE
         return 1e6 * sum(c.seconds for c in op_collectives(op, self.storage.mesh, self.machine))
 
     def _extend(
@@ -386,6 +391,8 @@ class _Buffers:
 
 def _microseconds(kernel: Kernel, machine: Machine) -> float:
     """What the schedulers think a kernel takes. XLA:GPU knows nothing of loops and of the convolutions of a library."""
+    if machine.device.compiler == "tpu":
+        return _TPU_KERNEL
     if kernel.root.bodies or (kernel.root.name == "conv_general_dilated" and machine.device.compiler == "gpu"):
         return 0.01
     return max(float(f"{1e6 * kernel_seconds(kernel, machine.device):.1e}"), 0.01)
