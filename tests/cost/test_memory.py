@@ -282,9 +282,31 @@ def test_what_is_reduced_later_lives_beside_the_loop_on_gpu(monkeypatch):
     """Of four layers, the gradient of one waits to be summed while the next is computed."""
     found = scanned_gradients(4)
     with_it = found.memory.peak_bytes
-    monkeypatch.setattr("unity_jax.cost.memory.pipelined", lambda scan, kernels: [])
+    monkeypatch.setattr("unity_jax.cost.buffers.pipelined", lambda scan, kernels: [])
     without = memory(found.graph, found.traffic, found.mesh, found.machine, found.program.donated).peak_bytes
     assert with_it == without + N
+
+
+def test_every_plan_of_scanned_layers_has_an_order():
+    """What is reduced after a loop may be combined with what does not wait for it, and never with what does."""
+
+    def f(w, v, x):
+        def loss(w, v):
+            layer = lambda x, wv: (jnp.tanh(x @ wv[0]) @ wv[1], None)  # noqa: E731
+            return jnp.sum(jax.lax.scan(layer, x, (w, v))[0])
+
+        dw, dv = jax.grad(loss, (0, 1))(w, v)
+        return w - dw / jnp.sum(dw * dw), v - dv / jnp.sum(dv * dv)
+
+    program = trace(f, (f32(4, 64, 64), f32(4, 64, 64), f32(16, 64)), {}, donate_argnums=(0, 1))
+    axes, machine, rules = MeshAxes(("x", "y"), (2, 2)), Machine.preset("h100:4"), RuleCache()
+    held = 0
+    for seed in range(60):
+        decisions = sample(program.graph, program.ties, axes, rules, random.Random(seed))
+        found = finish(program, decisions, Resharder(machine, axes), rules, "random")
+        assert found.memory.peak_bytes > sum(t.itemsize * _local(t, axes) for t in found.graph.inputs)
+        held += any(late(found))
+    assert held > 5
 
 
 def test_deep_matmuls_are_computed_in_parts_on_gpu():

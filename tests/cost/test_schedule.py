@@ -38,7 +38,7 @@ def test_other_steps_run_between_start_and_done():
 
 
 def test_only_as_much_runs_beside_a_collective_as_it_takes():
-    """Six kernels of 20 us could run beside either of two collectives of 50 us, or beside none: three do beside each."""
+    """Six kernels of 20 us could run beside either of two collectives of 50 us, or none: three do beside each."""
     steps = [Step((), (), (0,)), Step((0,), (0,), (1,)), Step((0,), (0,), (2,))]
     steps += [Step((i,), (0, i), (), start=i, latency=50.0) for i in (1, 2)]
     steps += [Step((0,), (0,), (3 + i,), 20.0) for i in range(6)]

@@ -14,8 +14,7 @@ other steps between the start and the done of each collective, until they take a
 (https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc). So gradients that nothing waits for
 are computed late, beside the collectives of others, and what they are made of lives until then.
 
-Times are in microseconds, as XLA:GPU estimates them for Hopper (`SolLatencyEstimator` in
-https://github.com/openxla/xla/blob/main/xla/service/gpu/model/sol_latency_estimator.cc).
+Times are in microseconds, as the compiler estimates them (`estimates`).
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ BETWEEN = 1.0
 class Step:
     """A kernel, or the start or the done of a collective, all by their numbers.
 
-    **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost`: the microseconds it takes;
-    `start` and `latency`: of a done, its start, and the microseconds that the collective takes; `workspace`: bytes that it needs while it runs; `writes_over`: whether a result may take the
-    place of what it reads; `passes`: bytes that go through a loop, which XLA's list scheduler takes for made by it.
+    **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost`: the microseconds it
+    takes; `start` and `latency`: of a done, its start, and the microseconds from that to it; `workspace`: bytes that it
+    needs while it runs; `writes_over`: whether a result may take the place of what it reads; `passes`: bytes that go
+    through a loop, which XLA's list scheduler takes for made by it.
     """
 
     after: tuple[int, ...]

@@ -1,0 +1,356 @@
+"""The steps of a planned program and the buffers between them, as XLA makes them of its kernels.
+
+A buffer lives from the step that makes it to the last that reads it, in the layout of its kernels (`storage`):
+
+- XLA:GPU joins constant arrays of one shape into one kernel, the stacks of loops among them: all exist from the first;
+- XLA computes gathers from a value (the logits of the labels) with what else reads it, so that they do not hold it;
+- XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes;
+- what it gathers of parts that are no whole tiles is copied together;
+- it gathers no result in the place of a donated argument: the gathered array is copied there at the end of the step;
+- it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
+  takes and once more what is unused of it at the peak (`2 heap - alive`, seen in its buffer assignments); XLA:GPU gives
+  them out by size (`packing`);
+- XLA:GPU makes one of several small collectives; what they take and make is there at the same time (`combining`). What
+  one all-reduce sums is copied to one array before, and out of it after;
+- an all-reduce takes the place of its operand;
+- XLA:GPU reduces gradients of scanned layers an iteration later; the first iteration is then outside the loop
+  (`pipelining`);
+- what it reduces too much for one kernel takes two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+
+import numpy as np
+
+from unity_jax import _compat
+from unity_jax.cost.combining import THRESHOLDS, Combiner
+from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds
+from unity_jax.cost.heap import Heap
+from unity_jax.cost.kernels import REDUCTIONS, Kernel, Traffic, base_tensors
+from unity_jax.cost.lives import Lives
+from unity_jax.cost.packing import packed_bytes
+from unity_jax.cost.pipelining import pipelined
+from unity_jax.cost.products import split
+from unity_jax.cost.schedule import BETWEEN, Schedule, Step
+from unity_jax.cost.storage import Storage
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph, Op, Tensor
+
+_OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
+"""Kernels that cannot write over what they read."""
+
+_LOOPS = frozenset(["scan", "while"])
+
+_BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange", "shift"), "tpu": ("combine", "shift"), "cpu": ()}
+"""The moves whose collectives run beside kernels. XLA:TPU starts and awaits others apart only inside kernels."""
+
+_COMBINED = {"gpu": ("combine", "reduce", "reduce_scatter"), "tpu": ("reduce",), "cpu": ()}
+"""The moves whose collectives are combined."""
+
+
+class Buffers:
+    """The steps of a graph and the buffers between them."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        traffic: Traffic,
+        storage: Storage,
+        machine: Machine,
+        replacing: Set[Tensor] = frozenset(),
+    ) -> None:
+        self.graph, self.traffic, self.storage, self.machine = graph, traffic, storage, machine
+        self.compiler = storage.device.compiler
+        self.steps: list[Step] = []
+        self.tensors: list[Tensor] = []  # by buffer
+        self.size: list[float] = []
+        self.outside: list[bool] = []  # whether a buffer is a result of the graph
+        self.of: dict[Tensor, int] = {}
+        self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
+        self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
+        self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
+        self.combiner = Combiner(THRESHOLDS.get(self.compiler, 0))
+        self.flights: dict[int | None, tuple[int, int]] = {}  # start and done of each group of combined collectives
+        self.needs: dict[Tensor, int] = {}  # the groups that a tensor depends on
+        self.replacing = replacing  # results in place of donated arguments
+        self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
+        self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
+        self.lasting: set[int] = set()  # buffers that exist until the end
+        self.slots: dict[Tensor, tuple[int, int]] = {}  # of an iteration's results: the stack, and what fills it
+        self.base = base_tensors(graph)
+        self.inputs, self.outputs = {*graph.inputs}, {self.base.get(t, t) for t in graph.outputs}
+        for kernel in traffic.kernels[graph]:
+            self._kernel(kernel)
+        if self.compiler == "gpu":
+            self._concatenate()
+
+    # Steps
+
+    def _kernel(self, kernel: Kernel) -> None:
+        root = kernel.root
+        after = {self.maker[t] for t in self._awaited(kernel) if t in self.maker}
+        reads = [self.of[t] for t in kernel.reads if t in self.of]
+        for t in kernel.reads:
+            if t.shape in self.storage.tables and t in self.inputs:
+                after.add(at := self._in_rows(t))
+                reads += self.steps[at].makes
+        makes = list(kernel.writes)
+        if root.name == "scan":
+            stacks = set(root.outputs[_compat.scan_arity(root.params)[1] :]).intersection(makes)
+            makes = [t for t in makes if t not in stacks]
+            filled = {t: self._filled(t) for t in sorted(stacks, key=kernel.writes.index)}
+            after.update(filled.values())
+            reads += [self.of[t] for t in filled]
+            if self.compiler == "gpu" and (late := pipelined(root, self.traffic.kernels[root.bodies[0]])):
+                self._peeled(kernel, makes, late, filled)
+                return
+        elif self.compiler == "gpu" and root.name == "broadcast_in_dim" and not kernel.reads and len(makes) == 1:
+            self.maker[makes[0]] = self._filled(makes[0])
+            return
+        self._step(kernel, tuple(after), tuple(reads), makes)
+
+    def _peeled(
+        self, kernel: Kernel, makes: Sequence[Tensor], late: Sequence[Kernel], filled: Mapping[Tensor, int]
+    ) -> None:
+        """The first iteration of a scan, the loop of the others, and the reductions of the last (`pipelining`)."""
+        root, (body,) = kernel.root, kernel.root.bodies
+        consts, carried = _compat.scan_arity(root.params)
+        base, known = base_tensors(body), (self.of, self.maker, self.needs)
+        for inner, outer in zip(body.inputs, root.inputs, strict=True):
+            for table in known:
+                if (t := self.base.get(outer, outer)) in table:
+                    table[inner] = table[t]
+        stacks = dict(zip((base.get(t, t) for t in body.outputs[carried:]), root.outputs[carried:], strict=True))
+        for inner, outer in stacks.items():
+            if outer in filled:
+                self.slots[inner] = self.of[outer], filled[outer]
+        made = {t for k in late for t in k.writes}
+        for k in self.traffic.kernels[body]:
+            if not any(k is other for other in late):
+                self._kernel(k)
+        pending = [t for k in late for t in k.reads if t not in made]
+        carry = [base.get(t, t) for t in body.outputs[:carried]]
+        others = [self.base.get(t, t) for t in (*root.inputs[:consts], *root.inputs[consts + carried :])]
+        read = list(dict.fromkeys((*others, *carry, *pending, *self.slots)))
+        loop = replace(kernel, reads=read, writes=[*kernel.writes, *pending])
+        after = tuple({self.maker[t] for t in loop.reads if t in self.maker}.union(filled.values()))
+        held = [self.of[t] for t in loop.reads if t in self.of] + [slot for slot, _ in self.slots.values()]
+        self._step(loop, after, tuple(dict.fromkeys(held)), makes)
+        for k in late:
+            self._kernel(k)
+        for t in made.intersection(stacks):
+            self.maker[stacks[t]] = self.maker[t]
+            self.needs[stacks[t]] = self.needs.get(t, 0) | self.needs.get(stacks[t], 0)
+        self.slots.clear()
+
+    def _step(self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: Sequence[Tensor]) -> None:
+        root = kernel.root
+        slots = {t: self.slots[t] for t in makes if t in self.slots}
+        move = root.params["move"].kind if "move" in root.params and len(kernel.ops) == 1 else None
+        if move in _BESIDE[self.compiler] or move in _COMBINED[self.compiler]:
+            if self.compiler == "tpu" and move == "combine":
+                self.of.update((t, self._new(t, self.storage(t))) for t in makes if t in self.replacing)
+                self.lasting.update(self.of[t] for t in makes if t in self.replacing)
+            buffers = tuple(map(self._buffer, makes))
+            gathered = move == "combine" and not self.storage.in_tiles(root.outputs[0], root.params["move"])
+            parts = tuple(self._new(t, self.storage(t)) for t in makes) if gathered else buffers
+            self._collective(kernel, after, reads, parts)
+            if gathered:
+                self.maker.update((t, self._add(Step((self.maker[t],), parts, buffers))) for t in makes)
+            for t, (slot, filled) in slots.items():
+                self.maker[t] = self._add(Step((self.maker[t], filled), (self.of[t], slot), ()))
+            return
+        makes = [t for t in makes if t not in slots]
+        reads, after = (*reads, *(b for b, _ in slots.values())), (*after, *(filled for _, filled in slots.values()))
+        self._needs(kernel)
+        turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
+        buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
+        own = root.name in _OWN_BUFFER or bool(root.bodies) or ("move" in root.params and move != "reduce")
+        own = own or self._normalizes(kernel)
+        workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
+        if self.compiler == "gpu" and root.name == "dot_general" and root.shard is not None:
+            workspace = sum(split(root.shard))
+        loops = self.compiler == "gpu" and root.name in _LOOPS
+        passes = sum(self.storage(t) for t in (*kernel.reads, *root.outputs)) if loops else 0.0
+        cost = kernel_microseconds(kernel, self.machine)
+        parts = self._parts(root)
+        if parts:
+            ends = tuple(b for t, b in zip(makes, buffers, strict=True) if t in root.outputs)
+            part = self._new(root.outputs[0], parts)
+            beside = (part, *(b for b in buffers if b not in ends))
+            first = self._add(Step(after, reads, beside, cost, writes_over=not own))
+            self.maker.update((t, first) for t in kernel.writes)
+            after, reads, buffers, cost = (first,), (part,), ends, BETWEEN
+        at = self._add(Step(after, reads, buffers, cost, None, 0.0, round(workspace), not own, passes))
+        self.bodies[at] = tuple(Buffers(b, self.traffic, self.storage, self.machine).lives() for b in root.bodies)
+        self.maker.update((t, at) for t in (root.outputs if parts else kernel.writes))
+        if root.name in REDUCTIONS:
+            self.reduced.update((t, frozenset((*kernel.reads, *makes))) for t in root.outputs)
+        if root.name == "gather":
+            self.gathered.update((t, kernel.writes[0]) for t in kernel.reads[:1] if t in self.of)
+        for t in turned:
+            self.maker[t] = self._add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
+
+    def _collective(
+        self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...]
+    ) -> None:
+        """The steps of a collective, its start and its done, or of the one that it is combined with."""
+        (result,) = kernel.root.outputs
+        move, needs, group = kernel.root.params["move"], self._needs(kernel), None
+        if move.kind in _COMBINED[self.compiler]:
+            key = (move.kind, move.axes, move.dim, move.kind != "combine" and str(result.dtype))
+            group = self.combiner.join(key, self.storage(result), needs)
+            self.needs.update((t, needs | 1 << group) for t in kernel.writes)
+        # An all-reduce takes the place of its operand; what gathers or scatters needs its operand to the end.
+        held = makes if move.kind == "reduce" else (*reads, *makes)
+        if group in self.flights:
+            start, done = self.flights[group]
+            # XLA:TPU gives the results of several memory of their own.
+            over = self.steps[start].writes_over and self.compiler == "gpu"
+            self._extend(start, after, reads, makes, over)
+            if done != start:
+                self._extend(done, (), held, (), False)
+                latency = self.steps[done].latency + collective_microseconds(
+                    kernel.root, self.storage.mesh, self.machine
+                )
+                self.steps[done] = replace(self.steps[done], latency=latency)
+        else:
+            start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce"))
+            if move.kind in _BESIDE[self.compiler]:
+                latency = collective_microseconds(kernel.root, self.storage.mesh, self.machine)
+                done = self._add(Step((start,), held, (), start=start, latency=latency))
+        if group is not None:
+            self.flights[group] = start, done
+        self.maker.update((t, done) for t in kernel.writes)
+
+    def _concatenate(self) -> None:
+        """Copies of what XLA:GPU reduces in one all-reduce: its operands to one array, and its results out of it."""
+        parts: dict[int, tuple[int, int]] = {}  # of a result, the done and the copy
+        for start, done in set(self.flights.values()):
+            step = self.steps[start]
+            if not step.writes_over or len(step.makes) == 1:
+                continue
+            whole = [self._new(self.tensors[step.makes[0]], sum(self.size[b] for b in step.makes)) for _ in range(2)]
+            copied = self._add(Step(step.after, step.reads, (whole[0],)))
+            self.steps[start] = replace(step, after=(copied,), reads=(whole[0],), makes=(whole[1],))
+            self.steps[done] = replace(self.steps[done], reads=(whole[1],))
+            parts.update((b, (done, self._add(Step((done,), (whole[1],), (b,))))) for b in step.makes)
+        of = {b: at for b, (_, at) in parts.items()}
+        dones = {done for done, _ in parts.values()}
+        for i, step in enumerate(self.steps):
+            if dones.intersection(step.after) and i not in of.values():
+                own = {of[b] for b in step.reads if b in of}
+                self.steps[i] = replace(step, after=tuple({*step.after} | own))
+
+    def _extend(
+        self, i: int, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...], over: bool
+    ) -> None:
+        step = self.steps[i]
+        reads, makes = tuple(dict.fromkeys((*step.reads, *reads))), (*step.makes, *makes)
+        self.steps[i] = replace(step, after=(*step.after, *after), reads=reads, makes=makes, writes_over=over)
+
+    def _awaited(self, kernel: Kernel) -> list[Tensor]:
+        """The values that are there before a kernel runs."""
+        return [*kernel.reads, *kernel.waits, *(self.gathered[t] for t in kernel.reads if t in self.gathered)]
+
+    def _needs(self, kernel: Kernel) -> int:
+        """The groups of combined collectives that a kernel waits for."""
+        needs = 0
+        for t in self._awaited(kernel):
+            needs |= self.needs.get(t, 0)
+        if needs:
+            self.needs.update((t, needs) for t in kernel.writes)
+        return needs
+
+    def _parts(self, root: Op) -> float:
+        """Bytes of what XLA:GPU reduces so much to first that it takes two kernels; 0 for what one reduces
+        (https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/tree_reduction_rewriter.h)."""
+        if self.compiler != "gpu" or root.name not in REDUCTIONS or not root.params.get("axes"):
+            return 0.0
+        (operand, *_), result = root.inputs, root.outputs[0]
+        last = operand.rank - 1 in root.params["axes"]
+        kept = math.prod(self.storage.local(result))
+        reduced = math.prod(self.storage.local(operand)) / max(kept, 1)
+        return kept * math.sqrt(reduced) * result.itemsize if reduced > (2**14 if last else 2**12) else 0.0
+
+    def _normalizes(self, kernel: Kernel) -> bool:
+        """Whether XLA:GPU makes it one Triton kernel with the reduction of its rows, which writes over nothing."""
+        if self.compiler != "gpu" or any(op.name == "transpose" for op in kernel.ops):
+            return False
+        rows = (self.reduced[t].difference([t]) for t in kernel.reads if t in self.reduced)
+        return any(r.intersection(kernel.reads) for r in rows)
+
+    def _add(self, step: Step) -> int:
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    def _in_rows(self, t: Tensor) -> int:
+        """The step that copies an argument for kernels that read it by rows."""
+        if (t,) not in self.shared:
+            self.shared[t,] = self._add(Step((), (), (self._new(t, self.storage.rows(t)),)))
+        return self.shared[t,]
+
+    def _filled(self, t: Tensor) -> int:
+        """The step that fills a new array with a constant."""
+        key = (self.storage.local(t), str(t.dtype)) if self.compiler == "gpu" else (t, "filled")
+        made = (self._buffer(t),)
+        if key not in self.shared:
+            self.shared[key] = self._add(Step((), (), made))
+        else:
+            at = self.shared[key]
+            self.steps[at] = Step((), (), (*self.steps[at].makes, *made))
+        return self.shared[key]
+
+    def _buffer(self, t: Tensor) -> int:
+        if t not in self.of:
+            self.of[t] = self._new(t, self.storage(t), t in self.outputs)
+        return self.of[t]
+
+    def _new(self, t: Tensor, size: float, outside: bool = False) -> int:
+        self.tensors.append(t)
+        self.size.append(size)
+        self.outside.append(outside)
+        return len(self.size) - 1
+
+    # Lives
+
+    def peak(self) -> tuple[int, list[tuple[Tensor, int]]]:
+        """The most bytes of buffers that are not results, as the compiler counts them, and what is alive then."""
+        lives = self.lives()
+        heap = Heap() if self.compiler == "tpu" else None
+        most, where = lives.run(heap)
+        alive = [(self.tensors[b], lives.size[b]) for b in lives.alive(where) if lives.size[b]]
+        if heap is not None:
+            return heap.size + heap.size - most, alive
+        return packed_bytes(lives.spans()) if self.compiler == "gpu" else most, alive
+
+    def lives(self) -> Lives:
+        """The order of the steps, and which buffers are in memory."""
+        inner = [0 if out else round(n) for n, out in zip(self.size, self.outside, strict=True)]
+        # XLA:TPU schedules results in place of donated arguments, XLA:GPU as new memory.
+        order = Schedule(self.steps, self.size if self.compiler == "gpu" else inner).order()
+        readers = [0] * len(inner)
+        for b in (*self.lasting, *(b for step in self.steps for b in step.reads)):
+            readers[b] += 1
+        if self.storage.device.chip_bytes:
+            self._keep_on_chip(order, inner)
+        return Lives(self.steps, order, inner, readers, self.bodies)
+
+    def _keep_on_chip(self, order: Sequence[int], size: list[int]) -> None:
+        """Take from the sizes what the memory on the chip holds: of the buffers that it may hold, those with the
+        shortest lives, as far as there is room for all of a life."""
+        device = self.storage.device
+        born, dies = {}, {}
+        for position, i in enumerate(order):
+            born.update((b, position) for b in self.steps[i].makes)
+            dies.update((b, position) for b in (*self.steps[i].makes, *self.steps[i].reads))
+        used = np.zeros(len(order))
+        for b in sorted(born, key=lambda b: (dies[b] - born[b], size[b])):
+            life = used[born[b] : dies[b] + 1]
+            if size[b] <= device.fast_bytes and life.max() + size[b] <= device.chip_bytes:
+                life += size[b]
+                size[b] = 0
