@@ -31,7 +31,7 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, don
 
     **Arguments:** `traffic`: of this graph; `donated`: indices of inputs whose memory results may take.
     """
-    storage = Storage(graph, mesh, machine.device)
+    storage = Storage(graph, traffic, mesh, machine.device)
     base = base_tensors(graph)
     kept = {t: storage.outside(t) for t in graph.inputs}
     free = Counter((t.shape, str(t.dtype), t.layout) for t in (graph.inputs[i] for i in donated))

@@ -16,23 +16,27 @@ from __future__ import annotations
 import math
 
 from unity_jax.cost.arrays import stored_bytes
-from unity_jax.cost.kernels import base_tensors
+from unity_jax.cost.kernels import Traffic, base_tensors
+from unity_jax.cost.narrowing import narrowed
 from unity_jax.cost.reshard import Move
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import addresses_rows
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
 
 
 class Storage:
     """Bytes of one device's part of each tensor of a planned graph and its bodies."""
 
-    def __init__(self, graph: Graph, mesh: MeshAxes, device: Device) -> None:
+    def __init__(self, graph: Graph, traffic: Traffic, mesh: MeshAxes, device: Device) -> None:
         self.mesh, self.device = mesh, device
         self.ends = {*graph.inputs, *graph.outputs}
         self.tiled: dict[tuple[int, ...], tuple[int, ...]] = {}  # by shape, the dimensions that may be in a tile
         self.tables: set[tuple[int, ...]] = set()  # shapes
         self.grouped: dict[Tensor, float] = {}
+        self.narrow: set[Tensor] = set()
+        if device.compiler == "tpu":
+            self.narrow.update(*(narrowed(g, traffic.kernels[g]) for _, g, _ in nested(graph)))
         if device.layout_tile[1]:
             base = base_tensors(graph)
             for op in graph.walk():
@@ -43,8 +47,8 @@ class Storage:
             return self.grouped[t]
         if t.shape in self.tables and t not in self.ends:
             return self.rows(t)
-        dims = self.tiled.get(t.shape, ())
-        return stored_bytes(self.device, self.local(t), t.itemsize, dims if len(dims) > 1 else None)
+        dims, itemsize = self.tiled.get(t.shape, ()), 2 if t in self.narrow else t.itemsize
+        return stored_bytes(self.device, self.local(t), itemsize, dims if len(dims) > 1 else None)
 
     def outside(self, t: Tensor) -> float:
         """Bytes of an argument or a result, which is stored as pads it least, whatever the kernels want."""
