@@ -116,7 +116,7 @@ def test_rows_are_gathered_from_a_padded_copy():
 def test_the_batch_of_a_product_is_not_padded():
     """256 products of 9 x 4: the batch could fill the lanes, the compiler pads 9 to them; twice, and no argument so."""
     tiled = dataclasses.replace(MACHINE.device, compiler="tpu", layout_tile=(8, 128))
-    f = lambda x: jnp.sum(jax.lax.batch_matmul(sort(x), sort(x).transpose(0, 2, 1)))  # noqa: E731
+    f = lambda x: jnp.sum(jnp.matmul(sort(x), sort(x).transpose(0, 2, 1), precision="highest"))  # noqa: E731
     found = peak(f, f32(256, 9, 4), device=tiled)
     assert found.peak_bytes == pytest.approx((2 * 128 + 9) * 256 * 4 * 4, rel=0.001)
 
@@ -307,6 +307,18 @@ def test_every_plan_of_scanned_layers_has_an_order():
         assert found.memory.peak_bytes > sum(t.itemsize * _local(t, axes) for t in found.graph.inputs)
         held += any(late(found))
     assert held > 5
+
+
+def test_what_only_matrix_units_read_takes_half_on_tpu():
+    """Of x, w and the result N each, and of what is sorted a half; all of it where it is sorted again."""
+    tpu = dataclasses.replace(MACHINE.device, compiler="tpu")
+    rounded = lambda x, w: jnp.reshape(sort(x), (64, 64)) @ w  # noqa: E731
+    exact = lambda x, w: jnp.matmul(sort(x), w, precision="highest")  # noqa: E731
+    both = lambda x, w: sort(x) @ w + sort(sort(x))  # noqa: E731
+    assert peak(rounded, f32(64, 64), f32(64, 64), device=tpu).peak_bytes == 3.5 * N
+    assert peak(rounded, f32(64, 64), f32(64, 64)).peak_bytes == 4 * N
+    assert peak(exact, f32(64, 64), f32(64, 64), device=tpu).peak_bytes == 4 * N
+    assert peak(both, f32(64, 64), f32(64, 64), device=tpu).peak_bytes >= 5 * N
 
 
 def test_deep_matmuls_are_computed_in_parts_on_gpu():

@@ -121,6 +121,34 @@ LAST_ROUND = f"""  %init = (s32[], f32[64,8]) tuple(%i, %p)
   %v = f32[64,8] get-tuple-element(%w), index=1
   %wrapped = f32[64,8] copy(%v)
   ROOT %r = f32[64,8] all-reduce(%wrapped), {ALL}, to_apply=%add"""
+OTHER_SIDES = """  %flat = f32[32,16] reshape(%p)
+  %sum = f32[32,16] all-reduce(%flat), ALL, to_apply=%add, metadata={op_name="jit(f)/while/body/psum"}
+  %back = f32[64,8] reshape(%sum)
+  %init = (s32[], f32[64,8]) tuple(%i, %back)
+  WHILE
+  ROOT %r = f32[64,8] get-tuple-element(%w), index=1""".replace("ALL", ALL).replace(
+    "WHILE", WHILE.replace("START", "1")
+)
+UNCHANGED_LOOP = f"""
+%body (s: (s32[], bf16[64,8])) -> (s32[], bf16[64,8]) {{
+  %s = (s32[], bf16[64,8]) parameter(0)
+  %n = s32[] get-tuple-element(%s), index=0
+  %v = bf16[64,8] get-tuple-element(%s), index=1
+  %in = bf16[64,8] all-reduce(%v), {ALL}, to_apply=%add
+  ROOT %next = (s32[], bf16[64,8]) tuple(%n, %v)
+}}
+
+%condition (s: (s32[], bf16[64,8])) -> pred[] {{
+  %s = (s32[], bf16[64,8]) parameter(0)
+  ROOT %always = pred[] constant(true)
+}}
+"""
+CAST_BEFORE = """  %narrow = bf16[64,8] convert(%p)
+  %init = (s32[], bf16[64,8]) tuple(%i, %narrow)
+  WHILE
+  ROOT %r = bf16[64,8] get-tuple-element(%w), index=1""".replace(
+    "WHILE", WHILE.replace("START", "0").replace("f32[64", "bf16[64")
+)
 FOUR_ROUNDS = [planned("all_reduce", WHOLE, trips=4)]
 
 
@@ -213,6 +241,12 @@ REWRITTEN = {
         LOOP,
         {PIPELINED: 1},
     ),
+    "narrowed before a loop that leaves it as it is": (
+        [planned("all_reduce", WHOLE, trips=3)],
+        CAST_BEFORE,
+        UNCHANGED_LOOP,
+        {"moved cast": 1},
+    ),
     "last round out of the loop": (FOUR_ROUNDS, LAST_ROUND.replace("START", "0"), LOOP, {PIPELINED: 1}),
 }
 
@@ -249,6 +283,7 @@ NOT_REWRITTEN = {
         FIRST_ROUND.replace("START", "1").replace("SCOPE", "psum"),
         LOOP,
     ),
+    "one of other sides before a loop": (FOUR_ROUNDS, OTHER_SIDES, LOOP),
     "a loop that runs less often": (FOUR_ROUNDS, LAST_ROUND.replace('"3"', '"2"').replace("START", "0"), LOOP),
 }
 

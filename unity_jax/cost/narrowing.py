@@ -36,9 +36,9 @@ def narrowed(graph: Graph, kernels: Iterable[Kernel]) -> set[Tensor]:
         for t in op.outputs:
             others = [r for r in readers.get(t, ()) if r not in of or of[r] != of.get(op)]
             others = [r for r in others if r.name not in REDUCTIONS]  # they run with what makes their operand
-            if t.dtype == np.float32 and others and t not in graph.outputs:
-                if all(_rounds(r) or any(o in found for o in _moved(t, r)) for r in others):
-                    found.add(t)
+            round_it = (_rounds(r) or any(o in found for o in _moved(t, r)) for r in others)
+            if t.dtype == np.float32 and others and t not in graph.outputs and all(round_it):
+                found.add(t)
     return found
 
 

@@ -32,6 +32,11 @@ def _moves(op: Instruction) -> bool:
     return op.opcode in MOVES or 'custom_call_target="ConcatBitcast"' in op.attributes
 
 
+def _takes(op: Instruction, index: int) -> bool:
+    """Whether it takes this element out of a tuple."""
+    return f"index={index}" in op.attributes.replace(" ", "").split(",")
+
+
 @dataclass(frozen=True)
 class Value:
     """One array of an instruction's result, of those reached through `path`; `index` counts in a tuple."""
@@ -119,7 +124,7 @@ class Flow:
         if root.opcode != "tuple":
             return None
         same = self.module.computations[parameter.computation][root.operands[index]]
-        if same.opcode != "get-tuple-element" or f"index={index}" not in same.attributes.split(","):
+        if same.opcode != "get-tuple-element" or not _takes(same, index):
             return None
         outside = Value(parameter.path[:-1], computation, loop)
         return self._element(self.operand(outside, 0), index)
@@ -136,7 +141,7 @@ class Flow:
     def _through(self, value: Value, user: Instruction, position: int, until: str) -> Iterator[Value]:
         made = Value(value.path, value.computation, user)
         if user.opcode == "get-tuple-element":
-            if f"index={value.index}" in user.attributes.replace(" ", "").split(","):
+            if _takes(user, value.index):
                 yield from self.uses(made, until)
         elif user.opcode == "fusion":
             path = (*value.path, (value.computation, user))

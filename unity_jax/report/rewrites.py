@@ -95,7 +95,13 @@ def rejoined(flow: Flow, found: list[Part]) -> list[Part]:
 
 
 def _same_but_for_trips(a: Part, b: Part) -> bool:
-    return a.form == dataclasses.replace(b.form, trips=a.form.trips)
+    return a.form == dataclasses.replace(b.form, trips=a.form.trips) and _sides(a) == _sides(b)
+
+
+def _sides(part: Part) -> list[int]:
+    """The sides of its operand, in no order: a round that was taken out of a loop may be stored otherwise."""
+    array = part.operand.array
+    return sorted(n for n in array.shape if n > 1) if array is not None else []
 
 
 def _taken_out(flow: Flow, outside: Part, inside: Part) -> bool:
