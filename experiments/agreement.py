@@ -17,11 +17,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
-from compiled import COMPILED, SIZES, TOPOLOGIES, Case
+from compiled import COMPILED, FOUR, SIZES, TOPOLOGIES, Case
 from rich.console import Console
 from rich.table import Table
+from rows import Row, Rows
 
 from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import kernel_seconds
@@ -34,26 +36,26 @@ from unity_jax.report.cycles import CLOCKS, estimated_cycles
 from unity_jax.report.hlo import parse
 from unity_jax.report.text import seconds, size
 
+RESULTS = Path(__file__).parent / "results" / "agreement.csv"
+SETTINGS = ("model", "topology", "plan")
+COMPUTE = ("predicted seconds", "compiled seconds", "uncounted seconds", "instructions without estimate")
 UNESTIMATED = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min sort".split())
 
 
-def measured(case: Case) -> tuple[list[str], float, float | None]:
-    """One row of the table, and the ratios of memory and of compute."""
+def compared(case: Case) -> dict[str, float | str]:
+    """Bytes, and where the compiler estimates cycles the seconds, as predicted and as compiled."""
     machine = Machine.preset(case.topology)
     plan = case.plan(COMPILED.program(case.model, case.topology), machine)
     m, predicted = case.facts["memory"], plan.predicted
     memory = m["argument"] + m["output"] + m["temp"] - m["alias"]
-    row = [size(predicted.peak_bytes), size(memory), f"{predicted.peak_bytes / memory:.2f}"]
+    columns: dict[str, float | str] = {"predicted bytes": predicted.peak_bytes, "compiled bytes": memory}
     clock = CLOCKS.get(case.topology.split(":")[0].removesuffix("-cores"))
     if clock is None:
-        return [*row, "", "", "", ""], predicted.peak_bytes / memory, None
+        return columns | dict.fromkeys(COMPUTE, "")
     cycles = estimated_cycles(parse(case.hlo))
-    compute = cycles.total / clock
     left_out = uncounted_seconds(plan, machine)
     counted = predicted.compute_seconds - left_out
-    row += [seconds(counted), seconds(compute), f"{counted / compute:.2f}"]
-    uncounted = f"{left_out / predicted.compute_seconds:.0%} {cycles.missing}"
-    return [*row, uncounted], predicted.peak_bytes / memory, counted / compute
+    return columns | dict(zip(COMPUTE, (counted, cycles.total / clock, left_out, cycles.missing), strict=True))
 
 
 def uncounted_seconds(plan: Plan, machine: Machine) -> float:
@@ -67,40 +69,66 @@ def uncounted_seconds(plan: Plan, machine: Machine) -> float:
     )
 
 
+def ratio(row: Row, unit: str) -> float | None:
+    """Predicted over compiled, of `bytes` or `seconds`; None where the compiler says nothing."""
+    return float(row[f"predicted {unit}"]) / float(row[f"compiled {unit}"]) if row[f"compiled {unit}"] else None
+
+
 def errors(ratios: Sequence[float]) -> str:
     """How far ratios are from 1."""
     far = np.abs(np.array(ratios) - 1)
-    return f"median error {np.median(far):.0%}, worst {far.max():.0%}, within 10 %: {(far <= 0.1).mean():.0%}"
+    return (
+        f"median error {np.median(far):.0%}, worst {far.max():.0%}, within 10 %: {(far <= 0.1).mean():.0%} of "
+        f"{len(ratios)} programs, lowest ratio {min(ratios):.2f}"
+    )
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    said = []
+    for unit, name in (("bytes", "memory"), ("seconds", "compute on TPU")):
+        ratios = [r for row in rows if (r := ratio(row, unit)) is not None]
+        said += [f"{name}: {errors(ratios)}"] if ratios else []
+    return "; ".join(said)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    made = Table("model", "topology", "plan", "memory", "compiled", "ratio", "compute", "cycles", "ratio", "uncounted")
+    for row in rows:
+        shown = [size(int(row[f"{how} bytes"])) for how in ("predicted", "compiled")]
+        cells = [row["model"], row["topology"], row["plan"], *shown, f"{ratio(row, 'bytes'):.2f}"]
+        if (of_compute := ratio(row, "seconds")) is not None:
+            counted, cycles, left_out = (float(row[name]) for name in COMPUTE[:3])
+            cells += [seconds(counted), seconds(cycles), f"{of_compute:.2f}"]
+            cells.append(f"{left_out / (counted + left_out):.0%} {row['instructions without estimate']}")
+        made.add_row(*cells)
+    return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(SIZES))
     parser.add_argument("--on", default=",".join(TOPOLOGIES))
+    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
-    console = Console(width=150)
-    table = Table("model", "topology", "plan", "memory", "compiled", "ratio", "compute", "cycles", "ratio", "uncounted")
-    memory, compute, failed = [], [], []
+    console, rows, wanted = Console(width=150), Rows(options.out, SETTINGS), []
     for case in COMPILED.cases(options.models.split(","), options.on.split(",")):
+        settings = {"model": case.model, "topology": case.topology, "plan": case.label}
+        name = f"{case.model} on {case.topology}, {case.label}"
+        if case.label not in FOUR:
+            continue
         if "memory" not in case.facts:
-            failed.append(f"{case.model} on {case.topology}, {case.label}: {case.facts['error']}")
+            console.print(f"{name}: {case.facts['error']}", markup=False)
             continue
         try:
-            with console.status(f"{case.model} on {case.topology}, {case.label}"):
-                row, of_memory, of_compute = measured(case)
+            with console.status(name):
+                rows.put(settings, compared(case))
         except PlanError as error:  # the model or its tracing changed
-            failed.append(f"{case.model} on {case.topology}, {case.label}: {error}")
+            console.print(f"{name}: {error}", markup=False)
             continue
-        table.add_row(case.model, case.topology, case.label, *row)
-        memory.append(of_memory)
-        compute += [of_compute] if of_compute is not None else []
-    console.print(table)
-    for line in failed:
-        console.print(line, markup=False)
-    if memory:
-        console.print(f"memory: {errors(memory)}, lowest ratio {min(memory):.2f}")
-    if compute:
-        console.print(f"compute: {errors(compute)}")
+        wanted.append(settings)
+    made = rows.made(wanted)
+    console.print(table(made))
+    console.print(verdict(made))
 
 
 if __name__ == "__main__":

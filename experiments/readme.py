@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ablation
+import agreement
 import confirmed
 import expert_plans
 import measured
@@ -181,6 +182,13 @@ SECTIONS = (
         "sweep.csv",
         sweep,
         lambda rows: [mesh_sweep.table(rows, f"{rows[0]['model']} {rows[0]['size']} on {rows[0]['machine']}")],
+    ),
+    Section(
+        "Predicted memory and compute, against XLA:GPU and XLA:TPU",
+        "agreement",
+        "agreement.csv",
+        agreement.verdict,
+        lambda rows: [agreement.table(rows), agreement.verdict(rows)],
     ),
     Section(
         "Predicted order of plans, against the compiled programs",
