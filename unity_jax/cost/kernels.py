@@ -33,6 +33,8 @@ _ALIASES = frozenset("reshape squeeze expand_dims optimization_barrier copy shar
 _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate dynamic_slice".split())
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
+_CASTS = 4
+"""How many readers of a value XLA:TPU casts it for, each for itself; for the eight products of a ring it does so once."""
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 _READS_ONCE = frozenset("gather reduce_window_max reduce_window_sum select_and_scatter_add".split())
 _JOINS = frozenset(["concatenate", "pad"])
@@ -237,7 +239,7 @@ class _Fuser:
             if cast and op not in at_hand and any(c.name in REDUCTIONS for c in used):
                 continue  # the reduction writes it for the others
             above = frozenset[Tensor]().union(*(sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs))
-            if len(used) == 1 or cast or self._is_cheap(op, used, above):
+            if len(used) == 1 or (cast and len(used) <= _CASTS) or (not cast and self._is_cheap(op, used, above)):
                 self.absorbed.add(op)
                 sources.update((o, above) for o in op.outputs)
 
