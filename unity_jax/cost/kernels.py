@@ -34,7 +34,7 @@ _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate d
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _CASTS = 4
-"""How many readers of a value XLA:TPU casts it for, each for itself; for the eight products of a ring it does so once."""
+"""How many readers XLA:TPU casts a value for, each for itself; for the eight products of a ring it does so once."""
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 _READS_ONCE = frozenset("gather reduce_window_max reduce_window_sum select_and_scatter_add".split())
 _JOINS = frozenset(["concatenate", "pad"])
