@@ -292,13 +292,14 @@ def test_every_plan_of_scanned_layers_has_an_order():
 
     def f(w, v, x):
         def loss(w, v):
-            layer = lambda x, wv: (jnp.tanh(x @ wv[0]) @ wv[1], None)  # noqa: E731
+            part = lambda x, v: (jnp.tanh(x @ v), None)  # noqa: E731
+            layer = lambda x, wv: (jax.lax.scan(part, x @ wv[0], wv[1])[0], None)  # noqa: E731
             return jnp.sum(jax.lax.scan(layer, x, (w, v))[0])
 
         dw, dv = jax.grad(loss, (0, 1))(w, v)
         return w - dw / jnp.sum(dw * dw), v - dv / jnp.sum(dv * dv)
 
-    program = trace(f, (f32(4, 64, 64), f32(4, 64, 64), f32(16, 64)), {}, donate_argnums=(0, 1))
+    program = trace(f, (f32(4, 64, 64), f32(4, 2, 64, 64), f32(16, 64)), {}, donate_argnums=(0, 1))
     axes, machine, rules = MeshAxes(("x", "y"), (2, 2)), Machine.preset("h100:4"), RuleCache()
     held = 0
     for seed in range(60):

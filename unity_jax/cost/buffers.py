@@ -135,17 +135,19 @@ class Buffers:
         pending = [t for k in late for t in k.reads if t not in made]
         carry = [base.get(t, t) for t in body.outputs[:carried]]
         others = [self.base.get(t, t) for t in (*root.inputs[:consts], *root.inputs[consts + carried :])]
-        read = list(dict.fromkeys((*others, *carry, *pending, *self.slots)))
+        slots = [t for t in stacks if t in self.slots]
+        read = list(dict.fromkeys((*others, *carry, *pending, *slots)))
         loop = replace(kernel, reads=read, writes=[*kernel.writes, *pending])
         after = tuple({self.maker[t] for t in loop.reads if t in self.maker}.union(filled.values()))
-        held = [self.of[t] for t in loop.reads if t in self.of] + [slot for slot, _ in self.slots.values()]
+        held = [self.of[t] for t in loop.reads if t in self.of] + [self.slots[t][0] for t in slots]
         self._step(loop, after, tuple(dict.fromkeys(held)), makes)
         for k in late:
             self._kernel(k)
         for t in made.intersection(stacks):
             self.maker[stacks[t]] = self.maker[t]
             self.needs[stacks[t]] = self.needs.get(t, 0) | self.needs.get(stacks[t], 0)
-        self.slots.clear()
+        for t in stacks:
+            self.slots.pop(t, None)
 
     def _step(self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: Sequence[Tensor]) -> None:
         root = kernel.root
@@ -185,7 +187,8 @@ class Buffers:
             first = self._add(Step(after, reads, beside, cost, writes_over=not own))
             self.maker.update((t, first) for t in kernel.writes)
             after, reads, buffers, cost = (first,), (part,), ends, BETWEEN
-        at = self._add(Step(after, reads, buffers, cost, None, 0.0, round(workspace), not own, passes))
+        step = Step(after, reads, buffers, cost, workspace=round(workspace), writes_over=not own, passes=passes)
+        at = self._add(step)
         self.bodies[at] = tuple(Buffers(b, self.traffic, self.storage, self.machine).lives() for b in root.bodies)
         self.maker.update((t, at) for t in (root.outputs if parts else kernel.writes))
         if root.name in REDUCTIONS:
