@@ -130,7 +130,7 @@ class Buffers:
                 self.slots[inner] = self.of[outer], filled[outer]
         made = {t for k in late for t in k.writes}
         for k in self.traffic.kernels[body]:
-            if not any(k is other for other in late):
+            if k not in late:
                 self._kernel(k)
         pending = [t for k in late for t in k.reads if t not in made]
         carry = [base.get(t, t) for t in body.outputs[:carried]]
@@ -210,6 +210,7 @@ class Buffers:
             self.needs.update((t, needs | 1 << group) for t in kernel.writes)
         # An all-reduce takes the place of its operand; what gathers or scatters needs its operand to the end.
         held = makes if move.kind == "reduce" else (*reads, *makes)
+        latency = collective_microseconds(kernel.root, self.storage.mesh, self.machine)
         if group in self.flights:
             start, done = self.flights[group]
             # XLA:TPU gives the results of several memory of their own.
@@ -217,14 +218,10 @@ class Buffers:
             self._extend(start, after, reads, makes, over)
             if done != start:
                 self._extend(done, (), held, (), False)
-                latency = self.steps[done].latency + collective_microseconds(
-                    kernel.root, self.storage.mesh, self.machine
-                )
-                self.steps[done] = replace(self.steps[done], latency=latency)
+                self.steps[done] = replace(self.steps[done], latency=self.steps[done].latency + latency)
         else:
             start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce"))
             if move.kind in _BESIDE[self.compiler]:
-                latency = collective_microseconds(kernel.root, self.storage.mesh, self.machine)
                 done = self._add(Step((start,), held, (), start=start, latency=latency))
         if group is not None:
             self.flights[group] = start, done
@@ -232,7 +229,8 @@ class Buffers:
 
     def _concatenate(self) -> None:
         """Copies of what XLA:GPU reduces in one all-reduce: its operands to one array, and its results out of it."""
-        parts: dict[int, tuple[int, int]] = {}  # of a result, the done and the copy
+        copies: dict[int, int] = {}  # of a result, the step that copies it
+        dones: set[int] = set()
         for start, done in set(self.flights.values()):
             step = self.steps[start]
             if not step.writes_over or len(step.makes) == 1:
@@ -241,12 +239,12 @@ class Buffers:
             copied = self._add(Step(step.after, step.reads, (whole[0],)))
             self.steps[start] = replace(step, after=(copied,), reads=(whole[0],), makes=(whole[1],))
             self.steps[done] = replace(self.steps[done], reads=(whole[1],))
-            parts.update((b, (done, self._add(Step((done,), (whole[1],), (b,))))) for b in step.makes)
-        of = {b: at for b, (_, at) in parts.items()}
-        dones = {done for done, _ in parts.values()}
+            copies.update((b, self._add(Step((done,), (whole[1],), (b,)))) for b in step.makes)
+            dones.add(done)
+        late = set(copies.values())
         for i, step in enumerate(self.steps):
-            if dones.intersection(step.after) and i not in of.values():
-                own = {of[b] for b in step.reads if b in of}
+            if i not in late and dones.intersection(step.after):
+                own = {copies[b] for b in step.reads if b in copies}
                 self.steps[i] = replace(step, after=tuple({*step.after} | own))
 
     def _extend(

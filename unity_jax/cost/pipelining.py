@@ -35,10 +35,9 @@ def pipelined(scan: Op, kernels: Sequence[Kernel]) -> list[Kernel]:
     for kernel in reversed(kernels):
         if all(t in loose for t in kernel.writes) and (_reduces(kernel) or _forms(kernel)):
             ends.append(kernel)
+            loose.update(t for t in kernel.reads if t not in body.inputs and _only_read_by(t, ends, kernels))
         else:
             loose.difference_update(kernel.reads)
-            continue
-        loose.update(t for t in kernel.reads if t not in body.inputs and _only_read_by(t, ends, kernels))
     found: list[Kernel] = []
     made: set[Tensor] = set()
     for kernel in reversed(ends):
@@ -58,4 +57,4 @@ def _forms(kernel: Kernel) -> bool:
 
 
 def _only_read_by(t: Tensor, ends: Sequence[Kernel], kernels: Sequence[Kernel]) -> bool:
-    return all(any(k is e for e in ends) for k in kernels if t in k.reads)
+    return all(k in ends for k in kernels if t in k.reads)
