@@ -89,6 +89,20 @@ def test_a_cast_that_a_reduction_reads_is_written_on_tpu_unless_a_matmul_makes_i
 
     assert written(lambda x: f(jax.lax.sort(x)), half) == [jnp.bfloat16, jnp.float32, jnp.float32]
     assert written(lambda x, w: f(x @ w), half, half) == [jnp.bfloat16, jnp.float32]
+    # Whatever else reads what the matmul's kernel writes.
+    beside = lambda x, w: (y := jnp.abs(x @ w), f(y), jax.lax.sort(y))[1:]  # noqa: E731
+    assert written(beside, half, half) == [jnp.bfloat16, jnp.float32, jnp.bfloat16]
+
+
+def test_activations_are_computed_again_on_tpu():
+    """Of what a matmul makes, the gradient of an activation keeps that alone; the GPU keeps the activation, too."""
+
+    def f(x, w, v):
+        return jax.value_and_grad(lambda w: jnp.sum((jax.nn.silu(x @ w) @ v) ** 2))(w)
+
+    args = (f32(8, 16), f32(16, 32), f32(32, 8))
+    kept = {c: shown(f, *args, compiler=c) for c in ("tpu", "cpu")}
+    assert sum(s.count("logistic") for s in kept["tpu"]) > sum(s.count("logistic") for s in kept["cpu"]) == 1
 
 
 def test_what_passes_a_barrier_is_in_memory():

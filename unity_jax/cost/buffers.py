@@ -4,12 +4,15 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
 
 - XLA:GPU joins constant arrays of one shape into one kernel, the stacks of loops among them: all exist from the first;
 - XLA computes gathers from a value (the logits of the labels) with what else reads it, so that they do not hold it;
-- XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes;
+- XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes (`chip`);
 - what it gathers of parts that are no whole tiles is copied together;
-- it gathers no result in the place of a donated argument: the gathered array is copied there at the end of the step;
+- it gathers no result in the place of a donated argument: what reads the argument reads a copy of it, and the gathered
+  array is copied there at the end of the step;
+- it fills the stacks of a loop right before the loop;
 - it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
-  takes and once more what is unused of it at the peak (`2 heap - alive`, seen in its buffer assignments); XLA:GPU gives
-  them out by size (`packing`);
+  takes and once more what is unused of it at the peak, not counting there what has been through a loop
+  (`2 heap - counted`, seen in its buffer assignments); XLA:GPU gives them out by size (`packing`);
+- XLA:GPU gives cuBLAS memory for a matmul, and may leave any matmul to it;
 - XLA:GPU makes one of several small collectives; what they take and make is there at the same time (`combining`). What
   one all-reduce sums is copied to one array before, and out of it after;
 - an all-reduce takes the place of its operand;
@@ -21,12 +24,12 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from unity_jax import _compat
+from unity_jax.cost.chip import away
 from unity_jax.cost.combining import THRESHOLDS, Combiner
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds
 from unity_jax.cost.heap import Heap
@@ -35,10 +38,11 @@ from unity_jax.cost.lives import Lives
 from unity_jax.cost.packing import packed_bytes
 from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.products import split
+from unity_jax.cost.program import kernel_seconds, kernel_work
 from unity_jax.cost.schedule import BETWEEN, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.machine import Machine
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
@@ -61,7 +65,7 @@ class Buffers:
         traffic: Traffic,
         storage: Storage,
         machine: Machine,
-        replacing: Set[Tensor] = frozenset(),
+        replacing: Mapping[Tensor, Tensor] | None = None,
     ) -> None:
         self.graph, self.traffic, self.storage, self.machine = graph, traffic, storage, machine
         self.compiler = storage.device.compiler
@@ -76,12 +80,14 @@ class Buffers:
         self.combiner = Combiner(THRESHOLDS.get(self.compiler, 0))
         self.flights: dict[int | None, tuple[int, int]] = {}  # start and done of each group of combined collectives
         self.needs: dict[Tensor, int] = {}  # the groups that a tensor depends on
-        self.replacing = replacing  # results in place of donated arguments
+        self.replacing = replacing or {}  # results in place of donated arguments, which are these
         self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
         self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
         self.lasting: set[int] = set()  # buffers that exist until the end
         self.slots: dict[Tensor, tuple[int, int]] = {}  # of an iteration's results: the stack, and what fills it
         self.base = base_tensors(graph)
+        moved = {t: op.params["move"].kind for op in graph.ops if "move" in op.params for t in op.outputs}
+        self.copied = {a for t, a in self.replacing.items() if self.compiler == "tpu" and moved.get(t) == "combine"}
         self.inputs, self.outputs = {*graph.inputs}, {self.base.get(t, t) for t in graph.outputs}
         for kernel in traffic.kernels[graph]:
             self._kernel(kernel)
@@ -95,11 +101,11 @@ class Buffers:
         after = {self.maker[t] for t in self._awaited(kernel) if t in self.maker}
         reads = [self.of[t] for t in kernel.reads if t in self.of]
         for t in kernel.reads:
-            if t.shape in self.storage.tables and t in self.inputs:
-                after.add(at := self._in_rows(t))
+            if t in self.inputs and (t.shape in self.storage.tables or t in self.copied):
+                after.add(at := self._copied(t))
                 reads += self.steps[at].makes
         makes = list(kernel.writes)
-        if root.name == "scan":
+        if root.name == "scan" and self.compiler != "tpu":
             stacks = set(root.outputs[_compat.scan_arity(root.params)[1] :]).intersection(makes)
             makes = [t for t in makes if t not in stacks]
             filled = {t: self._filled(t) for t in sorted(stacks, key=kernel.writes.index)}
@@ -175,7 +181,7 @@ class Buffers:
         own = own or self._normalizes(kernel)
         workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
         if self.compiler == "gpu" and root.name == "dot_general" and root.shard is not None:
-            workspace = sum(split(root.shard))
+            workspace = max(sum(split(root.shard)), self.storage.device.workspace_bytes)
         loops = self.compiler == "gpu" and root.name in _LOOPS
         passes = sum(self.storage(t) for t in (*kernel.reads, *root.outputs)) if loops else 0.0
         cost = kernel_microseconds(kernel, self.machine)
@@ -188,6 +194,8 @@ class Buffers:
             self.maker.update((t, first) for t in kernel.writes)
             after, reads, buffers, cost = (first,), (part,), ends, BETWEEN
         step = Step(after, reads, buffers, cost, workspace=round(workspace), writes_over=not own, passes=passes)
+        if self.storage.device.chip_bytes:
+            step = self._timed(step, kernel)
         at = self._add(step)
         self.bodies[at] = tuple(Buffers(b, self.traffic, self.storage, self.machine).lives() for b in root.bodies)
         self.maker.update((t, at) for t in (root.outputs if parts else kernel.writes))
@@ -211,16 +219,16 @@ class Buffers:
         # An all-reduce takes the place of its operand; what gathers or scatters needs its operand to the end.
         held = makes if move.kind == "reduce" else (*reads, *makes)
         latency = collective_microseconds(kernel.root, self.storage.mesh, self.machine)
+        seconds = sum(self.size[b] for b in (*reads, *makes)) / self.storage.device.memory_bandwidth
         if group in self.flights:
             start, done = self.flights[group]
-            # XLA:TPU gives the results of several memory of their own.
-            over = self.steps[start].writes_over and self.compiler == "gpu"
-            self._extend(start, after, reads, makes, over)
+            self._extend(start, after, reads, makes, self.steps[start].writes_over)
+            self.steps[start] = replace(self.steps[start], seconds=self.steps[start].seconds + seconds)
             if done != start:
                 self._extend(done, (), held, (), False)
                 self.steps[done] = replace(self.steps[done], latency=self.steps[done].latency + latency)
         else:
-            start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce"))
+            start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce", seconds=seconds))
             if move.kind in _BESIDE[self.compiler]:
                 done = self._add(Step((start,), held, (), start=start, latency=latency))
         if group is not None:
@@ -285,14 +293,24 @@ class Buffers:
         rows = (self.reduced[t].difference([t]) for t in kernel.reads if t in self.reduced)
         return any(r.intersection(kernel.reads) for r in rows)
 
+    def _timed(self, step: Step, kernel: Kernel) -> Step:
+        """A step with what decides about buffers on the chip; what is in a loop makes that itself."""
+        device, inner = self.storage.device, [k for b in kernel.root.bodies for k in self.traffic.kernels[b]]
+        if inner:
+            seconds = trips(kernel.root) * sum(kernel_seconds(k, device) for k in inner)
+            return replace(step, seconds=seconds, streams=False)
+        work = kernel_work(kernel, device)
+        return replace(step, seconds=work.seconds(device), streams=work.matrix <= max(work.memory, work.chip))
+
     def _add(self, step: Step) -> int:
         self.steps.append(step)
         return len(self.steps) - 1
 
-    def _in_rows(self, t: Tensor) -> int:
-        """The step that copies an argument for kernels that read it by rows."""
+    def _copied(self, t: Tensor) -> int:
+        """The step that copies an argument, by rows if kernels read it so."""
         if (t,) not in self.shared:
-            self.shared[t,] = self._add(Step((), (), (self._new(t, self.storage.rows(t)),)))
+            size = self.storage.rows(t) if t.shape in self.storage.tables else self.storage(t)
+            self.shared[t,] = self._add(Step((), (), (self._new(t, size),)))
         return self.shared[t,]
 
     def _filled(self, t: Tensor) -> int:
@@ -323,35 +341,60 @@ class Buffers:
         """The most bytes of buffers that are not results, as the compiler counts them, and what is alive then."""
         lives = self.lives()
         heap = Heap() if self.compiler == "tpu" else None
-        most, where = lives.run(heap)
-        alive = [(self.tensors[b], lives.size[b]) for b in lives.alive(where) if lives.size[b]]
+        peak = lives.run(heap)
+        alive = [(self.tensors[b], lives.size[b]) for b in lives.alive(peak.position) if lives.size[b]]
         if heap is not None:
-            return heap.size + heap.size - most, alive
-        return packed_bytes(lives.spans()) if self.compiler == "gpu" else most, alive
+            return 2 * heap.size - peak.counted, alive
+        return packed_bytes(lives.spans()) if self.compiler == "gpu" else peak.bytes, alive
 
     def lives(self) -> Lives:
         """The order of the steps, and which buffers are in memory."""
         inner = [0 if out else round(n) for n, out in zip(self.size, self.outside, strict=True)]
         # XLA:TPU schedules results in place of donated arguments, XLA:GPU as new memory.
         order = Schedule(self.steps, self.size if self.compiler == "gpu" else inner).order()
+        if self.storage.device.chip_bytes:
+            order = self._leave_chip(order, inner)
         readers = [0] * len(inner)
         for b in (*self.lasting, *(b for step in self.steps for b in step.reads)):
             readers[b] += 1
-        if self.storage.device.chip_bytes:
-            self._keep_on_chip(order, inner)
         return Lives(self.steps, order, inner, readers, self.bodies)
 
-    def _keep_on_chip(self, order: Sequence[int], size: list[int]) -> None:
-        """Take from the sizes what the memory on the chip holds: of the buffers that it may hold, those with the
-        shortest lives, as far as there is room for all of a life."""
-        device = self.storage.device
-        born, dies = {}, {}
+    def _leave_chip(self, order: Sequence[int], size: list[int]) -> list[int]:
+        """Take from the sizes what is on the chip, and add what is copied from there to HBM: the order with these
+        copies, which later steps read."""
+        accesses: dict[int, list[int]] = {}
+        gains: Counter[int] = Counter()
+        clock = [0.0]
         for position, i in enumerate(order):
-            born.update((b, position) for b in self.steps[i].makes)
-            dies.update((b, position) for b in (*self.steps[i].makes, *self.steps[i].reads))
-        used = np.zeros(len(order))
-        for b in sorted(born, key=lambda b: (dies[b] - born[b], size[b])):
-            life = used[born[b] : dies[b] + 1]
-            if size[b] <= device.fast_bytes and life.max() + size[b] <= device.chip_bytes:
-                life += size[b]
+            step = self.steps[i]
+            clock.append(clock[-1] + step.seconds)
+            for b in dict.fromkeys((*step.makes, *step.reads)):
+                if size[b] and b not in self.lasting:
+                    accesses.setdefault(b, [position] if self.bodies.get(i) else []).append(position)
+                    gains[b] += step.streams * math.sqrt(size[b])
+        for positions in accesses.values():
+            if len(positions) == 1:  # nothing reads it
+                positions *= 2
+        absent = away(accesses, gains, size, clock, self.storage.device)
+        copies: dict[int, list[int]] = {}  # by the position that they follow
+        for b, positions in accesses.items():
+            if b not in absent:
                 size[b] = 0
+                continue
+            first, last, evicted = absent[b]
+            if evicted:
+                copy = self._new(self.tensors[b], size[b])
+                size.append(size[b])
+                size[b] = 0
+                copies.setdefault(first, []).append(copy)
+                for i in (order[p] for p in positions if first < p <= last):
+                    self.steps[i] = replace(self.steps[i], reads=(*self.steps[i].reads, copy))
+            else:
+                for i in (order[p] for p in positions if p > last):
+                    self.steps[i] = replace(self.steps[i], reads=tuple(r for r in self.steps[i].reads if r != b))
+        found: list[int] = []
+        for position, i in enumerate(order):
+            found.append(i)
+            if position in copies:
+                found.append(self._add(Step((), (), tuple(copies[position]))))
+        return found

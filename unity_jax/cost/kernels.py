@@ -36,6 +36,8 @@ PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _CASTS = 4
 """How many readers XLA:TPU casts a value for, each for itself; for the eight products of a ring it does so once."""
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
+_ACTIVATIONS = frozenset("erf erfc logistic".split())
+"""Those that XLA:TPU computes again, in the backward pass that is: what they are of is there, too."""
 _READS_ONCE = frozenset("gather reduce_window_max reduce_window_sum select_and_scatter_add".split())
 _JOINS = frozenset(["concatenate", "pad"])
 """What no matmul computes while it reads."""
@@ -74,7 +76,8 @@ class Fusing:
     `epilogue`: elementwise consumers and reductions; `softmax`: what follows a reduction of the rows of a batch of
     products. `by_position`: what can be computed from an element's position is elementwise: random bits hash it, a
     scatter of one element per row compares it, and other scatters fill in a constant operand themselves. `tiles`:
-    arrays lie in tiles, so that it matters which dimension comes last. `repeats`: costly functions, too, are computed
+    arrays lie in tiles, so that it matters which dimension comes last. `costly`: functions that are computed once, for
+    all readers. `repeats`: these, too, are computed
     by every reader, gathers and windows included, if one is no loop and that moves no more bytes (`PriorityFusion` of
     XLA:GPU, which weighs time). `siblings`: equal constants are one array if one of them has to be in memory, and loops
     and reductions over as many elements that read that array are one kernel (`MultiOutputFusion` of XLA:GPU).
@@ -85,12 +88,13 @@ class Fusing:
     softmax: bool = False
     by_position: bool = False
     tiles: bool = False
+    costly: frozenset[str] = _COSTLY
     repeats: bool = False
     siblings: bool = False
 
 
 FUSING = {
-    "tpu": Fusing(grows=True, epilogue=True, softmax=True, by_position=True, tiles=True),
+    "tpu": Fusing(grows=True, epilogue=True, softmax=True, by_position=True, tiles=True, costly=_COSTLY - _ACTIVATIONS),
     "gpu": Fusing(repeats=True, siblings=True),
     "cpu": Fusing(),
 }
@@ -246,7 +250,7 @@ class _Fuser:
     def _is_cheap(self, op: Op, used: Sequence[Op], above: frozenset[Tensor]) -> bool:
         """Whether each of the ops that use it may compute it again from what is above."""
         apart = self.fusing.repeats and any(c not in self.loops for c in used)  # no kernel joins the readers
-        if not (apart or op.name not in _COSTLY or (self.fusing.grows and self._scales(op))):
+        if not (apart or op.name not in self.fusing.costly or (self.fusing.grows and self._scales(op))):
             return False
         grown = self._grown(op, above, len(set(used)))
         return not grown or (self.fusing.grows and all(c.name == "dot_general" for c in used))
@@ -290,12 +294,19 @@ class _Fuser:
         """The ops whose operands a compiler that fuses epilogues has at hand: those of a chain that begins with a
         matmul or with arguments, where nothing else reads what lies between."""
         found: set[Op] = set()
+        multiplied: set[Op] = set()  # of chains that begin with a matmul
         for op in self.graph.ops:
+            if not (op in self.loops or is_alias(op)):
+                continue
             size = _elements(op.outputs[0]) if op.outputs else 0
             whole = [(t, self.graph.producer.get(t)) for t in op.inputs if t.literal is None and _elements(t) == size]
             made = [(t, p) for t, p in whole if p is not None]
-            chained = any(p.name in PRODUCTS or (p in found and len(self.consumers[t]) == 1) for t, p in made)
-            if (op in self.loops or is_alias(op)) and (chained or not made):
+            alone = [p for t, p in made if len(self.consumers[t]) == 1]
+            # What a matmul's kernel writes can be cast again, whoever reads it too.
+            known = [p for _, p in made] if op.name == "convert_element_type" else alone
+            if any(p.name in PRODUCTS for _, p in made) or multiplied.intersection(known):
+                multiplied.add(op)
+            if op in multiplied or found.intersection(alone) or not made:
                 found.add(op)
         return found
 

@@ -6,7 +6,6 @@ between are `buffers`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,13 +33,14 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, don
     storage = Storage(graph, traffic, mesh, machine.device)
     base = base_tensors(graph)
     kept = {t: storage.outside(t) for t in graph.inputs}
-    free = Counter((t.shape, str(t.dtype), t.layout) for t in (graph.inputs[i] for i in donated))
-    replacing = set()
+    free: dict[object, list[Tensor]] = {}
+    for t in (graph.inputs[i] for i in donated):
+        free.setdefault((t.shape, str(t.dtype), t.layout), []).append(t)
+    replacing: dict[Tensor, Tensor] = {}
     for t in dict.fromkeys(base.get(t, t) for t in graph.outputs):
         key = (t.shape, str(t.dtype), t.layout)
-        if free[key]:
-            free[key] -= 1
-            replacing.add(t)
+        if free.get(key):
+            replacing[t] = free[key].pop(0)
         elif t not in kept and t.literal is None:
             kept[t] = storage.outside(t)
     peak, alive = Buffers(graph, traffic, storage, machine, replacing).peak()

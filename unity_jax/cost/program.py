@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unity_jax.cost.communication import collective_seconds
-from unity_jax.cost.compute import PRODUCTS, op_work, total
+from unity_jax.cost.compute import PRODUCTS, Work, op_work, total
 from unity_jax.cost.kernels import Kernel, Use
 from unity_jax.cost.reshard import collective_kind, move_bytes
 from unity_jax.cost.ring import Shift
@@ -66,11 +66,16 @@ def floor_seconds(shard: Shard, machine: Machine, use: Use) -> float:
     return 0.0 if use.rides else work.memory
 
 
-def kernel_seconds(kernel: Kernel, device: Device) -> float:
-    """Seconds of the local program of a planned kernel; nothing for a collective, a loop or a branch. What needs no
+def kernel_work(kernel: Kernel, device: Device) -> Work:
+    """The work of the local program of a planned kernel; none for a collective, a loop or a branch. What needs no
     operand is written ahead, and takes no start of its own."""
     work = total(op_work(op.shard, device, kernel.use(op, 0)) for op in kernel.ops if op.shard is not None)
-    return work._replace(launches=int(bool(kernel.reads))).seconds(device) if any(work) else 0.0
+    return work._replace(launches=int(bool(kernel.reads) and any(work)))
+
+
+def kernel_seconds(kernel: Kernel, device: Device) -> float:
+    """Seconds of the local program of a planned kernel (`kernel_work`)."""
+    return kernel_work(kernel, device).seconds(device)
 
 
 def program_flops(graph: Graph) -> float:

@@ -35,7 +35,8 @@ class Step:
     **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost`: the microseconds it
     takes; `start` and `latency`: of a done, its start, and the microseconds from that to it; `workspace`: bytes that it
     needs while it runs; `writes_over`: whether a result may take the place of what it reads; `passes`: bytes that go
-    through a loop, which XLA's list scheduler takes for made by it.
+    through a loop, which XLA's list scheduler takes for made by it; `seconds`: the time that buffers wait for it on the
+    chip (XLA:TPU), and `streams`: whether it would gain from what it reads and makes there.
     """
 
     after: tuple[int, ...]
@@ -47,6 +48,8 @@ class Step:
     workspace: int = 0
     writes_over: bool = False
     passes: float = 0.0
+    seconds: float = 0.0
+    streams: bool = True
 
 
 @dataclass(eq=False)

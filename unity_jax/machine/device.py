@@ -55,6 +55,7 @@ class Device:
     fast_bandwidth: float = 0.0
     chip_bytes: float = 0.0
     fast_results_per_second: float = 0.0
+    workspace_bytes: float = 0.0
     contention: Contention = PERFECT
     asynchronous: tuple[str, ...] = ASYNCHRONOUS
 
