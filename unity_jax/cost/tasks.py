@@ -22,6 +22,7 @@ from unity_jax.cost.compute import copy_seconds, fill_seconds
 from unity_jax.cost.kernels import Kernel, Traffic
 from unity_jax.cost.program import Collective, kernel_seconds, op_collectives, serves
 from unity_jax.cost.reshard import collective_kind, turning_seconds
+from unity_jax.cost.sending import sent
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
@@ -80,11 +81,13 @@ class _Writer:
     ) -> None:
         self.mesh, self.machine, self.traffic = mesh, machine, traffic
         self.stacked = stacked  # what a scan stacks of each iteration
+        self.sent: dict[Op, float] = {}
         self.tasks: list[Task] = []
         self.ready: dict[Tensor, tuple[int, ...]] = {}  # the tasks to wait for; inputs and constants need none
 
     def run(self, graph: Graph) -> tuple[Task, ...]:
         served, copied = serves(graph), self._copied(graph)
+        self.sent = {} if self.machine.device.compiler == "cpu" else sent(graph)
         for kernel in self.traffic.kernels[graph]:
             root, after = kernel.root, self._wait((*kernel.reads, *kernel.waits))
             if root.bodies:
@@ -153,11 +156,11 @@ class _Writer:
         if move is not None:
             turned = turning_seconds(move, op.inputs[0].shape, op.inputs[0].dtype, self.mesh, device) / 2
         for c in op_collectives(op, self.mesh, self.machine):
-            if c.seconds:
+            if seconds := c.seconds * self.sent.get(op, 1.0):
                 blocking = last or c.kind not in device.asynchronous
                 levels = crossed(self.machine, self.mesh, c.axes)
                 after = self._compute(turned, after, op)
-                after = self._add(Task(COLLECTIVES, c.seconds, after, served, levels, blocking, c))
+                after = self._add(Task(COLLECTIVES, seconds, after, served, levels, blocking, c))
                 after = self._compute(turned, after, op)
         return after
 
