@@ -353,9 +353,9 @@ def test_paths_executed(make_mesh, mesh, shape, dtype, reductions):
         check(result, value, mesh, target)
 
 
-def test_arrays_are_turned_around_an_all_to_all():
+def test_a_tpu_turns_arrays_around_an_all_to_all():
     """Eight parts of 64 channels lie in rows of 128 lanes, 28 of them in tiles of 8, and in float32 on the way; three
-    passes. On a GPU it is one."""
+    passes."""
     shape, mesh = (256, 28, 28, 512), MeshAxes(("a",), (8,))
     move = Move("exchange", ("a",), 3, 0, Layout(((), (), (), ("a",))), Layout((("a",), (), (), ())))
     back = Move("exchange", ("a",), 0, 3, move.after, move.before)
@@ -364,7 +364,6 @@ def test_arrays_are_turned_around_an_all_to_all():
     apart = 2 * 32 / 28
     expected = 3 * (1 + apart + 2 * apart) * plain / bandwidth
     assert turning_seconds(back, shape, "bfloat16", mesh, tpu) == pytest.approx(expected)
-    h100 = H100.device.memory_bandwidth * H100.device.memory_efficiency
-    assert turning_seconds(move, shape, "bfloat16", mesh, H100.device) == pytest.approx(2 * plain / h100)
+    assert turning_seconds(move, shape, "bfloat16", mesh, H100.device) == 0
     gather = Move("combine", ("a",), 3, None, move.before, Layout(((), (), (), ())))
     assert turning_seconds(gather, shape, "bfloat16", mesh, tpu) == 0

@@ -160,3 +160,22 @@ def test_repeated_gathers_stand_behind_barriers():
         # The consumer reads both results of the barrier: the gathered weight and the other operand.
         readers = [op for op in graph.ops if gather.outputs[0] in op.inputs]
         assert len(readers) == 1 and barrier.outputs[1] in readers[0].inputs
+
+
+def scaled_step(x, ws):
+    def loss(ws):
+        h = x
+        for w in ws:
+            h = jnp.tanh(h * w)
+        return h.sum()
+
+    return jax.grad(loss)(ws)
+
+
+@pytest.mark.parametrize(("rows", "waits"), [(1, False), (16, True)])
+def test_an_elementwise_op_waits_for_no_scale(rows, waits):
+    """A scale is gathered in both passes; a mask as large as what it multiplies waits for that."""
+    inputs, outputs = dict.fromkeys((1, 2, 3), COLUMNS), dict.fromkeys(range(3), COLUMNS)
+    graph = planned(scaled_step, s(16, 8), [s(rows, 8)] * 3, inputs=inputs, outputs=outputs, keep=False)
+    assert len(gathers(graph)) > 3
+    assert ("optimization_barrier" in names(graph)) is waits

@@ -52,13 +52,8 @@ def pass_bytes(device: Device, itemsize: int, least: float, other: float) -> flo
 
 
 def exchanging_bytes(device: Device, shape: tuple[int, ...], dim: int, parts: int, itemsize: int) -> float:
-    """Bytes that go through memory around an all-to-all of an array that is cut into parts of a dimension.
-
-    XLA:TPU turns it so that the parts lie apart, and turns what has come: three passes in programs compiled for v5e.
-    XLA:GPU cuts the dimension that comes first in memory, and turns the array once between two collectives.
-    """
-    if device.compiler == "gpu":
-        return 2.0 * math.prod(shape) * itemsize
+    """Bytes that go through the memory of a TPU around an all-to-all of an array that is cut into parts of a dimension:
+    XLA:TPU turns it so that the parts lie apart, and turns what has come: three passes in programs compiled for v5e."""
     if not device.layout_tile[1]:
         return 0.0
     pieces = (parts, *(n if d != dim else -(-n // parts) for d, n in enumerate(shape)))

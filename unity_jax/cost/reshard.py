@@ -337,7 +337,7 @@ class Resharder:
         latency, per_byte = np.moveaxis(self._lines[e.kind, e.axes], -1, 0)
         seconds = (latency + per_byte * nbytes[:, None, None]).max(axis=2).min(axis=1)
         seconds += self._passes[e.kind] * local_bytes[e.after]
-        if (device := self.machine.device).compiler != "cpu":
+        if (device := self.machine.device).layout_tile[1]:
             for i in rows[e.kind == _KINDS.index("exchange")]:
                 turned = exchanging_bytes(device, tuple(payload[i].tolist())[:rank], int(e.target[i]), int(k[i]), size)
                 seconds[i] += turned / (device.memory_bandwidth * device.memory_efficiency)

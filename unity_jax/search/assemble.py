@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from unity_jax import _compat
 from unity_jax.cost.reshard import Move, Resharder, collective_kind
-from unity_jax.ops.rule import Rule, Shard, Strategy, rule_of, strategies
+from unity_jax.ops.rule import Rule, Shard, Strategy, is_pointwise, rule_of, strategies
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -177,6 +177,8 @@ class _Assembler:
             beside = [j for j, t in enumerate(op.inputs) if j not in tied and t.rank > 0 and t.literal is None]
             if beside:
                 j = max(beside, key=lambda j: op.inputs[j].nbytes)
+                if is_pointwise(op) and op.inputs[i].nbytes < op.inputs[j].nbytes:
+                    continue  # a scale or a bias; behind a barrier, the other operand would have to be in memory
                 value = found.get(j) or self._fetch(op.inputs[j], layouts[j], op.backward)
                 found[j] = self._hold_back(op.inputs[i], value, layouts[i], op.backward)
         for i, (t, lay) in enumerate(zip(op.inputs, layouts, strict=True)):
