@@ -24,7 +24,7 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -363,7 +363,7 @@ class Buffers:
         """Take from the sizes what is on the chip, and add what is copied from there to HBM: the order with these
         copies, which later steps read."""
         accesses: dict[int, list[int]] = {}
-        gains: Counter[int] = Counter()
+        gains: defaultdict[int, float] = defaultdict(float)
         clock = [0.0]
         for position, i in enumerate(order):
             step = self.steps[i]
