@@ -86,8 +86,7 @@ class Buffers:
         self.lasting: set[int] = set()  # buffers that exist until the end
         self.slots: dict[Tensor, tuple[int, int]] = {}  # of an iteration's results: the stack, and what fills it
         self.base = base_tensors(graph)
-        moved = {t: op.params["move"].kind for op in graph.ops if "move" in op.params for t in op.outputs}
-        self.copied = {a for t, a in self.replacing.items() if self.compiler == "tpu" and moved.get(t) == "combine"}
+        self.copied = {a for t, a in self.replacing.items() if self.compiler == "tpu" and self._is_gathered(t)}
         self.inputs, self.outputs = {*graph.inputs}, {self.base.get(t, t) for t in graph.outputs}
         for kernel in traffic.kernels[graph]:
             self._kernel(kernel)
@@ -292,6 +291,10 @@ class Buffers:
             return False
         rows = (self.reduced[t].difference([t]) for t in kernel.reads if t in self.reduced)
         return any(r.intersection(kernel.reads) for r in rows)
+
+    def _is_gathered(self, t: Tensor) -> bool:
+        made_by = self.graph.producer.get(t)
+        return made_by is not None and "move" in made_by.params and made_by.params["move"].kind == "combine"
 
     def _timed(self, step: Step, kernel: Kernel) -> Step:
         """A step with what decides about buffers on the chip; what is in a loop makes that itself."""

@@ -1,8 +1,10 @@
 """What XLA sends in place of the bytes of an all-gather: fewer, where a cast or a copy can run after it or before.
 
-convert to float32 -> combine     bfloat16 is gathered, and cast then
-combine -> convert to bfloat16    cast first
-broadcast_in_dim -> combine       nothing, if the gathered dimension is new: every device has the value
+    convert to float32 -> combine     bfloat16 is gathered, and cast then
+    combine -> convert to bfloat16    cast first
+    broadcast_in_dim -> combine       nothing, if the gathered dimension is new: every device has the value
+
+Seen in programs compiled for eight H100 and for v5e.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ def sent(graph: Graph) -> dict[Op, float]:
         sizes = [result.itemsize]
         if maker is not None and maker.name == "convert_element_type":
             sizes.append(maker.inputs[0].itemsize)
-        if result not in outputs and all(r.name == "convert_element_type" for r in readers.get(result, ())):
-            sizes.append(max((r.outputs[0].itemsize for r in readers.get(result, ())), default=result.itemsize))
+        used = readers.get(result, ())
+        if used and result not in outputs and all(r.name == "convert_element_type" for r in used):
+            sizes.append(max(r.outputs[0].itemsize for r in used))
         if min(sizes) < result.itemsize:
             found[op] = min(sizes) / result.itemsize
     return found

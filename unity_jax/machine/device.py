@@ -33,8 +33,9 @@ class Device:
     traffic (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are padded in
     memory (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which holds
     `chip_bytes`, moves `fast_bandwidth` bytes per second and takes `fast_results_per_second` elements from matmuls (0:
-    as many as the other memory). `contention`: what runs at the same time slows each other so; `asynchronous`: the
-    kinds of collectives that the compiler starts and awaits apart, the others stop compute.
+    as many as the other memory). `workspace_bytes`: what the compiler gives a matmul of a library besides operands and
+    result; `contention`: what runs at the same time slows each other so; `asynchronous`: the kinds of collectives that
+    the compiler starts and awaits apart, the others stop compute.
     """
 
     kind: str
