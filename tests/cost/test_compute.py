@@ -61,6 +61,13 @@ def test_results_leave_the_matrix_unit_at_their_own_rate():
     assert op_work(matmul(1000, 1, 1000), device, Use((1, 1, 1), 0)).seconds(device) == pytest.approx(1e-3)
 
 
+def test_what_is_summed_leaves_the_chip():
+    device = dataclasses.replace(DEVICE, results_per_second=1e9, fast_results_per_second=4e9, fast_bytes=1e7)
+    use = Use((1, 1, 1), 0)
+    assert op_work(matmul(1000, 1, 1000), device, use).results == pytest.approx(2.5e-4)
+    assert op_work(matmul(1000, 1, 1000), device, use._replace(summed=True)).results == pytest.approx(1e-3)
+
+
 def test_sizes_of_products():
     batched = shard(lambda x, y: jnp.einsum("bmk,bkn->bmn", x, y), f32(3, 5, 7), f32(3, 7, 11))
     assert product_size(batched) == (3, 5, 11, 7)

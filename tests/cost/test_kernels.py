@@ -282,3 +282,12 @@ def test_a_part_of_an_array_goes_into_a_batch_of_products_from_memory_on_tpu():
         part = next(op for op in graph.ops if op.name == "neg")
         part.params["move"] = Move("partition", ("x",), 0, None, whole, parts)
         assert [[op.name for op in k.ops] for k in kernels(graph, "tpu")] == expected
+
+
+def test_what_an_all_reduce_sums_is_told():
+    """`neg` stands for the all-reduce."""
+    graph = trace(lambda x, w: -jnp.tanh(x @ w), (f32(4, 8), f32(8, 16)), {}).graph
+    whole = Layout(((), ()))
+    next(op for op in graph.ops if op.name == "neg").params["move"] = Move("reduce", ("x",), None, None, whole, whole)
+    uses = Traffic.of(graph, "tpu").uses
+    assert {op.name: use.summed for op, use in uses.items()} == {"dot_general": False, "tanh": True, "neg": False}

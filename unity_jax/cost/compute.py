@@ -78,7 +78,8 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
     if device.results_per_second:
         chip = 0.0  # the matrix unit takes what is on the chip at its own rate
         for i, n in enumerate(counts[len(op.inputs) :]):
-            fits = shard.result_bytes(i) <= device.fast_bytes
+            # XLA:TPU sums in HBM.
+            fits = shard.result_bytes(i) <= device.fast_bytes and not use.summed
             rate = fits * device.fast_results_per_second or device.results_per_second
             results += n * math.prod(shard.result_shape(i)) / rate
     if op.name in PRODUCTS:

@@ -52,7 +52,7 @@ Counts = tuple[int, ...]
 class Use(NamedTuple):
     """How an op runs: what it moves through memory, how many kernels it starts; whether it rides along in the one of
     a matmul, or is alone in its own; how its operands and results lie (`cost.rows`); whether it is a scatter into
-    zeros."""
+    zeros; whether what it writes is summed by an all-reduce."""
 
     counts: Counts
     launches: int = 1
@@ -60,12 +60,13 @@ class Use(NamedTuple):
     alone: bool = False
     rows: Rows = ()
     zeros: bool = False
+    summed: bool = False
 
     def plus(self, other: Use) -> Use:
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         rides, alone = self.rides or other.rides, self.alone or other.alone
-        zeros = self.zeros or other.zeros
-        return Use(counts, self.launches + other.launches, rides, alone, self.rows or other.rows, zeros)
+        zeros, summed = self.zeros or other.zeros, self.summed or other.summed
+        return Use(counts, self.launches + other.launches, rides, alone, self.rows or other.rows, zeros, summed)
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class Kernel:
     counts: dict[Op, Counts] = field(default_factory=dict)
     rows: dict[Op, Rows] = field(default_factory=dict)
     zeros: set[Op] = field(default_factory=set)
+    summed: set[Op] = field(default_factory=set)
 
     def use(self, op: Op, launches: int) -> Use:
         """How one of its ops runs here."""
@@ -123,7 +125,8 @@ class Kernel:
         # A constant is broadcast first; what a broadcast writes takes the place of all that is computed before it.
         single = len(self.ops) == 1 and all(t.literal is None for t in op.inputs)
         alone = single or (op is self.root and op.name == "broadcast_in_dim")
-        return Use(self.counts[op], launches, rides, alone, self.rows.get(op, ()), op in self.zeros)
+        rows, zeros, summed = self.rows.get(op, ()), op in self.zeros, op in self.summed
+        return Use(self.counts[op], launches, rides, alone, rows, zeros, summed)
 
     @functools.cached_property
     def root(self) -> Op:
@@ -463,6 +466,8 @@ class _Fuser:
                 k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
                 if op in lie:
                     k.rows[op] = lie[op]
+                if any(_is_all_reduce(c) for t in op.outputs for c in self.consumers.get(t, ())):
+                    k.summed.add(op)
                 if is_scatter(op) and (made_by := self.producer.get(op.inputs[0])) is not None and _is_zero(made_by):
                     k.zeros.add(op)
         return _runnable(sorted(made, key=lambda k: position[k.ops[-1]]))
@@ -491,6 +496,10 @@ def _runnable(made: list[Kernel]) -> list[Kernel]:
 
 def is_batched(op: Op) -> bool:
     return op.name == "dot_general" and bool(op.params["dimension_numbers"][1][0])
+
+
+def _is_all_reduce(op: Op) -> bool:
+    return "move" in op.params and op.params["move"].kind == "reduce"
 
 
 def _is_zero(op: Op) -> bool:
