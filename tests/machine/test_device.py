@@ -14,6 +14,7 @@ def test_the_least_of_everything():
     least = weakest((FAST, SLOW, SMALL))
     assert least == Device("fast, slow, small", (("bfloat16", 4e13), ("vector", 1e12)), 8e9, 1e12, 1e10, 2e-6)
     assert weakest((FAST,)) == FAST
+    assert weakest((FAST, dataclasses.replace(SLOW, workspace_bytes=2**20))).workspace_bytes == 2**20
 
 
 def test_what_is_said():

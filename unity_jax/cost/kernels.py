@@ -154,24 +154,18 @@ def is_loop(op: Op, fusing: Fusing) -> bool:
 class _Fuser:
     graph: Graph
     fusing: Fusing
-    consumers: dict[Tensor, list[Op]] = field(default_factory=dict)
     absorbed: set[Op] = field(default_factory=set)
     sources: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
     held: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     loops: set[Op] = field(default_factory=set)
-    producer: dict[Tensor, Op] = field(default_factory=dict)
     within: set[Op] = field(default_factory=set)
     prologue: set[Op] = field(default_factory=set)  # what matmuls compute before they multiply
     updated: set[Op] = field(default_factory=set)  # sums that a scatter writes into
     fills: dict[Op, Op] = field(default_factory=dict)  # constants that are read from the array that the first one makes
 
     def run(self) -> list[Kernel]:
-        self.producer = self.graph.producer
         self.loops = {op for op in self.graph.ops if is_loop(op, self.fusing)}
-        for op in self.graph.ops:
-            for t in op.inputs:
-                self.consumers.setdefault(t, []).append(op)
         outputs = set(self.graph.outputs)
         if self.fusing.siblings:
             self._fill()
@@ -213,7 +207,7 @@ class _Fuser:
                 out, value = op.outputs[0], op.inputs[0].literal
                 equal.setdefault((out.shape, str(out.dtype), value.tobytes(), out.layout), []).append(op)
         for ops in equal.values():
-            read = [op for op in ops if not all(map(is_scatter, self.consumers.get(op.outputs[0], ())))]
+            read = [op for op in ops if not all(map(is_scatter, self.graph.readers.get(op.outputs[0], ())))]
             if len(read) > 1 and len(read) < len(ops):
                 self.fills.update(dict.fromkeys(read[1:], read[0]))
                 self.loops.discard(read[0])
@@ -275,7 +269,7 @@ class _Fuser:
         for op in self.graph.ops:
             if op.name != "scatter-add" or (self.fusing.by_position and compares(op)):
                 continue
-            used, zeros = self.consumers.get(op.outputs[0], []), self.producer.get(op.inputs[0])
+            used, zeros = self.graph.readers.get(op.outputs[0], []), self.graph.producer.get(op.inputs[0])
             if len(used) == 1 and used[0].name in ("add", "add_any") and zeros is not None and _is_zero(zeros):
                 self.absorbed.add(op)
                 self.updated.add(used[0])
@@ -290,7 +284,7 @@ class _Fuser:
 
     def _scales(self, op: Op) -> bool:
         """Whether it divides rows by a number each, which becomes a product with its inverse."""
-        by = self.producer.get(op.inputs[1]) if op.name == "div" else None
+        by = self.graph.producer.get(op.inputs[1]) if op.name == "div" else None
         return by is not None and by.name == "broadcast_in_dim"
 
     def _at_hand(self) -> set[Op]:
@@ -304,7 +298,7 @@ class _Fuser:
             size = _elements(op.outputs[0]) if op.outputs else 0
             whole = [(t, self.graph.producer.get(t)) for t in op.inputs if t.literal is None and _elements(t) == size]
             made = [(t, p) for t, p in whole if p is not None]
-            alone = [p for t, p in made if len(self.consumers[t]) == 1]
+            alone = [p for t, p in made if len(self.graph.readers[t]) == 1]
             # What a matmul's kernel writes can be cast again, whoever reads it too.
             known = [p for _, p in made] if op.name == "convert_element_type" else alone
             if any(p.name in PRODUCTS for _, p in made) or multiplied.intersection(known):
@@ -320,7 +314,7 @@ class _Fuser:
         def readers(t: Tensor) -> list[Op]:
             if t not in known:
                 found: list[Op] = []
-                for c in self.consumers.get(t, ()):
+                for c in self.graph.readers.get(t, ()):
                     if is_alias(c) and c.name != "optimization_barrier":
                         found += [r for i, o in zip(c.inputs, c.outputs, strict=False) if i is t for r in readers(o)]
                     else:
@@ -334,7 +328,7 @@ class _Fuser:
         """Whether an alias of the tensor is a result of the program."""
         return any(
             o in outputs or self._escapes(o, outputs)
-            for c in self.consumers.get(t, ())
+            for c in self.graph.readers.get(t, ())
             if is_alias(c)
             for i, o in zip(c.inputs, c.outputs, strict=False)
             if i is t
@@ -364,7 +358,7 @@ class _Fuser:
     def _is_multiplied_part(self, op: Op) -> bool:
         """Whether it takes a device's part of an array into a batch of products. XLA:TPU does so as it reads the array,
         which is in memory: it computes nothing of it in the matmul."""
-        return is_partition(op) and any(map(is_batched, self.consumers.get(op.outputs[0], ())))
+        return is_partition(op) and any(map(is_batched, self.graph.readers.get(op.outputs[0], ())))
 
     def _grows(self, op: Op) -> float:
         """Bytes of the operands over bytes of the result."""
@@ -373,7 +367,7 @@ class _Fuser:
     # Grouping
 
     def _group(self, outputs: set[Tensor]) -> list[Kernel]:
-        producer = self.producer
+        producer = self.graph.producer
         level: dict[Op, int] = {}
         group: dict[Op, int] = {}
         members: list[list[Op]] = []
@@ -466,9 +460,10 @@ class _Fuser:
                 k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
                 if op in lie:
                     k.rows[op] = lie[op]
-                if any(_is_all_reduce(c) for t in op.outputs for c in self.consumers.get(t, ())):
+                if any(_is_all_reduce(c) for t in op.outputs for c in self.graph.readers.get(t, ())):
                     k.summed.add(op)
-                if is_scatter(op) and (made_by := self.producer.get(op.inputs[0])) is not None and _is_zero(made_by):
+                made_by = self.graph.producer.get(op.inputs[0]) if is_scatter(op) else None
+                if made_by is not None and _is_zero(made_by):
                     k.zeros.add(op)
         return _runnable(sorted(made, key=lambda k: position[k.ops[-1]]))
 

@@ -27,14 +27,10 @@ def narrowed(graph: Graph, kernels: Iterable[Kernel]) -> set[Tensor]:
     **Arguments:** `kernels`: of the graph.
     """
     of = {op: i for i, kernel in enumerate(kernels) for op in kernel.ops}
-    readers: dict[Tensor, list[Op]] = {}
-    for op in graph.ops:
-        for t in op.inputs:
-            readers.setdefault(t, []).append(op)
     found: set[Tensor] = set()
     for op in reversed(graph.ops):
         for t in op.outputs:
-            others = [r for r in readers.get(t, ()) if r not in of or of[r] != of.get(op)]
+            others = [r for r in graph.readers.get(t, ()) if r not in of or of[r] != of.get(op)]
             others = [r for r in others if r.name not in REDUCTIONS]  # they run with what makes their operand
             round_it = (_rounds(r) or any(o in found for o in _moved(t, r)) for r in others)
             if t.dtype == np.float32 and others and t not in graph.outputs and all(round_it):

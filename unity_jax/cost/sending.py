@@ -10,16 +10,12 @@ Seen in programs compiled for eight H100 and for v5e.
 from __future__ import annotations
 
 from unity_jax.cost.kernels import is_alias
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op
 
 
 def sent(graph: Graph) -> dict[Op, float]:
     """The part of its bytes that an all-gather of a planned graph sends; those that are not told send all."""
     producer = graph.producer
-    readers: dict[Tensor, list[Op]] = {}
-    for op in graph.ops:
-        for t in op.inputs:
-            readers.setdefault(t, []).append(op)
     outputs = set(graph.outputs)
     found: dict[Op, float] = {}
     for op in graph.ops:
@@ -39,7 +35,7 @@ def sent(graph: Graph) -> dict[Op, float]:
         sizes = [result.itemsize]
         if maker is not None and maker.name == "convert_element_type":
             sizes.append(maker.inputs[0].itemsize)
-        used = readers.get(result, ())
+        used = graph.readers.get(result, ())
         if used and result not in outputs and all(r.name == "convert_element_type" for r in used):
             sizes.append(max(r.outputs[0].itemsize for r in used))
         if min(sizes) < result.itemsize:

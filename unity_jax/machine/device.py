@@ -97,6 +97,7 @@ def weakest(devices: Sequence[Device]) -> Device:
         fast_bytes=min(d.fast_bytes for d in devices),
         fast_bandwidth=min(d.fast_bandwidth for d in devices),
         chip_bytes=min(d.chip_bytes for d in devices),
+        workspace_bytes=max(d.workspace_bytes for d in devices),
     )
 
 

@@ -150,7 +150,7 @@ NVLINK_LATENCY, INFINIBAND_LATENCY, LAUNCH = 1.9e-6, 4.0e-6, 1e-6
 # https://github.com/NVIDIA/nccl/blob/v2.28.7-1/src/graph/topo.h
 V100_NVLINK, A100_NVLINK, HOPPER_NVLINK = 2.0e10, 2.0e10, 2.06e10
 # What XLA:GPU gives a call of cuBLAS at most: kDefaultWorkspace and kHopperWorkspace in
-# https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/gemm_rewriter.cc
+# https://github.com/openxla/xla/blob/main/xla/service/gpu/matmul_utils.h
 DEFAULT_WORKSPACE, HOPPER_WORKSPACE = 4 * 2.0**20, 32 * 2.0**20
 
 _A100 = {

@@ -118,6 +118,15 @@ class Graph:
         """The op that makes each tensor; inputs and literals have none."""
         return {t: op for op in self.ops for t in op.outputs}
 
+    @functools.cached_property
+    def readers(self) -> dict[Tensor, list[Op]]:
+        """The ops that read each tensor, in program order, once for each operand; not those inside of bodies."""
+        readers: dict[Tensor, list[Op]] = {}
+        for op in self.ops:
+            for t in op.inputs:
+                readers.setdefault(t, []).append(op)
+        return readers
+
     def walk(self) -> Iterator[Op]:
         """Every op, those of sub-graphs included, in program order."""
         for op in self.ops:

@@ -148,15 +148,11 @@ def _ops(graph: Graph, pattern: str) -> Iterator[str]:
 
 def _with_moves(graph: Graph) -> Iterator[tuple[Op, list[tuple[str, Op]]]]:
     """Every op with the collectives that bring its operands and take its results."""
-    readers: dict[Tensor, list[Op]] = {}
-    for op in graph.ops:
-        for t in op.inputs:
-            readers.setdefault(t, []).append(op)
     for op in graph.ops:
         for body in op.bodies:
             yield from _with_moves(body)
         before = [("before", m) for t in op.inputs for m in reversed(list(_chain(t, graph)))]
-        after = [("after", m) for t in op.outputs for m in _movers(t, readers)]
+        after = [("after", m) for t in op.outputs for m in _movers(t, graph)]
         yield op, [(when, m) for when, m in before + after if collective_kind(m.params["move"])]
 
 
@@ -165,15 +161,15 @@ def _is_of_ring(op: Op) -> bool:
     return op.shard is not None and op.traced is None
 
 
-def _movers(tensor: Tensor, readers: dict[Tensor, list[Op]]) -> Iterator[Op]:
+def _movers(tensor: Tensor, graph: Graph) -> Iterator[Op]:
     """The moves that read a tensor, or what a ring makes of it."""
-    for op in readers.get(tensor, ()):
+    for op in graph.readers.get(tensor, ()):
         if "move" in op.params:
             yield op
         elif op.name == "optimization_barrier":
-            yield from _movers(op.outputs[op.inputs.index(tensor)], readers)
+            yield from _movers(op.outputs[op.inputs.index(tensor)], graph)
         elif _is_of_ring(op):
-            yield from _movers(op.outputs[0], readers)
+            yield from _movers(op.outputs[0], graph)
 
 
 def _chain(tensor: Tensor, graph: Graph) -> Iterator[Op]:

@@ -51,22 +51,18 @@ class Match:
 def matches(graph: Graph, mesh: MeshAxes) -> Iterator[Match]:
     """The collectives of a planned graph (its bodies not included) that can run as rings: all-gathers that only
     contractions read, and reduce-scatters of what is nothing but the result of one."""
-    readers: dict[Tensor, list[Op]] = {}
-    for op in graph.ops:
-        for t in op.inputs:
-            readers.setdefault(t, []).append(op)
     kept = set(graph.outputs)
     for op in graph.ops:
         move = op.params.get("move")
         if move is None or move.kind not in ("combine", "reduce_scatter"):
             continue
         if move.kind == "combine":
-            found = [(r, r.inputs.index(op.outputs[0])) for r in readers.get(op.outputs[0], ())]
+            found = [(r, r.inputs.index(op.outputs[0])) for r in graph.readers.get(op.outputs[0], ())]
             alone = op.outputs[0] not in kept
         else:
             maker = graph.producer.get(op.inputs[0])
             found = [(maker, RESULT)] if maker is not None else []
-            alone = op.inputs[0] not in kept and len(readers[op.inputs[0]]) == 1
+            alone = op.inputs[0] not in kept and len(graph.readers[op.inputs[0]]) == 1
         products = dict(found)
         splits = _is_even(op, move, mesh) and all(_splits(r, side, move, mesh) for r, side in products.items())
         if found and alone and len(products) == len(found) and splits:
