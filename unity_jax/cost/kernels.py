@@ -33,8 +33,9 @@ _ALIASES = frozenset("reshape squeeze expand_dims optimization_barrier copy shar
 _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate dynamic_slice".split())
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
-_CASTS = 4
-"""How many readers XLA:TPU casts a value for, each for itself; for the eight products of a ring it does so once."""
+_CASTS = 6
+"""How many readers XLA:TPU casts a value for, each for itself: six products of a normalized value, forward and backward;
+for the eight products of a ring it does so once."""
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 _ACTIVATIONS = frozenset("erf erfc logistic".split())
 """Those that XLA:TPU computes again, in the backward pass that is: what they are of is there, too."""
