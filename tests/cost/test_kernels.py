@@ -193,7 +193,8 @@ def test_kernels_can_run_in_their_order_and_cover_the_program(rng, compiler):
         assert all(t in made or t.literal is not None for t in kernel.reads)
         made.update(kernel.writes)
     names = {op for k in found for op in k.ops}
-    aliases = {op for op in graph.ops if op not in names}
+    made_once = {op.signature for op in names if op.name == "broadcast_in_dim"}  # equal constants are one array on GPU
+    aliases = {op for op in graph.ops if op not in names and op.signature not in made_once}
     assert {op.name for op in aliases} <= set("reshape squeeze expand_dims copy optimization_barrier".split())
 
 
