@@ -34,8 +34,8 @@ _SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate d
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 _CASTS = 6
-"""How many readers XLA:TPU casts a value for, each for itself: six products of a normalized value, forward and backward;
-for the eight products of a ring it does so once."""
+"""How many readers XLA:TPU casts a value for, each for itself: the six products that read a normalized value, forward
+and backward; for the eight products of a ring it casts once."""
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
 _ACTIVATIONS = frozenset("erf erfc logistic".split())
 """Those that XLA:TPU computes again, in the backward pass that is: what they are of is there, too."""
