@@ -84,7 +84,6 @@ SIZES: dict[str, dict[str, Any]] = {
 SHALLOW: dict[str, dict[str, Any]] = {
     **SIZES,
     "bert": {**SIZES["bert"], "layers": 1},
-    "gpt": {**SIZES["gpt"], "batch_size": 8},
     "mlp": {"layers": 4},
     "dlrm": {"rows": (250_000,) * 4, "bags": (4,) * 4},
     "lstm_lm": {**SIZES["lstm_lm"], "layers": 1},
