@@ -31,14 +31,14 @@ from dataclasses import replace
 from unity_jax import _compat
 from unity_jax.cost.chip import away
 from unity_jax.cost.combining import THRESHOLDS, Combiner
-from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds
+from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
 from unity_jax.cost.heap import Heap
 from unity_jax.cost.kernels import REDUCTIONS, Kernel, Traffic, base_tensors
 from unity_jax.cost.lives import Lives
 from unity_jax.cost.packing import packed_bytes
 from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.products import split
-from unity_jax.cost.program import kernel_seconds, kernel_work
+from unity_jax.cost.program import Collective, kernel_seconds, kernel_work, op_collectives
 from unity_jax.cost.schedule import BETWEEN, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.machine import Machine
@@ -79,6 +79,7 @@ class Buffers:
         self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
         self.combiner = Combiner(THRESHOLDS.get(self.compiler, 0))
         self.flights: dict[int | None, tuple[int, int]] = {}  # start and done of each group of combined collectives
+        self.together: dict[int, list[Collective]] = {}  # by their done
         self.needs: dict[Tensor, int] = {}  # the groups that a tensor depends on
         self.replacing = replacing or {}  # results in place of donated arguments, which are these
         self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
@@ -180,7 +181,8 @@ class Buffers:
         own = own or self._normalizes(kernel)
         workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
         if self.compiler == "gpu" and root.name == "dot_general" and root.shard is not None:
-            workspace = max(sum(split(root.shard)), self.storage.device.workspace_bytes)
+            _, *parts = split(root.shard)
+            workspace = max(sum(parts), self.storage.device.workspace_bytes)
         loops = self.compiler == "gpu" and root.name in _LOOPS
         passes = sum(self.storage(t) for t in (*kernel.reads, *root.outputs)) if loops else 0.0
         cost = kernel_microseconds(kernel, self.machine)
@@ -217,21 +219,23 @@ class Buffers:
             self.needs.update((t, needs | 1 << group) for t in kernel.writes)
         # An all-reduce takes the place of its operand; what gathers or scatters needs its operand to the end.
         held = makes if move.kind == "reduce" else (*reads, *makes)
-        latency = collective_microseconds(kernel.root, self.storage.mesh, self.machine)
         seconds = sum(self.size[b] for b in (*reads, *makes)) / self.storage.device.memory_bandwidth
+        together = [*op_collectives(kernel.root, self.storage.mesh, self.machine)]
         if group in self.flights:
             start, done = self.flights[group]
+            together += self.together[done]
             self._extend(start, after, reads, makes, self.steps[start].writes_over)
             self.steps[start] = replace(self.steps[start], seconds=self.steps[start].seconds + seconds)
             if done != start:
                 self._extend(done, (), held, (), False)
-                self.steps[done] = replace(self.steps[done], latency=self.steps[done].latency + latency)
         else:
             start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce", seconds=seconds))
             if move.kind in _BESIDE[self.compiler]:
-                done = self._add(Step((start,), held, (), start=start, latency=latency))
+                done = self._add(Step((start,), held, (), start=start))
+        if done != start:
+            self.steps[done] = replace(self.steps[done], latency=collective_microseconds(together, self.machine))
         if group is not None:
-            self.flights[group] = start, done
+            self.flights[group], self.together[done] = (start, done), together
         self.maker.update((t, done) for t in kernel.writes)
 
     def _concatenate(self) -> None:
@@ -319,13 +323,12 @@ class Buffers:
     def _filled(self, t: Tensor) -> int:
         """The step that fills a new array with a constant."""
         key = (self.storage.local(t), str(t.dtype)) if self.compiler == "gpu" else (t, "filled")
-        made = (self._buffer(t),)
         if key not in self.shared:
-            self.shared[key] = self._add(Step((), (), made))
-        else:
-            at = self.shared[key]
-            self.steps[at] = Step((), (), (*self.steps[at].makes, *made))
-        return self.shared[key]
+            self.shared[key] = self._add(Step((), (), ()))
+        at = self.shared[key]
+        made = (*self.steps[at].makes, self._buffer(t))
+        self.steps[at] = Step((), (), made, cost=written_microseconds(sum(self.size[b] for b in made), self.machine))
+        return at
 
     def _buffer(self, t: Tensor) -> int:
         if t not in self.of:

@@ -280,7 +280,7 @@ class _Fuser:
         for op in reversed(self.graph.ops):
             used = [c for t in op.outputs for c in readers(t)]
             inside = used and all(c.name == "dot_general" or c in self.prologue for c in used)
-            if op in self.loops and inside and op.name not in _JOINS and self._grows(op) <= 1:
+            if op in self.loops and inside and op.name not in _JOINS and self._enters(op):
                 self.prologue.add(op)
 
     def _scales(self, op: Op) -> bool:
@@ -337,7 +337,7 @@ class _Fuser:
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
         if consumer in self.prologue:
-            return self._grows(producer) <= 1
+            return self._enters(producer)
         if self.fusing.grows and self._is_multiplied_part(consumer):
             return producer.name in _SHAPES
         if (
@@ -354,16 +354,18 @@ class _Fuser:
             return False
         if self.fusing.grows:
             return True
-        return consumer.name == "dot_general" and self._grows(producer) <= 1
+        return consumer.name == "dot_general" and self._enters(producer)
 
     def _is_multiplied_part(self, op: Op) -> bool:
         """Whether it takes a device's part of an array into a batch of products. XLA:TPU does so as it reads the array,
         which is in memory: it computes nothing of it in the matmul."""
         return is_partition(op) and any(map(is_batched, self.graph.readers.get(op.outputs[0], ())))
 
-    def _grows(self, op: Op) -> float:
-        """Bytes of the operands over bytes of the result."""
-        return sum(t.nbytes for t in op.inputs if t.literal is None) / max(sum(t.nbytes for t in op.outputs), 1)
+    def _enters(self, op: Op) -> bool:
+        """Whether a matmul of a compiler that weighs it computes an op as it reads: the op takes no more bytes than it
+        makes. A device's part of an array is taken first."""
+        taken = sum(t.nbytes for t in op.inputs if t.literal is None)
+        return taken <= sum(t.nbytes for t in op.outputs) and not is_partition(op)
 
     # Grouping
 

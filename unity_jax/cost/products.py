@@ -85,9 +85,10 @@ _ALIGNED = 16
 
 
 class Split(NamedTuple):
-    """A matmul that XLA:GPU computes in parts of its depth: bytes of the float32 results of the parts, which are then
+    """A matmul that XLA:GPU computes in parts of its depth: how many, bytes of their float32 results, which are then
     added, and of both operands in one type, padded so that every part is as deep and reads are aligned."""
 
+    count: int = 1
     parts: float = 0.0
     padded: float = 0.0
 
@@ -102,7 +103,7 @@ def split(shard: Shard) -> Split:
     itemsize = max(t.itemsize for t in shard.op.inputs)
     whole = parts * max(_ALIGNED // itemsize, 1)
     padded = batch * (rows + columns) * math.ceil(depth / whole) * whole * itemsize if depth % whole else 0
-    return Split(4.0 * parts * batch * rows * columns, padded)
+    return Split(parts, 4.0 * parts * batch * rows * columns, padded)
 
 
 def _conv_shapes(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
