@@ -28,3 +28,8 @@ def test_a_loop_has_what_it_makes_on_the_chip():
     """Position 1 makes and reads the buffer; the next access is late."""
     assert away({0: [1, 1, 3]}, {0: 1}, (1,), (0, 1, 2, 30, 31), DEVICE) == {0: Away(1, 3, evicted=True)}
     assert away({0: [1, 1, 3]}, {0: 1}, (11,), (0, 1, 2, 30, 31), DEVICE) == {0: Away(1, 3, evicted=False)}
+
+
+def test_a_buffer_takes_its_room_once_between_accesses():
+    """It would not fit twice, and position 1 belongs to both of its lives."""
+    assert away({0: [0, 1, 2]}, {0: 1}, (6,), range(4), DEVICE) == {}

@@ -292,3 +292,30 @@ def test_what_an_all_reduce_sums_is_told():
     next(op for op in graph.ops if op.name == "neg").params["move"] = Move("reduce", ("x",), None, None, whole, whole)
     uses = Traffic.of(graph, "tpu").uses
     assert {op.name: use.summed for op, use in uses.items()} == {"dot_general": False, "tanh": True, "neg": False}
+
+
+def test_reductions_of_one_array_are_one_kernel_on_gpu():
+    """The sums of a gradient and of its product with what it is of: neither reads what the other makes."""
+
+    def f(x, g):
+        return jnp.sum(g * x, 0), jnp.sum(g, 0)
+
+    assert shown(f, f32(8, 8), f32(8, 8)) == ["mul reduce_sum reduce_sum"]
+    assert shown(f, f32(8, 8), f32(8, 8), compiler="tpu") == ["mul reduce_sum", "reduce_sum"]
+
+
+def test_what_a_barrier_keeps_is_computed_again_by_other_matmuls_on_tpu():
+    """The second weight is gathered once the activation is there, so that is in memory; the gradient of the weight
+    takes the activation from what it is of."""
+
+    def f(x, w, v):
+        h = x @ w
+        a = jax.lax.max(h, 0.0)
+        y, v = jax.lax.optimization_barrier((a, v))
+        return y @ v, a.T @ x
+
+    made = kernels(trace(f, (f32(8, 8),) * 3, {}).graph, "tpu")
+    first, *_ = made
+    assert [op.name for op in first.ops] == ["dot_general", "max"]
+    assert len(first.writes) == 2
+    assert sorted(sum(op.name == "max" for op in k.ops) for k in made) == [0, 1, 1]

@@ -47,6 +47,17 @@ def test_only_as_much_runs_beside_a_collective_as_it_takes():
         assert sum(order.index(start) < order.index(i) < order.index(done) for i in range(5, 11)) == 3
 
 
+def test_an_update_is_late_because_its_arguments_wait_for_nothing_else():
+    """Of two sums of gradients, each with an update that reads two moments as well, both updates are last."""
+    moments = [Step((), (), ()) for _ in range(4)]
+    steps = [*moments, Step((), (), (0,)), Step((), (), (1,)), Step((4,), (0,), (2,)), Step((5,), (1,), (3,))]
+    steps += [Step((6, 0, 1), (2,), (4,)), Step((7, 2, 3), (3,), (5,))]
+    steps += [Step((), (), (6,)), Step((10,), (6,), (), start=10), Step((8, 9, 11), (4, 5, 6), ())]
+    order = Schedule(steps, [8.0, 8.0, 4.0, 4.0, 1.0, 1.0, 1.0]).order()
+    assert set(order) == set(range(4, 13))
+    assert max(order.index(i) for i in (6, 7)) < min(order.index(i) for i in (8, 9))
+
+
 def test_a_loop_waits_for_what_frees_memory():
     """It seems to free what goes through it; but that is in its results, too."""
     steps = [

@@ -4,7 +4,8 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
 
 - XLA:GPU joins constant arrays of one shape into one kernel, the stacks of loops among them: all exist from the first;
 - XLA computes gathers from a value (the logits of the labels) with what else reads it, so that they do not hold it;
-- XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes (`chip`);
+- XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes (`chip`); what leaves it is
+  copied to HBM as soon as it is made;
 - what it gathers of parts that are no whole tiles is copied together;
 - it gathers no result in the place of a donated argument: what reads the argument reads a copy of it, and the gathered
   array is copied there at the end of the step;
@@ -23,6 +24,7 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,7 @@ from dataclasses import replace
 
 from unity_jax import _compat
 from unity_jax.cost.chip import away
-from unity_jax.cost.combining import THRESHOLDS, Combiner
+from unity_jax.cost.combining import THRESHOLDS, Sent, together
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
 from unity_jax.cost.heap import Heap
 from unity_jax.cost.kernels import REDUCTIONS, Kernel, Traffic, base_tensors
@@ -38,7 +40,7 @@ from unity_jax.cost.lives import Lives
 from unity_jax.cost.packing import packed_bytes
 from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.products import split
-from unity_jax.cost.program import Collective, kernel_seconds, kernel_work, op_collectives
+from unity_jax.cost.program import kernel_seconds, kernel_work, op_collectives
 from unity_jax.cost.schedule import BETWEEN, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.machine import Machine
@@ -77,10 +79,7 @@ class Buffers:
         self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
         self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
         self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
-        self.combiner = Combiner(THRESHOLDS.get(self.compiler, 0))
-        self.flights: dict[int | None, tuple[int, int]] = {}  # start and done of each group of combined collectives
-        self.together: dict[int, list[Collective]] = {}  # by their done
-        self.needs: dict[Tensor, int] = {}  # the groups that a tensor depends on
+        self.sent: list[Sent] = []  # the collectives that may be combined
         self.replacing = replacing or {}  # results in place of donated arguments, which are these
         self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
         self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
@@ -91,25 +90,26 @@ class Buffers:
         self.inputs, self.outputs = {*graph.inputs}, {self.base.get(t, t) for t in graph.outputs}
         for kernel in traffic.kernels[graph]:
             self._kernel(kernel)
-        if self.compiler == "gpu":
-            self._concatenate()
+        self._combine()
 
     # Steps
 
     def _kernel(self, kernel: Kernel) -> None:
         root = kernel.root
-        after = {self.maker[t] for t in self._awaited(kernel) if t in self.maker}
+        after = [self.maker[t] for t in self._awaited(kernel) if t in self.maker]
         reads = [self.of[t] for t in kernel.reads if t in self.of]
-        for t in kernel.reads:
-            if t in self.inputs and (t.shape in self.storage.tables or t in self.copied):
-                after.add(at := self._copied(t))
+        for t in (t for t in kernel.reads if t in self.inputs):
+            if t.shape in self.storage.tables or t in self.copied:
+                after.append(at := self._copied(t))
                 reads += self.steps[at].makes
+            else:
+                after.append(self._argument(t))
         makes = list(kernel.writes)
         if root.name == "scan" and self.compiler != "tpu":
             stacks = set(root.outputs[_compat.scan_arity(root.params)[1] :]).intersection(makes)
             makes = [t for t in makes if t not in stacks]
             filled = {t: self._filled(t) for t in sorted(stacks, key=kernel.writes.index)}
-            after.update(filled.values())
+            after += filled.values()
             reads += [self.of[t] for t in filled]
             if self.compiler == "gpu" and (late := pipelined(root, self.traffic.kernels[root.bodies[0]])):
                 self._peeled(kernel, makes, late, filled)
@@ -117,7 +117,7 @@ class Buffers:
         elif self.compiler == "gpu" and root.name == "broadcast_in_dim" and not kernel.reads and len(makes) == 1:
             self.maker[makes[0]] = self._filled(makes[0])
             return
-        self._step(kernel, tuple(after), tuple(reads), makes)
+        self._step(kernel, tuple(dict.fromkeys(after)), tuple(reads), makes)
 
     def _peeled(
         self, kernel: Kernel, makes: Sequence[Tensor], late: Sequence[Kernel], filled: Mapping[Tensor, int]
@@ -125,7 +125,7 @@ class Buffers:
         """The first iteration of a scan, the loop of the others, and the reductions of the last (`pipelining`)."""
         root, (body,) = kernel.root, kernel.root.bodies
         consts, carried = _compat.scan_arity(root.params)
-        base, known = base_tensors(body), (self.of, self.maker, self.needs)
+        base, known = base_tensors(body), (self.of, self.maker)
         for inner, outer in zip(body.inputs, root.inputs, strict=True):
             for table in known:
                 if (t := self.base.get(outer, outer)) in table:
@@ -144,14 +144,13 @@ class Buffers:
         slots = [t for t in stacks if t in self.slots]
         read = list(dict.fromkeys((*others, *carry, *pending, *slots)))
         loop = replace(kernel, reads=read, writes=[*kernel.writes, *pending])
-        after = tuple({self.maker[t] for t in loop.reads if t in self.maker}.union(filled.values()))
+        after = tuple(dict.fromkeys((*(self.maker[t] for t in loop.reads if t in self.maker), *filled.values())))
         held = [self.of[t] for t in loop.reads if t in self.of] + [self.slots[t][0] for t in slots]
         self._step(loop, after, tuple(dict.fromkeys(held)), makes)
         for k in late:
             self._kernel(k)
         for t in made.intersection(stacks):
             self.maker[stacks[t]] = self.maker[t]
-            self.needs[stacks[t]] = self.needs.get(t, 0) | self.needs.get(stacks[t], 0)
         for t in stacks:
             self.slots.pop(t, None)
 
@@ -174,7 +173,6 @@ class Buffers:
             return
         makes = [t for t in makes if t not in slots]
         reads, after = (*reads, *(b for b, _ in slots.values())), (*after, *(filled for _, filled in slots.values()))
-        self._needs(kernel)
         turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
         buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
         own = root.name in _OWN_BUFFER or bool(root.bodies) or ("move" in root.params and move != "reduce")
@@ -186,6 +184,11 @@ class Buffers:
         loops = self.compiler == "gpu" and root.name in _LOOPS
         passes = sum(self.storage(t) for t in (*kernel.reads, *root.outputs)) if loops else 0.0
         cost = kernel_microseconds(kernel, self.machine)
+        if self.compiler == "tpu" and root.bodies:
+            inner = [k for b in root.bodies for k in self.traffic.kernels[b]]
+            cost = trips(root) * sum(kernel_microseconds(k, self.machine) for k in inner)
+        if move is not None and (sent := [*op_collectives(root, self.storage.mesh, self.machine)]):
+            cost = collective_microseconds(sent, self.machine)
         parts = self._parts(root)
         if parts:
             ends = tuple(b for t, b in zip(makes, buffers, strict=True) if t in root.outputs)
@@ -202,7 +205,7 @@ class Buffers:
         self.maker.update((t, at) for t in (root.outputs if parts else kernel.writes))
         if root.name in REDUCTIONS:
             self.reduced.update((t, frozenset((*kernel.reads, *makes))) for t in root.outputs)
-        if root.name == "gather":
+        if root.name == "gather" and not self._is_sent(root.outputs[0]):
             self.gathered.update((t, kernel.writes[0]) for t in kernel.reads[:1] if t in self.of)
         for t in turned:
             self.maker[t] = self._add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
@@ -210,73 +213,80 @@ class Buffers:
     def _collective(
         self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...]
     ) -> None:
-        """The steps of a collective, its start and its done, or of the one that it is combined with."""
-        (result,) = kernel.root.outputs
-        move, needs, group = kernel.root.params["move"], self._needs(kernel), None
-        if move.kind in _COMBINED[self.compiler]:
-            key = (move.kind, move.axes, move.dim, move.kind != "combine" and str(result.dtype))
-            group = self.combiner.join(key, self.storage(result), needs)
-            self.needs.update((t, needs | 1 << group) for t in kernel.writes)
+        """The step of a collective, or its start and its done."""
+        (result,), move = kernel.root.outputs, kernel.root.params["move"]
         # An all-reduce takes the place of its operand; what gathers or scatters needs its operand to the end.
         held = makes if move.kind == "reduce" else (*reads, *makes)
         seconds = sum(self.size[b] for b in (*reads, *makes)) / self.storage.device.memory_bandwidth
-        together = [*op_collectives(kernel.root, self.storage.mesh, self.machine)]
-        if group in self.flights:
-            start, done = self.flights[group]
-            together += self.together[done]
-            self._extend(start, after, reads, makes, self.steps[start].writes_over)
-            self.steps[start] = replace(self.steps[start], seconds=self.steps[start].seconds + seconds)
-            if done != start:
-                self._extend(done, (), held, (), False)
-        else:
-            start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce", seconds=seconds))
-            if move.kind in _BESIDE[self.compiler]:
-                done = self._add(Step((start,), held, (), start=start))
-        if done != start:
-            self.steps[done] = replace(self.steps[done], latency=collective_microseconds(together, self.machine))
-        if group is not None:
-            self.flights[group], self.together[done] = (start, done), together
+        start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce", seconds=seconds))
+        if move.kind in _BESIDE[self.compiler]:
+            done = self._add(Step((start,), held, (), start=start))
+        of = move.kind != "combine" and (str(result.dtype), *(how for a, how in move.before.partial if a in move.axes))
+        kind = (move.kind, move.axes, move.dim, of) if move.kind in _COMBINED[self.compiler] else done
+        (collective,) = op_collectives(kernel.root, self.storage.mesh, self.machine)
+        self.sent.append(Sent(kind, self.storage(result), start, done, collective))
         self.maker.update((t, done) for t in kernel.writes)
 
-    def _concatenate(self) -> None:
+    def _combine(self) -> None:
+        """One collective in place of each group that XLA makes one of."""
+        results = dict.fromkeys(self.base.get(t, t) for t in self.graph.outputs)
+        ends = [self.maker[t] for t in results if t in self.maker]
+        place = list(range(len(self.steps)))
+        flights: list[tuple[int, int]] = []
+        for group in together(self.sent, self.steps, ends, THRESHOLDS.get(self.compiler, 0)):
+            start, done = max(s.start for s in group), max(s.done for s in group)
+            for s in group:
+                place[s.start], place[s.done] = start, done
+            self._merge(start, [s.start for s in group])
+            took = collective_microseconds([s.of for s in group], self.machine)
+            if done == start:
+                self.steps[start] = replace(self.steps[start], cost=took)
+            else:
+                self._merge(done, [s.done for s in group])
+                self.steps[done] = replace(self.steps[done], start=start, latency=took)
+            if self.compiler == "gpu" and len(group) > 1 and self.steps[start].writes_over:
+                flights.append((start, done))
+        left = [i for i, at in enumerate(place) if i == at]
+        number = {i: n for n, i in enumerate(left)}
+        at = [number[i] for i in place]
+        for n, i in enumerate(left):
+            step = self.steps[i]
+            after = tuple(dict.fromkeys(at[j] for j in step.after if at[j] != n))
+            self.steps[n] = replace(step, after=after, start=None if step.start is None else at[step.start])
+        del self.steps[len(left) :]
+        self.bodies = {at[i]: inner for i, inner in self.bodies.items()}
+        self._concatenate([(at[start], at[done]) for start, done in flights])
+
+    def _merge(self, at: int, several: Sequence[int]) -> None:
+        """Put one step in the place of several alike."""
+        steps = [self.steps[i] for i in several]
+        after, reads, makes = (
+            tuple(dict.fromkeys(itertools.chain.from_iterable(of)))
+            for of in zip(*((s.after, s.reads, s.makes) for s in steps), strict=True)
+        )
+        over, seconds = steps[0].writes_over, sum(s.seconds for s in steps)
+        self.steps[at] = Step(after, reads, makes, writes_over=over, seconds=seconds)
+
+    def _concatenate(self, flights: Sequence[tuple[int, int]]) -> None:
         """Copies of what XLA:GPU reduces in one all-reduce: its operands to one array, and its results out of it."""
         copies: dict[int, int] = {}  # of a result, the step that copies it
-        dones: set[int] = set()
-        for start, done in set(self.flights.values()):
+        dones = {done for _, done in flights}
+        for start, done in flights:
             step = self.steps[start]
-            if not step.writes_over or len(step.makes) == 1:
-                continue
             whole = [self._new(self.tensors[step.makes[0]], sum(self.size[b] for b in step.makes)) for _ in range(2)]
             copied = self._add(Step(step.after, step.reads, (whole[0],)))
             self.steps[start] = replace(step, after=(copied,), reads=(whole[0],), makes=(whole[1],))
             self.steps[done] = replace(self.steps[done], reads=(whole[1],))
             copies.update((b, self._add(Step((done,), (whole[1],), (b,)))) for b in step.makes)
-            dones.add(done)
         late = set(copies.values())
         for i, step in enumerate(self.steps):
             if i not in late and dones.intersection(step.after):
                 own = {copies[b] for b in step.reads if b in copies}
                 self.steps[i] = replace(step, after=tuple({*step.after} | own))
 
-    def _extend(
-        self, i: int, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...], over: bool
-    ) -> None:
-        step = self.steps[i]
-        reads, makes = tuple(dict.fromkeys((*step.reads, *reads))), (*step.makes, *makes)
-        self.steps[i] = replace(step, after=(*step.after, *after), reads=reads, makes=makes, writes_over=over)
-
     def _awaited(self, kernel: Kernel) -> list[Tensor]:
         """The values that are there before a kernel runs."""
         return [*kernel.reads, *kernel.waits, *(self.gathered[t] for t in kernel.reads if t in self.gathered)]
-
-    def _needs(self, kernel: Kernel) -> int:
-        """The groups of combined collectives that a kernel waits for."""
-        needs = 0
-        for t in self._awaited(kernel):
-            needs |= self.needs.get(t, 0)
-        if needs:
-            self.needs.update((t, needs) for t in kernel.writes)
-        return needs
 
     def _parts(self, root: Op) -> float:
         """Bytes of what XLA:GPU reduces so much to first that it takes two kernels; 0 for what one reduces
@@ -296,6 +306,9 @@ class Buffers:
         rows = (self.reduced[t].difference([t]) for t in kernel.reads if t in self.reduced)
         return any(r.intersection(kernel.reads) for r in rows)
 
+    def _is_sent(self, t: Tensor) -> bool:
+        return any("move" in op.params for op in self.graph.readers.get(t, ()))
+
     def _is_gathered(self, t: Tensor) -> bool:
         made_by = self.graph.producer.get(t)
         return made_by is not None and "move" in made_by.params and made_by.params["move"].kind == "combine"
@@ -313,21 +326,29 @@ class Buffers:
         self.steps.append(step)
         return len(self.steps) - 1
 
+    def _argument(self, t: Tensor) -> int:
+        if (t, "argument") not in self.shared:
+            self.shared[t, "argument"] = self._add(Step((), (), ()))
+        return self.shared[t, "argument"]
+
     def _copied(self, t: Tensor) -> int:
         """The step that copies an argument, by rows if kernels read it so."""
         if (t,) not in self.shared:
             size = self.storage.rows(t) if t.shape in self.storage.tables else self.storage(t)
-            self.shared[t,] = self._add(Step((), (), (self._new(t, size),)))
+            self.shared[t,] = self._add(Step((self._argument(t),), (), (self._new(t, size),)))
         return self.shared[t,]
 
     def _filled(self, t: Tensor) -> int:
         """The step that fills a new array with a constant."""
         key = (self.storage.local(t), str(t.dtype)) if self.compiler == "gpu" else (t, "filled")
         if key not in self.shared:
-            self.shared[key] = self._add(Step((), (), ()))
+            self.shared[key] = self._add(Step((), (), (self._buffer(t),)))
+        else:
+            at = self.shared[key]
+            self.steps[at] = Step((), (), (*self.steps[at].makes, self._buffer(t)))
         at = self.shared[key]
-        made = (*self.steps[at].makes, self._buffer(t))
-        self.steps[at] = Step((), (), made, cost=written_microseconds(sum(self.size[b] for b in made), self.machine))
+        nbytes = sum(self.size[b] for b in self.steps[at].makes)
+        self.steps[at] = replace(self.steps[at], cost=written_microseconds(nbytes, self.machine))
         return at
 
     def _buffer(self, t: Tensor) -> int:
@@ -392,7 +413,7 @@ class Buffers:
                 copy = self._new(self.tensors[b], size[b])
                 size.append(size[b])
                 size[b] = 0
-                copies.setdefault(first, []).append(copy)
+                copies.setdefault(positions[0], []).append(copy)
                 for i in (order[p] for p in positions if first < p <= last):
                     self.steps[i] = replace(self.steps[i], reads=(*self.steps[i].reads, copy))
             else:

@@ -52,10 +52,12 @@ def away(
     longest = _COPIES * device.chip_bytes / device.memory_bandwidth
     used = np.zeros(len(clock))
     for b in sorted(accesses, key=lambda b: (-gains[b], accesses[b][0])):
+        kept = False  # on the chip up to the first position of a pair
         for i, (first, last) in enumerate(pairwise(accesses[b])):
-            held = used[first : last + 1]
+            held = used[first + kept : last + 1]
             waits = clock[last] - clock[first + 1] if last > first else 0.0
-            if waits < longest and held.max() + size[b] <= device.chip_bytes:
+            kept = waits < longest and held.max() + size[b] <= device.chip_bytes
+            if kept:
                 held += size[b]
             elif b in found:
                 found[b] = found[b]._replace(last=last)

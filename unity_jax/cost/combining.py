@@ -4,61 +4,89 @@
     all-gather    d         of 8 MiB, which fits no more                   the next
     all-gather    e         of 40 MiB                                      alone
 
-Of one kind, in the order of the program, as long as they fit and none depends on another
+Of one kind, until one does not fit or depends on another. It takes them in the order in which the results of the
+program need them: what only the last result needs comes last
 (https://github.com/openxla/xla/blob/main/xla/service/collective_combiner_utils.h).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+from unity_jax.cost.program import Collective
+from unity_jax.cost.schedule import Step
 
 THRESHOLDS = {"gpu": 30 * 2**20 + 7, "tpu": 2**27 - 1}
 """Bytes of results that a compiler combines: of XLA:GPU the default of `xla_gpu_all_reduce_combine_threshold_bytes` and
 its like; XLA:TPU is seen to make all-reduces of up to 112 MiB, and to leave those of 128 MiB alone."""
 
 
-@dataclass(eq=False)
-class Combiner:
-    """Groups of collectives, by number, each of up to `threshold` bytes. What depends on groups is told by a bit for
-    each."""
+class Sent(NamedTuple):
+    """A collective and its steps, which are one if it runs beside no other: `kind`: those of one may be combined;
+    `nbytes`: of its result."""
 
-    threshold: int
-    _sizes: list[float] = field(default_factory=list)
-    _needs: list[int] = field(default_factory=list)  # of a group: all groups that it depends on
-    _open: dict[Hashable, list[int]] = field(default_factory=dict)
+    kind: Hashable
+    nbytes: float
+    start: int
+    done: int
+    of: Collective
 
-    def join(self, key: Hashable, nbytes: float, needs: int) -> int:
-        """The group of the next collective; `needs`: the groups that it depends on."""
-        needs = self._all(needs)
-        found = self._open.setdefault(key, [])
-        for g in list(found) if nbytes <= self.threshold else ():
-            if needs >> g & 1:
+
+def together(
+    sent: Sequence[Sent], steps: Sequence[Step], ends: Sequence[int], threshold: float
+) -> Iterator[list[Sent]]:
+    """The groups of collectives that become one; of one alone where nothing joins it.
+
+    **Arguments:** `ends`: the steps that make the results of the program, in their order; `threshold`: the most bytes
+    of a group.
+    """
+    number = {s.done: i for i, s in enumerate(sent)}
+    before = [0] * len(steps)  # the collectives that a step depends on, a bit for each
+    order: list[int] = []
+    for i in _post_order(steps, ends):
+        for j in steps[i].after:
+            before[i] |= before[j] | (1 << number[j] if j in number else 0)
+        if i in number:
+            order.append(number[i])
+    needs = [before[s.start] for s in sent]
+    alike: dict[Hashable, list[int]] = {}
+    for i in order:
+        if sent[i].nbytes <= threshold:
+            alike.setdefault(sent[i].kind, []).append(i)
+    taken: set[int] = set()
+    for first in order:
+        if first in taken:
+            continue
+        group, size, members, needed = [first], sent[first].nbytes, 1 << first, needs[first]
+        for i in alike[sent[first].kind] if size <= threshold else ():
+            if i == first or i in taken:
                 continue
-            if self._sizes[g] + nbytes > self.threshold:
-                found.remove(g)
-                continue
-            self._sizes[g] += nbytes
-            self._extend(g, needs)
-            return g
-        self._sizes.append(nbytes)
-        self._needs.append(needs)
-        if nbytes <= self.threshold:
-            found.append(len(self._sizes) - 1)
-        return len(self._sizes) - 1
+            if size + sent[i].nbytes > threshold or needs[i] & members or needed >> i & 1:
+                break
+            group.append(i)
+            size, members, needed = size + sent[i].nbytes, members | 1 << i, needed | needs[i]
+        taken.update(group)
+        if len(group) > 1:  # what waits for one of them waits for all that they wait for
+            for i in order:
+                if needs[i] & members:
+                    needs[i] |= members | needed
+        yield [sent[i] for i in group]
 
-    def _all(self, needs: int) -> int:
-        """These groups and those that they depend on."""
-        found, left = needs, needs
-        while left:
-            g = left.bit_length() - 1
-            left ^= 1 << g
-            found |= self._needs[g]
-        return found
 
-    def _extend(self, group: int, needs: int) -> None:
-        if needs & ~self._needs[group]:
-            self._needs[group] |= needs
-            for g, other in enumerate(self._needs):
-                if other >> group & 1:
-                    self._needs[g] = other | needs
+def _post_order(steps: Sequence[Step], ends: Sequence[int]) -> Iterator[int]:
+    """Every step after those that it waits for, the first of them and all that it needs first."""
+    seen: set[int] = set()
+    for end in (*ends, *range(len(steps))):
+        stack = [(end, iter(steps[end].after))] if end not in seen else []
+        seen.add(end)
+        while stack:
+            i, waits = stack[-1]
+            for j in waits:
+                if j not in seen:
+                    seen.add(j)
+                    stack.append((j, iter(steps[j].after)))
+                    break
+            else:
+                stack.pop()
+                yield i

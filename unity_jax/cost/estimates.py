@@ -1,10 +1,13 @@
 """What kernels and collectives take in the eyes of the compilers that order them, in microseconds.
 
-XLA:GPU has an estimate for each on Hopper: the traffic of a kernel, and tables of products and of the collectives of one
+XLA:GPU has an estimate for each on Hopper: the traffic of a kernel, and tables of products and of the collectives of a
 node that were measured on an H100 (`SolLatencyEstimator` and `default_matmul_perf_table.txtpb` in
-https://github.com/openxla/xla/tree/main/xla/service/gpu/model; it logs what it finds with
-`TF_CPP_VMODULE=sol_latency_estimator=10`). Ours are lines through these tables. What XLA:TPU estimates is not known: all
-kernels are alike, and five run beside a collective.
+https://github.com/openxla/xla/tree/main/xla/service/gpu/model). Ours are lines through these tables. XLA:TPU counts the
+traffic of fusions and loops, more than they take for matmuls and collectives, and a cycle for all else: single ops,
+copies, gathers, scatters, sorts, what a reduction scatters.
+
+Both log what they find (`TF_CPP_VMODULE=sol_latency_estimator=10` and `TPU_VMODULE=latency_hiding_scheduler=5`, with
+`TPU_MIN_LOG_LEVEL=0 TPU_STDERR_LOG_LEVEL=0`); the second also tells why each step comes where it does.
 """
 
 from __future__ import annotations
@@ -14,13 +17,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unity_jax.cost.kernels import Kernel
+from unity_jax.cost.kernels import PRODUCTS, Kernel
 from unity_jax.cost.products import product_size, split
 from unity_jax.cost.program import Collective, kernel_work
+from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard
 
-_UNKNOWN, _KERNEL, _COLLECTIVE = 0.01, 1000.0, 5000.0
+_UNKNOWN, _LIBRARY = 0.01, 10.0
+"""Of a kernel that is not known, and of a convolution of cuDNN."""
+
+_TPU_PRODUCTS = 1.7
+"""How much longer XLA:TPU takes a matmul for."""
+_TPU_COLLECTIVES = {"all_gather": 4.35, "all_reduce": 4.35, "all_to_all": 15.2, "permute": 8.7}
+"""How much longer than through HBM a byte takes, of the larger of operand and result (libtpu 0.0.42, v5e)."""
 
 _PRODUCT, _PRODUCTS = 6.3, 790e6
 """Microseconds of any product in the table, and the operations in one that come on top, of two bytes each."""
@@ -41,9 +51,11 @@ def kernel_microseconds(kernel: Kernel, machine: Machine) -> float:
     kernels are equal."""
     device, root = machine.device, kernel.root
     if device.compiler == "tpu":
-        return _KERNEL
-    if root.bodies or (root.name == "conv_general_dilated" and device.compiler == "gpu"):
+        return _tpu_microseconds(kernel, device)
+    if root.bodies:
         return _UNKNOWN
+    if root.name == "conv_general_dilated" and device.compiler == "gpu":
+        return _LIBRARY
     if root.name == "dot_general" and root.shard is not None and device.compiler == "gpu":
         found = _product_microseconds(root.shard)
     else:
@@ -51,33 +63,39 @@ def kernel_microseconds(kernel: Kernel, machine: Machine) -> float:
     return max(float(f"{found:.1e}"), _UNKNOWN)
 
 
+def _tpu_microseconds(kernel: Kernel, device: Device) -> float:
+    if kernel.root.bodies:
+        return _UNKNOWN
+    work = kernel_work(kernel, device)
+    if kernel.root.name in PRODUCTS:
+        return 1e6 * max(_TPU_PRODUCTS * work.matrix, work.memory)
+    return _UNKNOWN if len(kernel.ops) == 1 else 1e6 * work.memory
+
+
 def written_microseconds(nbytes: float, machine: Machine) -> float:
     """Of filling an array with a constant."""
-    return _KERNEL if machine.device.compiler == "tpu" else 1e6 * nbytes / machine.device.memory_bandwidth
+    return _UNKNOWN if machine.device.compiler == "tpu" else 1e6 * nbytes / machine.device.memory_bandwidth
 
 
 def _product_microseconds(shard: Shard) -> float:
     """Of a matmul. For types that are not in its table XLA:GPU looks up the sizes in bytes, and counts as many
     operations as there were if these were sizes: a product of bfloat16 into float32, as that of a part of its depth,
     takes 64 times as long."""
-    batch, *sizes = product_size(shard)
+    batch, rows, columns, depth = product_size(shard)
     parts = split(shard).count
     taken = max(t.itemsize for t in shard.op.inputs)
     made = 4 if parts > 1 else shard.op.outputs[0].itemsize
-    scale = 1 if made == taken else made
-    rate = _PRODUCTS * 2 / taken if made == taken else _PRODUCTS
-    sizes[-1] /= parts
-    least, most = _SIZES
-    near = [min(max(n * (scale / 2 if scale > 1 else 1), least), most) for n in sizes]
-    tabled = 2 * min(batch * parts, _BATCH) * math.prod(near)
-    flops = 2 * batch * parts * math.prod(n * scale for n in sizes)
-    return flops * (_PRODUCT / tabled + 1 / rate)
+    scale, per_row, rate = (1, 1.0, _PRODUCTS * 2 / taken) if made == taken else (made, made / 2, _PRODUCTS)
+    sizes = rows, columns, depth / parts
+    tabled = 2 * min(batch * parts, _BATCH) * math.prod(min(max(n * per_row, _SIZES[0]), _SIZES[1]) for n in sizes)
+    return 2 * batch * parts * math.prod(n * scale for n in sizes) * (_PRODUCT / tabled + 1 / rate)
 
 
 def collective_microseconds(together: Sequence[Collective], machine: Machine) -> float:
     """Of collectives of one kind that are combined, from their start to their end."""
+    nbytes = sum(c.bytes for c in together)
     if machine.device.compiler == "tpu":
-        return _COLLECTIVE
-    seconds, nbytes = sum(c.seconds for c in together), sum(c.bytes for c in together)
+        return 1e6 * nbytes * _TPU_COLLECTIVES.get(together[0].kind, 0.0) / machine.device.memory_bandwidth
+    seconds = sum(c.seconds for c in together)
     tabled = _COLLECTIVES.get(together[0].kind)
     return max(1e6 * seconds, float(np.interp(nbytes, *tabled)) if tabled else 0.0)

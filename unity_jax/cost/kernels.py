@@ -10,7 +10,8 @@ saves is memory traffic, so this decides both the time of a step and which value
 
 The compilers differ in what they fuse (`Fusing`): XLA:TPU fuses any elementwise producer and consumer into its
 convolution; XLA:GPU takes producers that make the input of a matmul no larger, and no consumers; its convolutions are
-calls of a library. What passes an `optimization_barrier` is in memory.
+calls of a library. What passes an `optimization_barrier` is in memory; XLA:TPU computes it again in the matmuls that
+read it beside the barrier.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Fusing:
     all readers. `repeats`: these, too, are computed
     by every reader, gathers and windows included, if one is no loop and that moves no more bytes (`PriorityFusion` of
     XLA:GPU, which weighs time). `siblings`: equal constants are one array if one of them has to be in memory, and loops
-    and reductions over as many elements that read that array are one kernel (`MultiOutputFusion` of XLA:GPU).
+    and reductions over as many elements that read that array are one kernel, as are reductions of any array
+    (`MultiOutputFusion` of XLA:GPU).
     """
 
     grows: bool = False
@@ -156,6 +158,7 @@ class _Fuser:
     graph: Graph
     fusing: Fusing
     absorbed: set[Op] = field(default_factory=set)
+    kept: set[Op] = field(default_factory=set)  # absorbed, and in memory for an `optimization_barrier`
     sources: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
     held: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -178,6 +181,9 @@ class _Fuser:
                 ops: dict[Op, None] = {}
                 held: dict[Tensor, None] = {}
                 for t in op.inputs:
+                    if op.name == "optimization_barrier" and (whole := self._whole(t)) is not None:
+                        reads[whole] = None
+                        continue
                     reads.update(dict.fromkeys(self.sources.get(t, (t,) if t.literal is None else ())))
                     ops.update(dict.fromkeys(self.taken.get(t, ())))
                     held.update(dict.fromkeys(self.held.get(t, ())))
@@ -190,6 +196,9 @@ class _Fuser:
                 self.held.update((o, tuple(held)) for o in op.outputs)
                 if is_alias(op):  # one operand per result
                     for i, o in zip(op.inputs, op.outputs, strict=False):
+                        if op.name == "optimization_barrier" and (whole := self._whole(i)) is not None:
+                            self.sources[o], self.taken[o] = (whole,), ()
+                            continue
                         self.sources[o] = self.sources.get(i, (i,) if i.literal is None else ())
                         self.taken[o] = self.taken.get(i, ())
                 else:
@@ -235,15 +244,31 @@ class _Fuser:
                 sources.update((t, frozenset(self.fills[op].outputs)) for t in op.outputs)
                 continue
             used = [c for t in op.outputs for c in readers(t)]
+            kept = self.fusing.grows and len({c.name == "optimization_barrier" for c in used}) > 1
+            if kept:
+                used = [c for c in used if c.name != "optimization_barrier"]
             if not used or not all(self._takes(c, op) for c in used):
                 continue
             cast = self.fusing.grows and op.name == "convert_element_type"
             if cast and op not in at_hand and any(c.name in REDUCTIONS for c in used):
                 continue  # the reduction writes it for the others
             above = frozenset[Tensor]().union(*(sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs))
-            if len(used) == 1 or (cast and len(used) <= _CASTS) or (not cast and self._is_cheap(op, used, above)):
+            if kept and self._grown(op, above, len(set(used))):
+                continue
+            alone = len(used) == 1 and not kept
+            if alone or (cast and len(used) <= _CASTS) or (not cast and self._is_cheap(op, used, above)):
                 self.absorbed.add(op)
+                if kept:
+                    self.kept.add(op)
                 sources.update((o, above) for o in op.outputs)
+
+    def _whole(self, t: Tensor) -> Tensor | None:
+        """What a tensor is a view of, if that is in memory although some that read it compute it again."""
+        made_by = self.graph.producer.get(t)
+        while made_by is not None and is_alias(made_by) and made_by.name != "optimization_barrier":
+            t = made_by.inputs[made_by.outputs.index(t)]
+            made_by = self.graph.producer.get(t)
+        return t if made_by in self.kept else None
 
     def _is_cheap(self, op: Op, used: Sequence[Op], above: frozenset[Tensor]) -> bool:
         """Whether each of the ops that use it may compute it again from what is above."""
@@ -377,7 +402,7 @@ class _Fuser:
         has_product: list[bool] = []
         reading: dict[tuple[Tensor, int, int], Op] = {}  # an array, level and number of elements: who reads it there
         for op in self.graph.ops:
-            if op in self.absorbed or is_alias(op):
+            if (op in self.absorbed and op not in self.kept) or is_alias(op):
                 continue
             before = {producer[s]: None for t in op.inputs for s in self.sources.get(t, (t,)) if s in producer}
             at = max((level[p] + (not self._joins(p, op)) for p in before), default=0)
@@ -409,10 +434,12 @@ class _Fuser:
         return self._kernels(members, outputs)
 
     def _siblings(self, op: Op) -> Sequence[Tensor]:
-        """The constants in memory whose other readers the op joins."""
-        if not self.fills or not (op in self.loops or op.name in REDUCTIONS) or op in self.updated:
+        """The arrays in memory whose other readers the op joins: constants, and what several reductions read."""
+        if not self.fusing.siblings or not (op in self.loops or op.name in REDUCTIONS) or op in self.updated:
             return ()
-        return [s for s in dict.fromkeys(s for t in op.inputs for s in self.sources.get(t, (t,))) if s in self._filled]
+        read = dict.fromkeys(s for t in op.inputs for s in self.sources.get(t, (t,)))
+        whole = _space(op) if op.name in REDUCTIONS else None
+        return [s for s in read if s in self._filled or _elements(s) == whole]
 
     @functools.cached_property
     def _filled(self) -> frozenset[Tensor]:

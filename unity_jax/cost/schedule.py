@@ -18,7 +18,9 @@ whatever memory that takes
 (https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc). So gradients that nothing waits for
 are computed late, beside the collectives of others, and what they are made of lives until then.
 
-Times are in microseconds, as the compiler estimates them (`estimates`).
+Times are in microseconds, as the compiler estimates them (`estimates`). Arguments are steps, too, which run before all
+others: of two kernels XLA prefers the one that is the only one to wait for more steps, and so the update of a parameter
+and of its moments.
 """
 
 from __future__ import annotations
@@ -55,6 +57,11 @@ class Step:
     seconds: float = 0.0
     streams: bool = True
 
+    @property
+    def is_argument(self) -> bool:
+        """Whether it stands for an argument, which is there before all steps."""
+        return not (self.after or self.reads or self.makes)
+
 
 @dataclass(eq=False)
 class Schedule:
@@ -84,14 +91,14 @@ class Schedule:
         makes, then the one with the most readers."""
         steps, size = self.steps, self.size
         left = [len(r) for r in self.readers]
-        waits = [len(step.after) for step in steps]
+        waits = [sum(not steps[j].is_argument for j in step.after) for step in steps]
         made = [step.passes + sum(size[b] for b in step.makes) for step in steps]
         done = [False] * len(steps)
 
         def key(i: int) -> tuple[float, int, int]:
             return made[i] - sum(size[b] for b in steps[i].reads if left[b] == 1), -len(self.next[i]), i
 
-        ready = [key(i) for i, n in enumerate(waits) if n == 0]
+        ready = [key(i) for i, n in enumerate(waits) if n == 0 and not steps[i].is_argument]
         heapq.heapify(ready)
         order: list[int] = []
         while ready:
@@ -155,10 +162,10 @@ class _Backward:
         self.others: dict[float, dict[float, list[tuple[bool, int, int]]]] = {}  # by depth and cost
 
     def run(self) -> list[int]:
-        for i in sorted(range(len(self.steps)), key=self.position.__getitem__):
+        for i in self.by_position:
             if self.left[i] == 0:
                 self._offer(i)
-        order = [self._place(self._pick()) for _ in self.steps]
+        order = [self._place(self._pick()) for _ in self.by_position]
         return order[::-1]
 
     def _several(self, step: Step) -> frozenset[int] | None:
@@ -246,7 +253,7 @@ class _Backward:
                 for k in self.next[j]:
                     if not self.placed[k] and self.left[k] == 0 and self.steps[k].start is None:
                         self._offer(k)
-            if self.left[j] == 0:
+            if self.left[j] == 0 and not self.steps[j].is_argument:
                 self.ready_at[j] = max([self.now, *(self.ready_at[k] + self._latency(j, k) for k in self.next[j])])
                 self._offer(j)
         return i
