@@ -11,8 +11,10 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
   array is copied there at the end of the step;
 - it fills the stacks of a loop right before the loop;
 - it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
-  takes and once more what is unused of it at the peak, not counting there what has been through a loop
-  (`2 heap - counted`, seen in its buffer assignments); XLA:GPU gives them out by size (`packing`);
+  takes and once more what is unused of it at the peak, not counting there what has been through a loop or is gathered
+  while it multiplies (`2 heap - counted`, seen in its buffer assignments); XLA:GPU gives them out by size (`packing`);
+- it copies what a kernel reads in another layout: what it broadcasts to scatter it, what no product has made and a
+  batched product reads (`storage`);
 - XLA:GPU gives cuBLAS memory for a matmul, and may leave any matmul to it;
 - XLA:GPU makes one of several small collectives; what they take and make is there at the same time (`combining`). What
   one all-reduce sums is copied to one array before, and out of it after;
@@ -35,19 +37,24 @@ from unity_jax.cost.chip import away
 from unity_jax.cost.combining import THRESHOLDS, Sent, together
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
 from unity_jax.cost.heap import Heap
-from unity_jax.cost.kernels import REDUCTIONS, Kernel, Traffic, base_tensors
+from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors, is_batched
 from unity_jax.cost.lives import Lives
 from unity_jax.cost.packing import packed_bytes
 from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.products import split
 from unity_jax.cost.program import kernel_seconds, kernel_work, op_collectives
+from unity_jax.cost.rows import is_partition
 from unity_jax.cost.schedule import BETWEEN, Schedule, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.machine import Machine
+from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
+
+_NO_TIME = frozenset(["broadcast_in_dim", "iota"])
+"""What takes no time in the eyes of XLA's scheduler where it is a kernel of its own."""
 
 _LOOPS = frozenset(["scan", "while"])
 
@@ -79,6 +86,7 @@ class Buffers:
         self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
         self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
         self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
+        self.products: set[int] = set()  # steps that multiply
         self.sent: list[Sent] = []  # the collectives that may be combined
         self.replacing = replacing or {}  # results in place of donated arguments, which are these
         self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
@@ -96,14 +104,19 @@ class Buffers:
 
     def _kernel(self, kernel: Kernel) -> None:
         root = kernel.root
-        after = [self.maker[t] for t in self._awaited(kernel) if t in self.maker]
-        reads = [self.of[t] for t in kernel.reads if t in self.of]
+        copied = self._turned(kernel)
+        after = [self.maker[t] for t in self._awaited(kernel) if t in self.maker and t not in copied]
+        reads = [self.of[t] for t in kernel.reads if t in self.of and t not in copied]
         for t in (t for t in kernel.reads if t in self.inputs):
-            if t.shape in self.storage.tables or t in self.copied:
-                after.append(at := self._copied(t))
-                reads += self.steps[at].makes
+            if t.shape in self.storage.tables:
+                copied[t] = self.storage.rows(t)
+            elif t in self.copied:
+                copied[t] = self.storage(t)
             else:
                 after.append(self._argument(t))
+        for t, size in copied.items():
+            after.append(at := self._copied(t, size))
+            reads += self.steps[at].makes
         makes = list(kernel.writes)
         if root.name == "scan" and self.compiler != "tpu":
             stacks = set(root.outputs[_compat.scan_arity(root.params)[1] :]).intersection(makes)
@@ -198,9 +211,13 @@ class Buffers:
             self.maker.update((t, first) for t in kernel.writes)
             after, reads, buffers, cost = (first,), (part,), ends, BETWEEN
         step = Step(after, reads, buffers, cost, workspace=round(workspace), writes_over=not own, passes=passes)
+        if self.compiler == "tpu" and len(kernel.ops) == 1 and root.name in _NO_TIME:
+            step = replace(step, at_once=True)
         if self.storage.device.chip_bytes:
             step = self._timed(step, kernel)
         at = self._add(step)
+        if root.name in PRODUCTS:
+            self.products.add(at)
         self.bodies[at] = tuple(Buffers(b, self.traffic, self.storage, self.machine).lives() for b in root.bodies)
         self.maker.update((t, at) for t in (root.outputs if parts else kernel.writes))
         if root.name in REDUCTIONS:
@@ -255,6 +272,7 @@ class Buffers:
             self.steps[n] = replace(step, after=after, start=None if step.start is None else at[step.start])
         del self.steps[len(left) :]
         self.bodies = {at[i]: inner for i, inner in self.bodies.items()}
+        self.products = {at[i] for i in self.products}
         self._concatenate([(at[start], at[done]) for start, done in flights])
 
     def _merge(self, at: int, several: Sequence[int]) -> None:
@@ -288,6 +306,23 @@ class Buffers:
         """The values that are there before a kernel runs."""
         return [*kernel.reads, *kernel.waits, *(self.gathered[t] for t in kernel.reads if t in self.gathered)]
 
+    def _turned(self, kernel: Kernel) -> dict[Tensor, float]:
+        """What XLA:TPU copies since a kernel reads it in another layout, and the bytes of the copy. Scatters want rows;
+        what they broadcast is part of an array with its long dimension last, the batch of products (DLRM's plans)."""
+        root = kernel.root
+        if self.compiler == "tpu" and root.name == "broadcast_in_dim" and self._is_scattered(root.outputs[0]):
+            return {t: self.storage(t) for t in kernel.reads if t in self.of}
+        found: dict[Tensor, float] = {}
+        for t in root.inputs if is_batched(root) else ():
+            made_by = self.graph.producer.get(t)
+            while made_by in kernel.ops and (is_partition(made_by) or made_by.name == "transpose"):
+                (t,) = made_by.inputs
+                made_by = self.graph.producer.get(t)
+            base, size = self.base.get(t, t), self.storage.multiplied(t)
+            if base in kernel.reads and base in self.of and size > self.storage(base):
+                found[base] = size
+        return found
+
     def _parts(self, root: Op) -> float:
         """Bytes of what XLA:GPU reduces so much to first that it takes two kernels; 0 for what one reduces
         (https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/tree_reduction_rewriter.h)."""
@@ -308,6 +343,9 @@ class Buffers:
 
     def _is_sent(self, t: Tensor) -> bool:
         return any("move" in op.params for op in self.graph.readers.get(t, ()))
+
+    def _is_scattered(self, t: Tensor) -> bool:
+        return any(is_scatter(op) and t is op.inputs[2] for op in self.graph.readers.get(t, ()))
 
     def _is_gathered(self, t: Tensor) -> bool:
         made_by = self.graph.producer.get(t)
@@ -331,12 +369,13 @@ class Buffers:
             self.shared[t, "argument"] = self._add(Step((), (), ()))
         return self.shared[t, "argument"]
 
-    def _copied(self, t: Tensor) -> int:
-        """The step that copies an argument, by rows if kernels read it so."""
-        if (t,) not in self.shared:
-            size = self.storage.rows(t) if t.shape in self.storage.tables else self.storage(t)
-            self.shared[t,] = self._add(Step((self._argument(t),), (), (self._new(t, size),)))
-        return self.shared[t,]
+    def _copied(self, t: Tensor, size: float) -> int:
+        """The step that copies an array, which takes so many bytes then."""
+        if (t, size) not in self.shared:
+            made, reads = (self.maker[t], (self.of[t],)) if t in self.of else (self._argument(t), ())
+            cost = written_microseconds(size, self.machine)
+            self.shared[t, size] = self._add(Step((made,), reads, (self._new(t, size),), cost))
+        return self.shared[t, size]
 
     def _filled(self, t: Tensor) -> int:
         """The step that fills a new array with a constant."""
@@ -384,7 +423,21 @@ class Buffers:
         readers = [0] * len(inner)
         for b in (*self.lasting, *(b for step in self.steps for b in step.reads)):
             readers[b] += 1
-        return Lives(self.steps, order, inner, readers, self.bodies)
+        return Lives(self.steps, order, inner, readers, self.bodies, self._multiplied_beside(order))
+
+    def _multiplied_beside(self, order: Sequence[int]) -> set[int]:
+        """What XLA:TPU gathers while it multiplies: those kernels send it on from device to device. Where no product
+        comes between the start and the done of a gather, it is awaited at once (all but 2, in plans for v5e)."""
+        found: set[int] = set()
+        starts, flying = {self.steps[i].start for i in order}, set[int]()
+        for i in order:
+            if i in starts:
+                flying = {*self.steps[i].makes}
+            elif self.steps[i].start is not None:
+                flying = set()
+            elif i in self.products:
+                found |= flying
+        return found
 
     def _leave_chip(self, order: Sequence[int], size: list[int]) -> list[int]:
         """Take from the sizes what is on the chip, and add what is copied from there to HBM: the order with these

@@ -247,7 +247,7 @@ class _Fuser:
             kept = self.fusing.grows and len({c.name == "optimization_barrier" for c in used}) > 1
             if kept:
                 used = [c for c in used if c.name != "optimization_barrier"]
-            if not used or not all(self._takes(c, op) for c in used):
+            if not used or not all(self._takes(c, op) for c in used) or any(self._spreads(c, readers) for c in used):
                 continue
             cast = self.fusing.grows and op.name == "convert_element_type"
             if cast and op not in at_hand and any(c.name in REDUCTIONS for c in used):
@@ -380,6 +380,13 @@ class _Fuser:
         if self.fusing.grows:
             return True
         return consumer.name == "dot_general" and self._enters(producer)
+
+    def _spreads(self, op: Op, readers: Callable[[Tensor], list[Op]]) -> bool:
+        """Whether it is a broadcast in memory. XLA:TPU computes nothing in it: it reads what it broadcasts there, too
+        (the updates of DLRM's tables; no fusion of 28 programs for v5e broadcasts what it computes)."""
+        if not self.fusing.tiles or op.name != "broadcast_in_dim":
+            return False
+        return not all(self._takes(c, op) for c in readers(op.outputs[0]))
 
     def _is_multiplied_part(self, op: Op) -> bool:
         """Whether it takes a device's part of an array into a batch of products. XLA:TPU does so as it reads the array,

@@ -6,7 +6,7 @@ that nothing reads any more. A loop or a branch runs the steps of its bodies wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ from unity_jax.cost.schedule import Step
 
 
 class Peak(NamedTuple):
-    """The most bytes that are alive at once, at which position, and the most without what has been through a loop."""
+    """The most bytes that are alive at once, at which position, and the most without what has been through a loop or is
+    made beside steps."""
 
     bytes: int
     position: int
@@ -27,7 +28,7 @@ class Lives:
     """Steps in the order in which they run, and the buffers between them.
 
     **Fields:** `size`: bytes of each buffer; `readers`: how many steps read it, one more if it exists until the end;
-    `bodies`: of steps, what runs inside.
+    `bodies`: of steps, what runs inside; `beside`: buffers that are made while steps multiply.
     """
 
     steps: Sequence[Step]
@@ -35,12 +36,13 @@ class Lives:
     size: Sequence[int]
     readers: Sequence[int]
     bodies: Mapping[int, Sequence[Lives]]
+    beside: Set[int] = frozenset()
 
     def run(self, heap: Heap | None = None) -> Peak:
         """The most that is alive at once; takes the memory from a heap on the way."""
         size, left, address = self.size, list(self.readers), [0] * len(self.size)
         now = most = where = 0
-        looped: set[int] = set()  # buffers that have been through a loop
+        looped: set[int] = set()  # buffers that have been through a loop, or are made beside steps
         behind = counted = 0  # their bytes; the most of the others
         for position, i in enumerate(self.order):
             step = self.steps[i]
@@ -53,6 +55,7 @@ class Lives:
             counted = max(counted, now + grown - behind)
             inner = [body.run(heap) for body in self.bodies.get(i, ())]
             through = {b for b in step.makes if over.get(b) in looped}
+            through.update(self.beside.intersection(step.makes))
             if inner:
                 through.update(b for b in (*step.reads, *step.makes) if b not in looped)
             looped |= through

@@ -40,9 +40,10 @@ class Step:
 
     **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost`: the microseconds it
     takes; `start` and `latency`: of a done, its start, and the microseconds from that to it; `workspace`: bytes that it
-    needs while it runs; `writes_over`: whether a result may take the place of what it reads; `passes`: bytes that go
-    through a loop, which XLA's list scheduler takes for made by it; `seconds`: the time that buffers wait for it on the
-    chip (XLA:TPU), and `streams`: whether it would gain from what it reads and makes there.
+    needs while it runs; `writes_over`: whether a result may take the place of what it reads; `at_once`: whether XLA
+    takes it for nothing, and runs it right before what reads it; `passes`: bytes that go through a loop, which XLA's
+    list scheduler takes for made by it; `seconds`: the time that buffers wait for it on the chip (XLA:TPU), and
+    `streams`: whether it would gain from what it reads and makes there.
     """
 
     after: tuple[int, ...]
@@ -53,6 +54,7 @@ class Step:
     latency: float = 0.0
     workspace: int = 0
     writes_over: bool = False
+    at_once: bool = False
     passes: float = 0.0
     seconds: float = 0.0
     streams: bool = True
@@ -158,6 +160,7 @@ class _Backward:
         self.now = 0.0
         self.flying = False  # a done has been placed, and not yet its start
         self.start: int | None = None  # of that one, once it can be placed
+        self.at_once: list[int] = []  # steps that take no turn and can be placed
         self.dones: list[tuple[float, bool, int, int]] = []
         self.others: dict[float, dict[float, list[tuple[bool, int, int]]]] = {}  # by depth and cost
 
@@ -179,6 +182,10 @@ class _Backward:
         """A step whose readers are all placed."""
         if self.is_start[i]:
             self.start = i
+            return
+        if self.steps[i].at_once:
+            if i not in self.at_once:
+                self.at_once.append(i)
             return
         key = self._key(i)
         if self.steps[i].start is not None:
@@ -212,9 +219,12 @@ class _Backward:
         return not self.unlocks[i], -opens, -self.position[i]
 
     def _pick(self) -> int:
-        """XLA's rules in its order: a done if none is in flight; nothing before its time; a start that another done
-        waits for, but one that follows no collective as late as it gets; then what follows the most collectives, what
-        fills best the time that is left, what opens the way to a done or to the most steps; last, the given order."""
+        """XLA's rules in its order: what it takes for nothing (`IsNopInstruction`); a done if none is in flight;
+        nothing before its time; a start that another done waits for, but one that follows no collective as late as it
+        gets; then what follows the most collectives, what fills best the time that is left, what opens the way to a
+        done or to the most steps; last, the given order."""
+        if self.at_once:
+            return self.at_once.pop()
         if self.dones and not self.flying:
             return self.by_position[-heapq.heappop(self.dones)[-1]]
         self._forget_placed()

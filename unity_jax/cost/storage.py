@@ -2,7 +2,8 @@
 
 XLA:TPU stores arrays in tiles and pads two dimensions to them; which two depends on the kernels:
 
-- anything but the batch of a batched product, the features and the batch of a convolution;
+- anything but the batch of a batched product, the features and the batch of a convolution. Only products write an array
+  so for a batched product; what others write lies as pads it least, and the product reads a copy;
 - of a grouped convolution the features of one group and the batch, so that a group of eight features and a batch of 32
   take four times their size;
 - the rows of a table that is gathered from or scattered to. The array as it enters or leaves the program is not stored
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 
 from unity_jax.cost.arrays import stored_bytes
-from unity_jax.cost.kernels import Traffic, base_tensors
+from unity_jax.cost.kernels import PRODUCTS, Traffic, base_tensors
 from unity_jax.cost.narrowing import narrowed
 from unity_jax.cost.reshard import Move
 from unity_jax.machine.device import Device
@@ -32,9 +33,12 @@ class Storage:
         self.mesh, self.device = mesh, device
         self.ends = {*graph.inputs, *graph.outputs}
         self.tiled: dict[tuple[int, ...], tuple[int, ...]] = {}  # by shape, the dimensions that may be in a tile
+        self.batched: set[tuple[int, ...]] = set()  # shapes that batched products read or make
         self.tables: set[tuple[int, ...]] = set()  # shapes
         self.grouped: dict[Tensor, float] = {}
         self.narrow: set[Tensor] = set()
+        kernels = [k for of in traffic.kernels.values() for k in of]
+        self.apart = {t for k in kernels if k.root.name not in PRODUCTS for t in k.writes}  # from products
         if device.compiler == "tpu":
             self.narrow.update(*(narrowed(g, traffic.kernels[g]) for _, g, _ in nested(graph)))
         if device.layout_tile[1]:
@@ -47,8 +51,12 @@ class Storage:
             return self.grouped[t]
         if t.shape in self.tables and t not in self.ends:
             return self.rows(t)
+        return self.multiplied(t, not (t in self.apart and t.shape in self.batched))
+
+    def multiplied(self, t: Tensor, in_tiles: bool = True) -> float:
+        """Bytes of an array as products read it."""
         dims, itemsize = self.tiled.get(t.shape, ()), 2 if t in self.narrow else t.itemsize
-        return stored_bytes(self.device, self.local(t), itemsize, dims if len(dims) > 1 else None)
+        return stored_bytes(self.device, self.local(t), itemsize, dims if in_tiles and len(dims) > 1 else None)
 
     def outside(self, t: Tensor) -> float:
         """Bytes of an argument or a result, which is stored as pads it least, whatever the kernels want."""
@@ -80,6 +88,7 @@ class Storage:
         elif op.name == "dot_general":
             _, (lhs, rhs) = op.params["dimension_numbers"]
             batched = (lhs, rhs, range(len(lhs))) if lhs else ()
+            self.batched.update(t.shape for t in (*op.inputs, *op.outputs) if lhs)
             for t, batch in zip((*op.inputs, *op.outputs), batched, strict=False):
                 self.tiled.setdefault(t.shape, tuple(d for d in range(t.rank) if d not in batch))
         elif op.name == "conv_general_dilated":
