@@ -319,3 +319,15 @@ def test_what_a_barrier_keeps_is_computed_again_by_other_matmuls_on_tpu():
     assert [op.name for op in first.ops] == ["dot_general", "max"]
     assert len(first.writes) == 2
     assert sorted(sum(op.name == "max" for op in k.ops) for k in made) == [0, 1, 1]
+
+
+def test_a_broadcast_that_is_scattered_computes_nothing_on_tpu():
+    """Four rows of a table get the same update, which is cast before."""
+
+    def f(table, ids, update):
+        each = jax.lax.broadcast_in_dim(update.astype(jnp.float32), (8, 4, 16), (0, 2))
+        return jnp.zeros_like(table).at[ids].add(each), table
+
+    args = f32(64, 16), jax.ShapeDtypeStruct((8, 4), jnp.int32), jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)
+    assert "convert_element_type" in shown(f, *args, compiler="tpu")
+    assert "convert_element_type" not in shown(f, *args, compiler="gpu")

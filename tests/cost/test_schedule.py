@@ -119,3 +119,11 @@ def test_every_order_can_run():
         place = {i: p for p, i in enumerate(order)}
         assert sorted(order) == list(range(len(steps)))
         assert all(place[j] < place[i] for i, step in enumerate(steps) for j in step.after)
+
+
+def test_what_takes_no_turn_runs_right_before_what_reads_it():
+    """A broadcast, although its operand and a collective beside it could fill the time."""
+    steps = [Step((), (), (0,)), Step((0,), (0,), (1,)), Step((1,), (0, 1), (), start=1, latency=50.0)]
+    steps += [Step((0,), (0,), (2,), at_once=True), Step((3,), (2,), (3,), 60.0), Step((0,), (0,), (4,), 5.0)]
+    order = Schedule([*steps, Step((2, 4, 5), (1, 3, 4), ())], [1.0] * 5).order()
+    assert order.index(4) == order.index(3) + 1
