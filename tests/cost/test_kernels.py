@@ -94,6 +94,19 @@ def test_a_cast_that_a_reduction_reads_is_written_on_tpu_unless_a_matmul_makes_i
     assert written(beside, half, half) == [jnp.bfloat16, jnp.float32, jnp.bfloat16]
 
 
+def test_a_cast_that_is_scattered_is_a_kernel_of_its_own_on_tpu():
+    """The gradients of embeddings: rows for the tokens, and their sum for the positions, which casts again."""
+
+    def f(table, ids, x):
+        y = jax.lax.sort(x).astype(jnp.float32)
+        return jnp.zeros_like(table).at[ids].add(y), jnp.sum(y, 0)
+
+    args = f32(64, 16), jax.ShapeDtypeStruct((8, 4), jnp.int32), jax.ShapeDtypeStruct((8, 4, 16), jnp.bfloat16)
+    found = shown(f, *args, compiler="tpu")
+    assert "convert_element_type" in found
+    assert "convert_element_type reduce_sum" in found
+
+
 def test_activations_are_computed_again_on_tpu():
     """Of what a matmul makes, the gradient of an activation keeps that alone; the GPU keeps the activation, too."""
 

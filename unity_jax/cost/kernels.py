@@ -158,7 +158,7 @@ class _Fuser:
     graph: Graph
     fusing: Fusing
     absorbed: set[Op] = field(default_factory=set)
-    kept: set[Op] = field(default_factory=set)  # absorbed, and in memory for an `optimization_barrier`
+    kept: dict[Op, frozenset[Op]] = field(default_factory=dict)  # absorbed, and in memory for these readers
     sources: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
     held: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -181,11 +181,8 @@ class _Fuser:
                 ops: dict[Op, None] = {}
                 held: dict[Tensor, None] = {}
                 for t in op.inputs:
-                    if op.name == "optimization_barrier" and (whole := self._whole(t)) is not None:
-                        reads[whole] = None
-                        continue
-                    reads.update(dict.fromkeys(self.sources.get(t, (t,) if t.literal is None else ())))
-                    ops.update(dict.fromkeys(self.taken.get(t, ())))
+                    reads.update(dict.fromkeys(self._read(op, t)))
+                    ops.update(dict.fromkeys(self._taken(op, t)))
                     held.update(dict.fromkeys(self.held.get(t, ())))
                 if op in self.fills:
                     reads[self.fills[op].outputs[0]] = None
@@ -196,15 +193,29 @@ class _Fuser:
                 self.held.update((o, tuple(held)) for o in op.outputs)
                 if is_alias(op):  # one operand per result
                     for i, o in zip(op.inputs, op.outputs, strict=False):
-                        if op.name == "optimization_barrier" and (whole := self._whole(i)) is not None:
-                            self.sources[o], self.taken[o] = (whole,), ()
-                            continue
-                        self.sources[o] = self.sources.get(i, (i,) if i.literal is None else ())
-                        self.taken[o] = self.taken.get(i, ())
+                        self.sources[o], self.taken[o] = self._read(op, i), self._taken(op, i)
                 else:
                     for o in op.outputs:
                         self.sources[o], self.taken[o] = tuple(reads), tuple(ops)
         return self._group(outputs)
+
+    def _read(self, op: Op, t: Tensor) -> tuple[Tensor, ...]:
+        """What an op reads from memory to have an operand."""
+        if (whole := self._whole(op, t)) is not None:
+            return (whole,)
+        return self.sources.get(t, (t,) if t.literal is None else ())
+
+    def _taken(self, op: Op, t: Tensor) -> tuple[Op, ...]:
+        """The absorbed ops that an op computes to have an operand."""
+        return () if self._whole(op, t) is not None else self.taken.get(t, ())
+
+    def _whole(self, op: Op, t: Tensor) -> Tensor | None:
+        """What an operand is a view of, if that is in memory for the op although others compute it again."""
+        made_by = self.graph.producer.get(t)
+        while made_by is not None and is_alias(made_by) and made_by.name != "optimization_barrier":
+            t = made_by.inputs[made_by.outputs.index(t)]
+            made_by = self.graph.producer.get(t)
+        return t if made_by is not None and op in self.kept.get(made_by, ()) else None
 
     # Absorbing
 
@@ -244,13 +255,12 @@ class _Fuser:
                 sources.update((t, frozenset(self.fills[op].outputs)) for t in op.outputs)
                 continue
             used = [c for t in op.outputs for c in readers(t)]
-            kept = self.fusing.grows and len({c.name == "optimization_barrier" for c in used}) > 1
-            if kept:
-                used = [c for c in used if c.name != "optimization_barrier"]
+            cast = self.fusing.grows and op.name == "convert_element_type"
+            kept = frozenset(c for c in used if self.fusing.grows and self._keeps(c, cast))
+            used = [c for c in used if c not in kept]
             if not used or not all(self._takes(c, op) for c in used) or any(self._spreads(c, readers) for c in used):
                 continue
-            cast = self.fusing.grows and op.name == "convert_element_type"
-            if cast and op not in at_hand and any(c.name in REDUCTIONS for c in used):
+            if cast and not kept and op not in at_hand and any(c.name in REDUCTIONS for c in used):
                 continue  # the reduction writes it for the others
             above = frozenset[Tensor]().union(*(sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs))
             if kept and self._grown(op, above, len(set(used))):
@@ -259,16 +269,12 @@ class _Fuser:
             if alone or (cast and len(used) <= _CASTS) or (not cast and self._is_cheap(op, used, above)):
                 self.absorbed.add(op)
                 if kept:
-                    self.kept.add(op)
+                    self.kept[op] = kept
                 sources.update((o, above) for o in op.outputs)
 
-    def _whole(self, t: Tensor) -> Tensor | None:
-        """What a tensor is a view of, if that is in memory although some that read it compute it again."""
-        made_by = self.graph.producer.get(t)
-        while made_by is not None and is_alias(made_by) and made_by.name != "optimization_barrier":
-            t = made_by.inputs[made_by.outputs.index(t)]
-            made_by = self.graph.producer.get(t)
-        return t if made_by in self.kept else None
+    def _keeps(self, reader: Op, cast: bool) -> bool:
+        """Whether XLA:TPU has what it reads in memory and lets the others compute it again."""
+        return reader.name == "optimization_barrier" or (cast and is_scatter(reader))
 
     def _is_cheap(self, op: Op, used: Sequence[Op], above: frozenset[Tensor]) -> bool:
         """Whether each of the ops that use it may compute it again from what is above."""
@@ -411,7 +417,7 @@ class _Fuser:
         for op in self.graph.ops:
             if (op in self.absorbed and op not in self.kept) or is_alias(op):
                 continue
-            before = {producer[s]: None for t in op.inputs for s in self.sources.get(t, (t,)) if s in producer}
+            before = {producer[s]: None for t in op.inputs for s in self._read(op, t) if s in producer}
             at = max((level[p] + (not self._joins(p, op)) for p in before), default=0)
             held = (producer[s] for t in op.inputs for s in self.held.get(t, ()) if s in producer)
             at = max((at, *(level[p] + 1 for p in held)))
@@ -444,7 +450,7 @@ class _Fuser:
         """The arrays in memory whose other readers the op joins: constants, and what several reductions read."""
         if not self.fusing.siblings or not (op in self.loops or op.name in REDUCTIONS) or op in self.updated:
             return ()
-        read = dict.fromkeys(s for t in op.inputs for s in self.sources.get(t, (t,)))
+        read = dict.fromkeys(s for t in op.inputs for s in self._read(op, t))
         whole = _space(op) if op.name in REDUCTIONS else None
         return [s for s in read if s in self._filled or _elements(s) == whole]
 
@@ -475,9 +481,8 @@ class _Fuser:
             every: dict[Op, None] = {}
             for op in sorted(ops, key=position.__getitem__):
                 for t in op.inputs:
-                    every.update(dict.fromkeys(self.taken.get(t, ())))
-                    sources = self.sources.get(t, (t,) if t.literal is None else ())
-                    reads.update(dict.fromkeys(s for s in sources if s not in own))
+                    every.update(dict.fromkeys(self._taken(op, t)))
+                    reads.update(dict.fromkeys(s for s in self._read(op, t) if s not in own))
                     waits.update(dict.fromkeys(self.held.get(t, ())))
                 every[op] = None
             inside = sorted(every, key=position.__getitem__)
