@@ -85,6 +85,20 @@ def test_a_loop_holds_its_stack_and_one_iteration():
     assert found.peak_bytes == pytest.approx((1 + 5 + 1 + 2) * N, rel=0.01)  # argument, stack, carry, between sorts
 
 
+def test_scanned_weights_are_cast_before_the_loop_on_tpu():
+    """Of what iterations only cast there is a copy of half the size."""
+
+    def f(x, weights, cast):
+        layer = lambda y, w: (jnp.tanh(y @ (w.astype(jnp.bfloat16) if cast else w).astype(y.dtype)), None)  # noqa: E731
+        return jax.lax.scan(layer, x, weights)[0]
+
+    tpu = dataclasses.replace(MACHINE.device, compiler="tpu")
+    bare, cast = (
+        peak(lambda x, w, cast=cast: f(x, w, cast), f32(8, 64), f32(50, 64, 64), device=tpu) for cast in (False, True)
+    )
+    assert cast.peak_bytes - bare.peak_bytes == pytest.approx(50 * N / 2, rel=0.05)
+
+
 def test_stacks_of_one_shape_exist_from_the_first_loop_on_gpu():
     """The second loop has its stack while the first one runs; on the CPU only from its own start."""
 
@@ -127,7 +141,7 @@ def test_a_gathered_result_is_copied_to_its_place_on_tpu():
     """Each device sorts half of the rows and gathers the others, into the place of the argument or first beside it.
 
     Rows of the device, those sorted, and on the TPU all of them: 1/2, 1/2 and 1, the last two alive together; there the
-    argument is copied, too, beside the first, and all rows fit into the place of the copy.
+    argument is copied, too, the first are where it was, and all rows fit into the place of the copy.
     """
     program = trace(sort, (f32(64, 64),), {}, donate_argnums=0)
     mesh, machine, whole = MeshAxes(("x",), (2,)), Machine.preset("h100:2"), Layout.replicated(2)

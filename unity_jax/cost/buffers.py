@@ -7,8 +7,9 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
 - XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes (`chip`); what leaves it is
   copied to HBM as soon as it is made;
 - what it gathers of parts that are no whole tiles is copied together;
-- it gathers no result in the place of a donated argument: what reads the argument reads a copy of it, and the gathered
-  array is copied there at the end of the step;
+- it gathers no result in the place of a donated argument: what reads the argument reads a copy of it, made at the start
+  of the step, and the gathered array is copied there at the end; in between other buffers are there (`places`);
+- it casts before a loop what all iterations cast of it;
 - it fills the stacks of a loop right before the loop;
 - it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
   takes and once more what is unused of it at the peak, not counting there what has been through a loop or is gathered
@@ -34,13 +35,14 @@ from dataclasses import replace
 
 from unity_jax import _compat
 from unity_jax.cost.chip import away
-from unity_jax.cost.combining import THRESHOLDS, Sent, together
+from unity_jax.cost.combining import THRESHOLDS, Sent, post_order, together
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
 from unity_jax.cost.heap import Heap
-from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors, is_batched
+from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors, is_alias, is_batched
 from unity_jax.cost.lives import Lives
 from unity_jax.cost.packing import packed_bytes
 from unity_jax.cost.pipelining import pipelined
+from unity_jax.cost.places import placed
 from unity_jax.cost.products import split
 from unity_jax.cost.program import kernel_seconds, kernel_work, op_collectives
 from unity_jax.cost.rows import is_partition
@@ -92,6 +94,7 @@ class Buffers:
         self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
         self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
         self.lasting: set[int] = set()  # buffers that exist until the end
+        self.left: dict[int, float] = {}  # of steps, the bytes of the argument that nothing reads after them
         self.slots: dict[Tensor, tuple[int, int]] = {}  # of an iteration's results: the stack, and what fills it
         self.base = base_tensors(graph)
         self.copied = {a for t, a in self.replacing.items() if self.compiler == "tpu" and self._is_gathered(t)}
@@ -111,8 +114,8 @@ class Buffers:
             if t.shape in self.storage.tables:
                 copied[t] = self.storage.rows(t)
             elif t in self.copied:
-                copied[t] = self.storage(t)
-            else:
+                copied.setdefault(t, self.storage(t))
+            elif t not in copied:
                 after.append(self._argument(t))
         for t, size in copied.items():
             after.append(at := self._copied(t, size))
@@ -246,11 +249,9 @@ class Buffers:
 
     def _combine(self) -> None:
         """One collective in place of each group that XLA makes one of."""
-        results = dict.fromkeys(self.base.get(t, t) for t in self.graph.outputs)
-        ends = [self.maker[t] for t in results if t in self.maker]
         place = list(range(len(self.steps)))
         flights: list[tuple[int, int]] = []
-        for group in together(self.sent, self.steps, ends, THRESHOLDS.get(self.compiler, 0)):
+        for group in together(self.sent, self.steps, self._ends(), THRESHOLDS.get(self.compiler, 0)):
             start, done = max(s.start for s in group), max(s.done for s in group)
             for s in group:
                 place[s.start], place[s.done] = start, done
@@ -273,7 +274,14 @@ class Buffers:
         del self.steps[len(left) :]
         self.bodies = {at[i]: inner for i, inner in self.bodies.items()}
         self.products = {at[i] for i in self.products}
+        self.maker = {t: at[i] for t, i in self.maker.items()}
+        self.left = {at[i]: size for i, size in self.left.items()}
         self._concatenate([(at[start], at[done]) for start, done in flights])
+
+    def _ends(self) -> list[int]:
+        """The steps that make the results, in their order."""
+        results = dict.fromkeys(self.base.get(t, t) for t in self.graph.outputs)
+        return [self.maker[t] for t in results if t in self.maker]
 
     def _merge(self, at: int, several: Sequence[int]) -> None:
         """Put one step in the place of several alike."""
@@ -313,6 +321,8 @@ class Buffers:
         if self.compiler == "tpu" and root.name == "broadcast_in_dim" and self._is_scattered(root.outputs[0]):
             return {t: self.storage(t) for t in kernel.reads if t in self.of}
         found: dict[Tensor, float] = {}
+        if self.compiler == "tpu" and root.name == "scan":
+            return self._cast(root)
         for t in root.inputs if is_batched(root) else ():
             made_by = self.graph.producer.get(t)
             while made_by in kernel.ops and (is_partition(made_by) or made_by.name == "transpose"):
@@ -321,6 +331,18 @@ class Buffers:
             base, size = self.base.get(t, t), self.storage.multiplied(t)
             if base in kernel.reads and base in self.of and size > self.storage(base):
                 found[base] = size
+        return found
+
+    def _cast(self, root: Op) -> dict[Tensor, float]:
+        """What XLA:TPU casts before a loop since its iterations cast all that they read of it, and the bytes then."""
+        found: dict[Tensor, float] = {}
+        (body,), (consts, carried) = root.bodies, _compat.scan_arity(root.params)
+        base = base_tensors(body)
+        for i, (t, inner) in enumerate(zip(root.inputs, body.inputs, strict=True)):
+            used = [op for op in body.ops for x in op.inputs if base.get(x, x) is inner and not is_alias(op)]
+            casts = {op.outputs[0].itemsize if op.name == "convert_element_type" else math.inf for op in used}
+            if used and not consts <= i < consts + carried and (size := max(casts)) < t.itemsize:
+                found[self.base.get(t, t)] = self.storage(t) * size / t.itemsize
         return found
 
     def _parts(self, root: Op) -> float:
@@ -372,9 +394,18 @@ class Buffers:
     def _copied(self, t: Tensor, size: float) -> int:
         """The step that copies an array, which takes so many bytes then."""
         if (t, size) not in self.shared:
-            made, reads = (self.maker[t], (self.of[t],)) if t in self.of else (self._argument(t), ())
+            whole, reads = self.storage(t), tuple[int, ...]()
+            if t in self.of:
+                made, reads = self.maker[t], (self.of[t],)
+            elif t in self.copied and size != whole:
+                made = self._copied(t, whole)
+                reads = self.steps[made].makes
+            else:
+                made = self._argument(t)
             cost = written_microseconds(size, self.machine)
-            self.shared[t, size] = self._add(Step((made,), reads, (self._new(t, size),), cost))
+            self.shared[t, size] = at = self._add(Step((made,), reads, (self._new(t, size),), cost))
+            if t in self.copied and size == whole:
+                self.left[at] = self.storage.outside(t)
         return self.shared[t, size]
 
     def _filled(self, t: Tensor) -> int:
@@ -418,12 +449,29 @@ class Buffers:
         inner = [0 if out else round(n) for n, out in zip(self.size, self.outside, strict=True)]
         # XLA:TPU schedules results in place of donated arguments, XLA:GPU as new memory.
         order = Schedule(self.steps, self.size if self.compiler == "gpu" else inner).order()
+        order.sort(key=lambda i: i not in self.left)
         if self.storage.device.chip_bytes:
             order = self._leave_chip(order, inner)
+        if self.left:
+            for b in self._placed(order, inner):
+                inner[b] = 0
         readers = [0] * len(inner)
         for b in (*self.lasting, *(b for step in self.steps for b in step.reads)):
             readers[b] += 1
         return Lives(self.steps, order, inner, readers, self.bodies, self._multiplied_beside(order))
+
+    def _placed(self, order: Sequence[int], size: Sequence[int]) -> set[int]:
+        """What is where a donated argument was."""
+        rank = {i: n for n, i in enumerate(post_order(self.steps, self._ends()))}
+        lives: dict[int, tuple[int, int]] = {}
+        makers: dict[int, int] = {}
+        for position, i in enumerate(order):
+            for b in (*self.steps[i].makes, *self.steps[i].reads):
+                lives[b] = lives.get(b, (position, 0))[0], position
+                makers.setdefault(b, i)
+        inside = sorted(lives.keys() - self.lasting, key=lambda b: (rank[makers[b]], b))
+        free = [(order.index(i), self.left[i]) for i in sorted(self.left, key=rank.__getitem__)]
+        return placed({b: lives[b] for b in inside}, size, free)
 
     def _multiplied_beside(self, order: Sequence[int]) -> set[int]:
         """What XLA:TPU gathers while it multiplies: those kernels send it on from device to device. Where no product

@@ -44,7 +44,7 @@ def together(
     number = {s.done: i for i, s in enumerate(sent)}
     before = [0] * len(steps)  # the collectives that a step depends on, a bit for each
     order: list[int] = []
-    for i in _post_order(steps, ends):
+    for i in post_order(steps, ends):
         for j in steps[i].after:
             before[i] |= before[j] | (1 << number[j] if j in number else 0)
         if i in number:
@@ -74,7 +74,7 @@ def together(
         yield [sent[i] for i in group]
 
 
-def _post_order(steps: Sequence[Step], ends: Sequence[int]) -> Iterator[int]:
+def post_order(steps: Sequence[Step], ends: Sequence[int]) -> Iterator[int]:
     """Every step after those that it waits for, the first of them and all that it needs first."""
     seen: set[int] = set()
     for end in (*ends, *range(len(steps))):
