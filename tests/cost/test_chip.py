@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from unity_jax.cost.chip import Away, away
+from unity_jax.cost.chip import Away, away, fetching_tuples
 from unity_jax.machine.machine import Machine
 
 DEVICE = dataclasses.replace(Machine.preset("v5e:1x1").device, chip_bytes=10.0, memory_bandwidth=10.0)  # 20 s at most
@@ -33,3 +33,10 @@ def test_a_loop_has_what_it_makes_on_the_chip():
 def test_a_buffer_takes_its_room_once_between_accesses():
     """It would not fit twice, and position 1 belongs to both of its lives."""
     assert away({0: [0, 1, 2]}, {0: 1}, (6,), range(4), DEVICE) == {}
+
+
+def test_large_arrays_come_in_slices():
+    """Of each of four slices a tuple, and one of what it is of; what is larger than the chip does not come."""
+    device = Machine.preset("v5e:1x1").device
+    found = [fetching_tuples(n, device) for n in (4, 2**21 - 1, 2**21, device.chip_bytes + 1)]
+    assert found == [1, 1, 8, 0]

@@ -206,7 +206,7 @@ def test_kernels_can_run_in_their_order_and_cover_the_program(rng, compiler):
         assert all(t in made or t.literal is not None for t in kernel.reads)
         made.update(kernel.writes)
     names = {op for k in found for op in k.ops}
-    made_once = {op.signature for op in names if op.name == "broadcast_in_dim"}  # equal constants are one array on GPU
+    made_once = {op.signature for op in names}  # equal constants are one array on GPU, equal elementwise ops one on TPU
     aliases = {op for op in graph.ops if op not in names and op.signature not in made_once}
     assert {op.name for op in aliases} <= set("reshape squeeze expand_dims copy optimization_barrier".split())
 
@@ -296,6 +296,30 @@ def test_a_part_of_an_array_goes_into_a_batch_of_products_from_memory_on_tpu():
         part = next(op for op in graph.ops if op.name == "neg")
         part.params["move"] = Move("partition", ("x",), 0, None, whole, parts)
         assert [[op.name for op in k.ops] for k in kernels(graph, "tpu")] == expected
+
+
+def test_what_a_device_takes_its_part_of_is_in_memory_on_tpu_if_others_read_it():
+    """`neg` stands for the op by which a device takes its part: of the cast, before it is doubled."""
+
+    def f(x):
+        y = jax.lax.sort(x).astype(jnp.float32)
+        return jnp.tanh(y + 1), jnp.sum(jnp.exp(-(y * 2)), 1)
+
+    graph = trace(f, (jax.ShapeDtypeStruct((8, 16), jnp.bfloat16),), {}).graph
+    part = next(op for op in graph.ops if op.name == "neg")
+    part.params["move"] = Move("partition", ("x",), 1, None, Layout(((), ())), Layout(((), ("x",))))
+    _, whole, parts = kernels(graph, "tpu")
+    assert [op.name for op in whole.ops] == ["convert_element_type", "add", "tanh"]
+    assert [op.name for op in parts.ops] == ["mul", "neg", "exp", "reduce_sum"]
+    assert parts.reads == [whole.ops[0].outputs[0]]
+
+
+def test_equal_ops_are_one_on_tpu():
+    def f(x):
+        return jax.lax.sort(x.astype(jnp.float32)), jax.lax.cumsum(x.astype(jnp.float32))
+
+    x = jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)
+    assert shown(f, x, compiler="tpu") == ["convert_element_type", "sort", "cumsum"]
 
 
 def test_what_an_all_reduce_sums_is_told():

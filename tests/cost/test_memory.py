@@ -24,6 +24,8 @@ from unity_jax.search.sample import sample
 MESH, MACHINE = MeshAxes(("x",), (1,)), Machine.preset("h100:1")
 TRITON = dataclasses.replace(MACHINE.device, workspace_bytes=0.0)
 N = 64 * 64 * 4
+TUPLE = 2 * 2**14
+"""Bytes of a tuple on a TPU. They are not alive in the eyes of the compiler, and so count twice."""
 
 
 def f32(*dims):
@@ -115,7 +117,7 @@ def test_short_lives_are_spent_on_the_chip():
     tpu = dataclasses.replace(MACHINE.device, compiler="tpu", fast_bytes=2 * N, chip_bytes=N)
     f = lambda x: sort(sort(sort(x)))  # noqa: E731
     assert peak(f, f32(64, 64)).peak_bytes == 4 * N
-    assert peak(f, f32(64, 64), device=tpu).peak_bytes == 3 * N  # one of the two values between
+    assert peak(f, f32(64, 64), device=tpu).peak_bytes == 3 * N + 2 * TUPLE  # one value between; two are fetched
 
 
 def test_rows_are_gathered_from_a_padded_copy():
@@ -147,10 +149,10 @@ def test_a_gathered_result_is_copied_to_its_place_on_tpu():
     mesh, machine, whole = MeshAxes(("x",), (2,)), Machine.preset("h100:2"), Layout.replicated(2)
     decisions = Decisions({program.graph.ops[0]: (0,)}, {program.graph.inputs[0]: whole}, (whole,))
     planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
-    for compiler, expected in (("gpu", 1 + 1), ("tpu", 1 + 1.5)):
+    for compiler, expected in (("gpu", 2 * N), ("tpu", 2.5 * N + TUPLE)):
         on = with_device(machine, dataclasses.replace(machine.device, compiler=compiler))
         found = memory(planned, Traffic.of(planned, compiler), mesh, on, program.donated)
-        assert found.peak_bytes == expected * N
+        assert found.peak_bytes == expected
 
 
 def test_what_is_gathered_from_a_value_does_not_hold_it():
@@ -241,8 +243,8 @@ def test_parts_that_are_no_whole_tiles_are_copied_together_on_tpu():
         decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), {program.graph.inputs[0]: Layout((("x",), ()))})
         decisions.outputs = (Layout.replicated(2),)
         planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
-        size = rows * 2048 * 4
-        found.append(memory(planned, Traffic.of(planned, "tpu"), mesh, machine, ()).peak_bytes / size)
+        peak_bytes = memory(planned, Traffic.of(planned, "tpu"), mesh, machine, ()).peak_bytes
+        found.append((peak_bytes - TUPLE) / (rows * 2048 * 4))
     assert found == [1 / 2 + 1 + 2, 1 / 2 + 1 + 1]
 
 
@@ -264,7 +266,7 @@ def test_several_all_reduces_are_one():
     for compiler in ("gpu", "tpu", "cpu"):
         on = with_device(machine, dataclasses.replace(machine.device, compiler=compiler))
         found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, on, ()).peak_bytes
-    assert found == {"gpu": (2 + 2 + 4) * N, "tpu": (2 + 2 + 2) * N, "cpu": (2 + 2 + 1) * N}
+    assert found == {"gpu": (2 + 2 + 4) * N, "tpu": (2 + 2 + 2) * N + TUPLE, "cpu": (2 + 2 + 1) * N}
 
 
 def scanned_gradients(n):
@@ -363,5 +365,5 @@ def test_what_waits_long_leaves_the_chip():
             last = sort(last)
         return first + last
 
-    assert peak(lambda x: f(x, 3), f32(64, 64), device=tpu).peak_bytes == 2 * N
-    assert peak(lambda x: f(x, 300), f32(64, 64), device=tpu).peak_bytes == 3 * N
+    assert peak(lambda x: f(x, 3), f32(64, 64), device=tpu).peak_bytes == 2 * N + TUPLE
+    assert peak(lambda x: f(x, 300), f32(64, 64), device=tpu).peak_bytes == 3 * N + 3 * TUPLE

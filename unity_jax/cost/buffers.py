@@ -11,8 +11,9 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
   of the step, and the gathered array is copied there at the end; in between other buffers are there (`places`);
 - it casts before a loop what all iterations cast of it;
 - it fills the stacks of a loop right before the loop;
-- it gives out addresses in the order of the program (`heap`), and what it reports as temporary memory is all that this
-  takes and once more what is unused of it at the peak, not counting there what has been through a loop or is gathered
+- it gives out addresses in the order of the program (`heap`), above them to every tuple: of what a kernel makes, of a
+  collective, of a copy onto the chip or from there. What it reports as temporary memory is all that this takes and once
+  more what is unused of it at the peak, not counting there what has been through a loop or is gathered
   while it multiplies (`2 heap - counted`, seen in its buffer assignments); XLA:GPU gives them out by size (`packing`);
 - it copies what a kernel reads in another layout: what it broadcasts to scatter it, what no product has made and a
   batched product reads (`storage`);
@@ -34,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unity_jax import _compat
-from unity_jax.cost.chip import away
+from unity_jax.cost.chip import away, fetching_tuples
 from unity_jax.cost.combining import THRESHOLDS, Sent, post_order, together
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
 from unity_jax.cost.heap import Heap
@@ -54,6 +55,10 @@ from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
+
+_TUPLE = 2**14
+"""Bytes from one tuple to the next in the memory of a TPU. None takes the place of another (libtpu 0.0.42: a thousand
+in a BERT of two layers)."""
 
 _NO_TIME = frozenset(["broadcast_in_dim", "iota"])
 """What takes no time in the eyes of XLA's scheduler where it is a kernel of its own."""
@@ -89,6 +94,7 @@ class Buffers:
         self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
         self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
         self.products: set[int] = set()  # steps that multiply
+        self.moved = 0  # tuples of copies between the chip and HBM
         self.sent: list[Sent] = []  # the collectives that may be combined
         self.replacing = replacing or {}  # results in place of donated arguments, which are these
         self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
@@ -441,7 +447,7 @@ class Buffers:
         peak = lives.run(heap)
         alive = [(self.tensors[b], lives.size[b]) for b in lives.alive(peak.position) if lives.size[b]]
         if heap is not None:
-            return 2 * heap.size - peak.counted, alive
+            return 2 * (heap.size + lives.tuples * _TUPLE) - peak.counted, alive
         return packed_bytes(lives.spans()) if self.compiler == "gpu" else peak.bytes, alive
 
     def lives(self) -> Lives:
@@ -458,7 +464,16 @@ class Buffers:
         readers = [0] * len(inner)
         for b in (*self.lasting, *(b for step in self.steps for b in step.reads)):
             readers[b] += 1
-        return Lives(self.steps, order, inner, readers, self.bodies, self._multiplied_beside(order))
+        return Lives(self.steps, order, inner, readers, self.bodies, self._multiplied_beside(order), self._tuples())
+
+    def _tuples(self) -> int:
+        """Of kernels with several results, of collectives that run beside others, of copies to and from the chip."""
+        several = sum(len(step.makes) > 1 for step in self.steps)
+        starts = sum(step.start is not None for step in self.steps)
+        read = (t for t in self.graph.inputs if self.graph.readers.get(t))
+        fetched = sum(fetching_tuples(self.storage.outside(t), self.storage.device) for t in read)
+        inner = sum(body.tuples for of in self.bodies.values() for body in of)
+        return several + starts + fetched + self.moved + inner
 
     def _placed(self, order: Sequence[int], size: Sequence[int]) -> set[int]:
         """What is where a donated argument was."""
@@ -504,6 +519,8 @@ class Buffers:
             if len(positions) == 1:  # nothing reads it
                 positions *= 2
         absent = away(accesses, gains, size, clock, self.storage.device)
+        for b, gone in absent.items():
+            self.moved += gone.evicted + fetching_tuples(size[b], self.storage.device)
         copies: dict[int, list[int]] = {}  # by the position that they follow
         for b, positions in accesses.items():
             if b not in absent:

@@ -11,7 +11,7 @@ saves is memory traffic, so this decides both the time of a step and which value
 The compilers differ in what they fuse (`Fusing`): XLA:TPU fuses any elementwise producer and consumer into its
 convolution; XLA:GPU takes producers that make the input of a matmul no larger, and no consumers; its convolutions are
 calls of a library. What passes an `optimization_barrier` is in memory; XLA:TPU computes it again in the matmuls that
-read it beside the barrier.
+read it beside the barrier. So is, on TPU, what a device takes its part of and others read as a whole.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class _Fuser:
     graph: Graph
     fusing: Fusing
     absorbed: set[Op] = field(default_factory=set)
-    kept: dict[Op, frozenset[Op]] = field(default_factory=dict)  # absorbed, and in memory for these readers
+    parts: set[Op] = field(default_factory=set)  # what is computed of a device's part only, and what takes the part
+    kept: dict[Op, frozenset[Op]] = field(default_factory=dict)  # in memory for these readers; others compute it again
     sources: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
     taken: dict[Tensor, tuple[Op, ...]] = field(default_factory=dict)
     held: dict[Tensor, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -240,6 +241,8 @@ class _Fuser:
             self._enter(readers)
         sources: dict[Tensor, frozenset[Tensor]] = {}  # what recomputing a tensor would read
         self._update()
+        if self.fusing.grows:
+            self._find_parts(readers)
         for op in self.graph.ops:
             if is_alias(op):
                 sources.update((o, sources.get(i, frozenset([i]))) for i, o in zip(op.inputs, op.outputs, strict=False))
@@ -256,7 +259,10 @@ class _Fuser:
                 continue
             used = [c for t in op.outputs for c in readers(t)]
             cast = self.fusing.grows and op.name == "convert_element_type"
-            kept = frozenset(c for c in used if self.fusing.grows and self._keeps(c, cast))
+            kept = self._keeps(op, used) if self.fusing.grows else frozenset[Op]()
+            if kept == {*used}:
+                self.kept[op] = kept
+                continue
             used = [c for c in used if c not in kept]
             if not used or not all(self._takes(c, op) for c in used) or any(self._spreads(c, readers) for c in used):
                 continue
@@ -272,9 +278,26 @@ class _Fuser:
                     self.kept[op] = kept
                 sources.update((o, above) for o in op.outputs)
 
-    def _keeps(self, reader: Op, cast: bool) -> bool:
-        """Whether XLA:TPU has what it reads in memory and lets the others compute it again."""
-        return reader.name == "optimization_barrier" or (cast and is_scatter(reader))
+    def _keeps(self, op: Op, used: Sequence[Op]) -> frozenset[Op]:
+        """The readers that XLA:TPU has it in memory for, while the others compute it again."""
+        cast = op.name == "convert_element_type"
+        whole = len({*used}) > 1 and op.name not in _SHAPES and op not in self.parts
+        return frozenset(
+            c
+            for c in used
+            if c.name == "optimization_barrier" or (cast and is_scatter(c)) or (whole and c in self.parts)
+        )
+
+    def _find_parts(self, readers: Callable[[Tensor], list[Op]]) -> None:
+        """Find what is computed of a device's part only. XLA:TPU takes the part as early as it can, of what others
+        read, too, which is then in memory as a whole: of an all-reduced array that is normalized, in float32, both the
+        array and its distance from the mean (ResNeXt and BERT, split by features). Products cast what they read."""
+        for op in reversed(self.graph.ops):
+            cast = op.name == "convert_element_type"
+            used = [c for t in op.outputs for c in readers(t) if not (cast and c.name in PRODUCTS)]
+            alone = op in self.loops and op.name not in _SHAPES and len(used) == 1 and used[0] in self.parts
+            if alone or is_partition(op):
+                self.parts.add(op)
 
     def _is_cheap(self, op: Op, used: Sequence[Op], above: frozenset[Tensor]) -> bool:
         """Whether each of the ops that use it may compute it again from what is above."""
@@ -418,11 +441,14 @@ class _Fuser:
             if (op in self.absorbed and op not in self.kept) or is_alias(op):
                 continue
             before = {producer[s]: None for t in op.inputs for s in self._read(op, t) if s in producer}
-            at = max((level[p] + (not self._joins(p, op)) for p in before), default=0)
+            at = max((level[p] + (p in self.kept or not self._joins(p, op)) for p in before), default=0)
             held = (producer[s] for t in op.inputs for s in self.held.get(t, ()) if s in producer)
             at = max((at, *(level[p] + 1 for p in held)))
             level[op] = at
-            joined = sorted({group[p] for p in before if level[p] == at})
+            # What is in memory for a device's part is written by the first kernel that computes it.
+            again = [p for t in op.inputs for p in self._taken(op, t) if self.parts.intersection(self.kept.get(p, ()))]
+            written = [p for p in again if self._joins(p, op)]
+            joined = sorted({group[p] for p in (*before, *written) if level[p] == at})
             if joined and sum(has_product[g] for g in joined) > 1:
                 level[op], joined = at + 1, []
             shared = [(s, level[op], _space(op)) for s in self._siblings(op)]
@@ -555,7 +581,32 @@ def _elements(t: Tensor) -> int:
 
 def kernels(graph: Graph, compiler: str) -> Sequence[Kernel]:
     """The kernels of a traced or planned graph (its own ops; bodies have theirs), in an order in which they can run."""
-    return _Fuser(graph, FUSING[compiler]).run()
+    fusing = FUSING[compiler]
+    return _Fuser(_once(graph, fusing) if fusing.grows else graph, fusing).run()
+
+
+def _once(graph: Graph, fusing: Fusing) -> Graph:
+    """The graph with a copy in place of each elementwise op that does what an earlier one does (`HloCSE` of XLA): a
+    normalization takes the mean from its operand for the result and for the variance. Constants are no matter: every
+    reader makes its own."""
+    base = base_tensors(graph)
+    outputs = {base.get(t, t) for t in graph.outputs}
+    made: dict[object, Op] = {}
+    first: dict[Tensor, Tensor] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        ops.append(op)
+        same = op.name != "optimization_barrier" and (is_alias(op) or is_loop(op, fusing))
+        if not same or all(t.literal is not None for t in op.inputs):
+            continue
+        view = is_alias(op) or (op.name == "broadcast_in_dim" and _elements(op.inputs[0]) == _elements(op.outputs[0]))
+        read = tuple(None if t.literal is not None and t.rank == 0 else first.get(t, t) for t in op.inputs)
+        given = tuple((t.shape, str(t.dtype), t.layout) for t in op.outputs)
+        earlier = made.setdefault(("view" if view else op.signature, read, given), op)
+        if earlier is not op and outputs.isdisjoint(op.outputs):
+            first.update(zip(op.outputs, earlier.outputs, strict=True))
+            ops[-1] = Op("copy", earlier.outputs, op.outputs)
+    return Graph(graph.inputs, graph.outputs, ops)
 
 
 def base_tensors(graph: Graph) -> dict[Tensor, Tensor]:

@@ -28,7 +28,8 @@ class Lives:
     """Steps in the order in which they run, and the buffers between them.
 
     **Fields:** `size`: bytes of each buffer; `readers`: how many steps read it, one more if it exists until the end;
-    `bodies`: of steps, what runs inside; `beside`: buffers that are made while steps multiply.
+    `bodies`: of steps, what runs inside; `beside`: buffers that are made while steps multiply; `tuples`: how many
+    tuples are made, those of bodies included.
     """
 
     steps: Sequence[Step]
@@ -37,6 +38,7 @@ class Lives:
     readers: Sequence[int]
     bodies: Mapping[int, Sequence[Lives]]
     beside: Set[int] = frozenset()
+    tuples: int = 0
 
     def run(self, heap: Heap | None = None) -> Peak:
         """The most that is alive at once; takes the memory from a heap on the way."""

@@ -6,6 +6,7 @@ XLA:TPU stores arrays in tiles and pads two dimensions to them; which two depend
   so for a batched product; what others write lies as pads it least, and the product reads a copy;
 - of a grouped convolution the features of one group and the batch, so that a group of eight features and a batch of 32
   take four times their size;
+- of the stacks of a loop anything but the iterations;
 - the rows of a table that is gathered from or scattered to. The array as it enters or leaves the program is not stored
   so, hence the kernels that read or write it work on a copy.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 
+from unity_jax import _compat
 from unity_jax.cost.arrays import stored_bytes
 from unity_jax.cost.kernels import PRODUCTS, Traffic, base_tensors
 from unity_jax.cost.narrowing import narrowed
@@ -93,6 +95,10 @@ class Storage:
                 self.tiled.setdefault(t.shape, tuple(d for d in range(t.rank) if d not in batch))
         elif op.name == "conv_general_dilated":
             self._visit_convolution(op, base)
+        elif op.name == "scan":
+            consts, carried = _compat.scan_arity(op.params)
+            for t in (*op.inputs[consts + carried :], *op.outputs[carried:]):
+                self.tiled.setdefault(t.shape, tuple(range(1, t.rank)))
 
     def _visit_convolution(self, op: Op, base: dict[Tensor, Tensor]) -> None:
         specs = op.params["dimension_numbers"]
