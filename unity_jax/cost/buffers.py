@@ -4,17 +4,11 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
 
 - XLA:GPU joins constant arrays of one shape into one kernel, the stacks of loops among them: all exist from the first;
 - XLA computes gathers from a value (the logits of the labels) with what else reads it, so that they do not hold it;
-- XLA:TPU keeps what is needed again soon in the memory on the chip, as far as it goes (`chip`); what leaves it is
-  copied to HBM as soon as it is made;
-- what it gathers of parts that are no whole tiles is copied together;
+- what XLA:TPU gathers of parts that are no whole tiles is copied together;
 - it gathers no result in the place of a donated argument: what reads the argument reads a copy of it, made at the start
-  of the step, and the gathered array is copied there at the end; in between other buffers are there (`places`);
+  of the step, and the gathered array is copied there at the end;
 - it casts before a loop what all iterations cast of it;
 - it fills the stacks of a loop right before the loop;
-- it gives out addresses in the order of the program (`heap`), above them to every tuple: of what a kernel makes, of a
-  collective, of a copy onto the chip or from there. What it reports as temporary memory is all that this takes and once
-  more what is unused of it at the peak, not counting there what has been through a loop or is gathered
-  while it multiplies (`2 heap - counted`, seen in its buffer assignments); XLA:GPU gives them out by size (`packing`);
 - it copies what a kernel reads in another layout: what it broadcasts to scatter it, what no product has made and a
   batched product reads (`storage`);
 - XLA:GPU gives cuBLAS memory for a matmul, and may leave any matmul to it;
@@ -24,30 +18,26 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
 - XLA:GPU reduces gradients of scanned layers an iteration later; the first iteration is then outside the loop
   (`pipelining`);
 - what it reduces too much for one kernel takes two.
+
+In which order the steps run, and where the buffers are, is told in `memory`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unity_jax import _compat
-from unity_jax.cost.chip import away, fetching_tuples
-from unity_jax.cost.combining import THRESHOLDS, Sent, post_order, together
+from unity_jax.cost.combining import THRESHOLDS, Sent, together
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
-from unity_jax.cost.heap import Heap
 from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors, is_alias, is_batched
-from unity_jax.cost.lives import Lives
-from unity_jax.cost.packing import packed_bytes
 from unity_jax.cost.pipelining import pipelined
-from unity_jax.cost.places import placed
 from unity_jax.cost.products import split
 from unity_jax.cost.program import kernel_seconds, kernel_work, op_collectives
 from unity_jax.cost.rows import is_partition
-from unity_jax.cost.schedule import BETWEEN, Schedule, Step
+from unity_jax.cost.schedule import BETWEEN, Step
 from unity_jax.cost.storage import Storage
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.indexing import is_scatter
@@ -55,10 +45,6 @@ from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
-
-_TUPLE = 2**14
-"""Bytes from one tuple to the next in the memory of a TPU. None takes the place of another (libtpu 0.0.42: a thousand
-in a BERT of two layers)."""
 
 _NO_TIME = frozenset(["broadcast_in_dim", "iota"])
 """What takes no time in the eyes of XLA's scheduler where it is a kernel of its own."""
@@ -92,9 +78,8 @@ class Buffers:
         self.of: dict[Tensor, int] = {}
         self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
         self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
-        self.bodies: dict[int, tuple[Lives, ...]] = {}  # what runs inside a step
+        self.bodies: dict[int, tuple[Buffers, ...]] = {}  # what runs inside a step
         self.products: set[int] = set()  # steps that multiply
-        self.moved = 0  # tuples of copies between the chip and HBM
         self.sent: list[Sent] = []  # the collectives that may be combined
         self.replacing = replacing or {}  # results in place of donated arguments, which are these
         self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
@@ -182,21 +167,21 @@ class Buffers:
         move = root.params["move"].kind if "move" in root.params and len(kernel.ops) == 1 else None
         if move in _BESIDE[self.compiler] or move in _COMBINED[self.compiler]:
             if self.compiler == "tpu" and move == "combine":
-                self.of.update((t, self._new(t, self.storage(t))) for t in makes if t in self.replacing)
+                self.of.update((t, self.new(t, self.storage(t))) for t in makes if t in self.replacing)
                 self.lasting.update(self.of[t] for t in makes if t in self.replacing)
             buffers = tuple(map(self._buffer, makes))
             gathered = move == "combine" and not self.storage.in_tiles(root.outputs[0], root.params["move"])
-            parts = tuple(self._new(t, self.storage(t)) for t in makes) if gathered else buffers
+            parts = tuple(self.new(t, self.storage(t)) for t in makes) if gathered else buffers
             self._collective(kernel, after, reads, parts)
             if gathered:
-                self.maker.update((t, self._add(Step((self.maker[t],), parts, buffers))) for t in makes)
+                self.maker.update((t, self.add(Step((self.maker[t],), parts, buffers))) for t in makes)
             for t, (slot, filled) in slots.items():
-                self.maker[t] = self._add(Step((self.maker[t], filled), (self.of[t], slot), ()))
+                self.maker[t] = self.add(Step((self.maker[t], filled), (self.of[t], slot), ()))
             return
         makes = [t for t in makes if t not in slots]
         reads, after = (*reads, *(b for b, _ in slots.values())), (*after, *(filled for _, filled in slots.values()))
         turned = [t for t in makes if t.shape in self.storage.tables and t in self.outputs]
-        buffers = tuple(self._new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
+        buffers = tuple(self.new(t, self.storage.rows(t)) if t in turned else self._buffer(t) for t in makes)
         own = root.name in _OWN_BUFFER or bool(root.bodies) or ("move" in root.params and move != "reduce")
         own = own or self._normalizes(kernel)
         workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
@@ -214,9 +199,9 @@ class Buffers:
         parts = self._parts(root)
         if parts:
             ends = tuple(b for t, b in zip(makes, buffers, strict=True) if t in root.outputs)
-            part = self._new(root.outputs[0], parts)
+            part = self.new(root.outputs[0], parts)
             beside = (part, *(b for b in buffers if b not in ends))
-            first = self._add(Step(after, reads, beside, cost, writes_over=not own))
+            first = self.add(Step(after, reads, beside, cost, writes_over=not own))
             self.maker.update((t, first) for t in kernel.writes)
             after, reads, buffers, cost = (first,), (part,), ends, BETWEEN
         step = Step(after, reads, buffers, cost, workspace=round(workspace), writes_over=not own, passes=passes)
@@ -224,17 +209,17 @@ class Buffers:
             step = replace(step, at_once=True)
         if self.storage.device.chip_bytes:
             step = self._timed(step, kernel)
-        at = self._add(step)
+        at = self.add(step)
         if root.name in PRODUCTS:
             self.products.add(at)
-        self.bodies[at] = tuple(Buffers(b, self.traffic, self.storage, self.machine).lives() for b in root.bodies)
+        self.bodies[at] = tuple(Buffers(b, self.traffic, self.storage, self.machine) for b in root.bodies)
         self.maker.update((t, at) for t in (root.outputs if parts else kernel.writes))
         if root.name in REDUCTIONS:
             self.reduced.update((t, frozenset((*kernel.reads, *makes))) for t in root.outputs)
         if root.name == "gather" and not self._is_sent(root.outputs[0]):
             self.gathered.update((t, kernel.writes[0]) for t in kernel.reads[:1] if t in self.of)
         for t in turned:
-            self.maker[t] = self._add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
+            self.maker[t] = self.add(Step((at,), (buffers[makes.index(t)],), (self._buffer(t),)))
 
     def _collective(
         self, kernel: Kernel, after: tuple[int, ...], reads: tuple[int, ...], makes: tuple[int, ...]
@@ -244,9 +229,9 @@ class Buffers:
         # An all-reduce takes the place of its operand; what gathers or scatters needs its operand to the end.
         held = makes if move.kind == "reduce" else (*reads, *makes)
         seconds = sum(self.size[b] for b in (*reads, *makes)) / self.storage.device.memory_bandwidth
-        start = done = self._add(Step(after, reads, makes, writes_over=move.kind == "reduce", seconds=seconds))
+        start = done = self.add(Step(after, reads, makes, writes_over=move.kind == "reduce", seconds=seconds))
         if move.kind in _BESIDE[self.compiler]:
-            done = self._add(Step((start,), held, (), start=start))
+            done = self.add(Step((start,), held, (), start=start))
         of = move.kind != "combine" and (str(result.dtype), *(how for a, how in move.before.partial if a in move.axes))
         kind = (move.kind, move.axes, move.dim, of) if move.kind in _COMBINED[self.compiler] else done
         (collective,) = op_collectives(kernel.root, self.storage.mesh, self.machine)
@@ -257,7 +242,7 @@ class Buffers:
         """One collective in place of each group that XLA makes one of."""
         place = list(range(len(self.steps)))
         flights: list[tuple[int, int]] = []
-        for group in together(self.sent, self.steps, self._ends(), THRESHOLDS.get(self.compiler, 0)):
+        for group in together(self.sent, self.steps, self.ends(), THRESHOLDS.get(self.compiler, 0)):
             start, done = max(s.start for s in group), max(s.done for s in group)
             for s in group:
                 place[s.start], place[s.done] = start, done
@@ -284,7 +269,7 @@ class Buffers:
         self.left = {at[i]: size for i, size in self.left.items()}
         self._concatenate([(at[start], at[done]) for start, done in flights])
 
-    def _ends(self) -> list[int]:
+    def ends(self) -> list[int]:
         """The steps that make the results, in their order."""
         results = dict.fromkeys(self.base.get(t, t) for t in self.graph.outputs)
         return [self.maker[t] for t in results if t in self.maker]
@@ -305,11 +290,11 @@ class Buffers:
         dones = {done for _, done in flights}
         for start, done in flights:
             step = self.steps[start]
-            whole = [self._new(self.tensors[step.makes[0]], sum(self.size[b] for b in step.makes)) for _ in range(2)]
-            copied = self._add(Step(step.after, step.reads, (whole[0],)))
+            whole = [self.new(self.tensors[step.makes[0]], sum(self.size[b] for b in step.makes)) for _ in range(2)]
+            copied = self.add(Step(step.after, step.reads, (whole[0],)))
             self.steps[start] = replace(step, after=(copied,), reads=(whole[0],), makes=(whole[1],))
             self.steps[done] = replace(self.steps[done], reads=(whole[1],))
-            copies.update((b, self._add(Step((done,), (whole[1],), (b,)))) for b in step.makes)
+            copies.update((b, self.add(Step((done,), (whole[1],), (b,)))) for b in step.makes)
         late = set(copies.values())
         for i, step in enumerate(self.steps):
             if i not in late and dones.intersection(step.after):
@@ -388,13 +373,14 @@ class Buffers:
         work = kernel_work(kernel, device)
         return replace(step, seconds=work.seconds(device), streams=work.matrix <= max(work.memory, work.chip))
 
-    def _add(self, step: Step) -> int:
+    def add(self, step: Step) -> int:
+        """A new step; its number."""
         self.steps.append(step)
         return len(self.steps) - 1
 
     def _argument(self, t: Tensor) -> int:
         if (t, "argument") not in self.shared:
-            self.shared[t, "argument"] = self._add(Step((), (), ()))
+            self.shared[t, "argument"] = self.add(Step((), (), ()))
         return self.shared[t, "argument"]
 
     def _copied(self, t: Tensor, size: float) -> int:
@@ -409,7 +395,7 @@ class Buffers:
             else:
                 made = self._argument(t)
             cost = written_microseconds(size, self.machine)
-            self.shared[t, size] = at = self._add(Step((made,), reads, (self._new(t, size),), cost))
+            self.shared[t, size] = at = self.add(Step((made,), reads, (self.new(t, size),), cost))
             if t in self.copied and size == whole:
                 self.left[at] = self.storage.outside(t)
         return self.shared[t, size]
@@ -418,7 +404,7 @@ class Buffers:
         """The step that fills a new array with a constant."""
         key = (self.storage.local(t), str(t.dtype)) if self.compiler == "gpu" else (t, "filled")
         if key not in self.shared:
-            self.shared[key] = self._add(Step((), (), (self._buffer(t),)))
+            self.shared[key] = self.add(Step((), (), (self._buffer(t),)))
         else:
             at = self.shared[key]
             self.steps[at] = Step((), (), (*self.steps[at].makes, self._buffer(t)))
@@ -429,117 +415,12 @@ class Buffers:
 
     def _buffer(self, t: Tensor) -> int:
         if t not in self.of:
-            self.of[t] = self._new(t, self.storage(t), t in self.outputs)
+            self.of[t] = self.new(t, self.storage(t), t in self.outputs)
         return self.of[t]
 
-    def _new(self, t: Tensor, size: float, outside: bool = False) -> int:
+    def new(self, t: Tensor, size: float, outside: bool = False) -> int:
+        """A new buffer; its number."""
         self.tensors.append(t)
         self.size.append(size)
         self.outside.append(outside)
         return len(self.size) - 1
-
-    # Lives
-
-    def peak(self) -> tuple[int, list[tuple[Tensor, int]]]:
-        """The most bytes of buffers that are not results, as the compiler counts them, and what is alive then."""
-        lives = self.lives()
-        heap = Heap() if self.compiler == "tpu" else None
-        peak = lives.run(heap)
-        alive = [(self.tensors[b], lives.size[b]) for b in lives.alive(peak.position) if lives.size[b]]
-        if heap is not None:
-            return 2 * (heap.size + lives.tuples * _TUPLE) - peak.counted, alive
-        return packed_bytes(lives.spans()) if self.compiler == "gpu" else peak.bytes, alive
-
-    def lives(self) -> Lives:
-        """The order of the steps, and which buffers are in memory."""
-        inner = [0 if out else round(n) for n, out in zip(self.size, self.outside, strict=True)]
-        # XLA:TPU schedules results in place of donated arguments, XLA:GPU as new memory.
-        order = Schedule(self.steps, self.size if self.compiler == "gpu" else inner).order()
-        order.sort(key=lambda i: i not in self.left)
-        if self.storage.device.chip_bytes:
-            order = self._leave_chip(order, inner)
-        if self.left:
-            for b in self._placed(order, inner):
-                inner[b] = 0
-        readers = [0] * len(inner)
-        for b in (*self.lasting, *(b for step in self.steps for b in step.reads)):
-            readers[b] += 1
-        return Lives(self.steps, order, inner, readers, self.bodies, self._multiplied_beside(order), self._tuples())
-
-    def _tuples(self) -> int:
-        """Of kernels with several results, of collectives that run beside others, of copies to and from the chip."""
-        several = sum(len(step.makes) > 1 for step in self.steps)
-        starts = sum(step.start is not None for step in self.steps)
-        read = (t for t in self.graph.inputs if self.graph.readers.get(t))
-        fetched = sum(fetching_tuples(self.storage.outside(t), self.storage.device) for t in read)
-        inner = sum(body.tuples for of in self.bodies.values() for body in of)
-        return several + starts + fetched + self.moved + inner
-
-    def _placed(self, order: Sequence[int], size: Sequence[int]) -> set[int]:
-        """What is where a donated argument was."""
-        rank = {i: n for n, i in enumerate(post_order(self.steps, self._ends()))}
-        lives: dict[int, tuple[int, int]] = {}
-        makers: dict[int, int] = {}
-        for position, i in enumerate(order):
-            for b in (*self.steps[i].makes, *self.steps[i].reads):
-                lives[b] = lives.get(b, (position, 0))[0], position
-                makers.setdefault(b, i)
-        inside = sorted(lives.keys() - self.lasting, key=lambda b: (rank[makers[b]], b))
-        free = [(order.index(i), self.left[i]) for i in sorted(self.left, key=rank.__getitem__)]
-        return placed({b: lives[b] for b in inside}, size, free)
-
-    def _multiplied_beside(self, order: Sequence[int]) -> set[int]:
-        """What XLA:TPU gathers while it multiplies: those kernels send it on from device to device. Where no product
-        comes between the start and the done of a gather, it is awaited at once (all but 2, in plans for v5e)."""
-        found: set[int] = set()
-        starts, flying = {self.steps[i].start for i in order}, set[int]()
-        for i in order:
-            if i in starts:
-                flying = {*self.steps[i].makes}
-            elif self.steps[i].start is not None:
-                flying = set()
-            elif i in self.products:
-                found |= flying
-        return found
-
-    def _leave_chip(self, order: Sequence[int], size: list[int]) -> list[int]:
-        """Take from the sizes what is on the chip, and add what is copied from there to HBM: the order with these
-        copies, which later steps read."""
-        accesses: dict[int, list[int]] = {}
-        gains: defaultdict[int, float] = defaultdict(float)
-        clock = [0.0]
-        for position, i in enumerate(order):
-            step = self.steps[i]
-            clock.append(clock[-1] + step.seconds)
-            for b in dict.fromkeys((*step.makes, *step.reads)):
-                if size[b] and b not in self.lasting:
-                    accesses.setdefault(b, [position] if self.bodies.get(i) else []).append(position)
-                    gains[b] += step.streams * math.sqrt(size[b])
-        for positions in accesses.values():
-            if len(positions) == 1:  # nothing reads it
-                positions *= 2
-        absent = away(accesses, gains, size, clock, self.storage.device)
-        for b, gone in absent.items():
-            self.moved += gone.evicted + fetching_tuples(size[b], self.storage.device)
-        copies: dict[int, list[int]] = {}  # by the position that they follow
-        for b, positions in accesses.items():
-            if b not in absent:
-                size[b] = 0
-                continue
-            first, last, evicted = absent[b]
-            if evicted:
-                copy = self._new(self.tensors[b], size[b])
-                size.append(size[b])
-                size[b] = 0
-                copies.setdefault(positions[0], []).append(copy)
-                for i in (order[p] for p in positions if first < p <= last):
-                    self.steps[i] = replace(self.steps[i], reads=(*self.steps[i].reads, copy))
-            else:
-                for i in (order[p] for p in positions if p > last):
-                    self.steps[i] = replace(self.steps[i], reads=tuple(r for r in self.steps[i].reads if r != b))
-        found: list[int] = []
-        for position, i in enumerate(order):
-            found.append(i)
-            if position in copies:
-                found.append(self._add(Step((), (), tuple(copies[position]))))
-        return found

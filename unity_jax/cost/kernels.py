@@ -591,7 +591,7 @@ def _once(graph: Graph, fusing: Fusing) -> Graph:
     reader makes its own."""
     base = base_tensors(graph)
     outputs = {base.get(t, t) for t in graph.outputs}
-    made: dict[object, Op] = {}
+    made: dict[object, list[Op]] = {}
     first: dict[Tensor, Tensor] = {}
     ops: list[Op] = []
     for op in graph.ops:
@@ -602,8 +602,11 @@ def _once(graph: Graph, fusing: Fusing) -> Graph:
         view = is_alias(op) or (op.name == "broadcast_in_dim" and _elements(op.inputs[0]) == _elements(op.outputs[0]))
         read = tuple(None if t.literal is not None and t.rank == 0 else first.get(t, t) for t in op.inputs)
         given = tuple((t.shape, str(t.dtype), t.layout) for t in op.outputs)
-        earlier = made.setdefault(("view" if view else op.signature, read, given), op)
-        if earlier is not op and outputs.isdisjoint(op.outputs):
+        alike = made.setdefault(("view" if view else op.name, read, given), [])
+        earlier = next((e for e in alike if view or e.signature == op.signature), None)
+        if earlier is None:
+            alike.append(op)
+        elif outputs.isdisjoint(op.outputs):
             first.update(zip(op.outputs, earlier.outputs, strict=True))
             ops[-1] = Op("copy", earlier.outputs, op.outputs)
     return Graph(graph.inputs, graph.outputs, ops)
