@@ -269,6 +269,27 @@ def test_several_all_reduces_are_one():
     assert found == {"gpu": (2 + 2 + 4) * N, "tpu": (2 + 2 + 2) * N + TUPLE, "cpu": (2 + 2 + 1) * N}
 
 
+def test_what_would_be_scattered_in_thin_parts_is_summed_whole_on_tpu():
+    """Beside arguments and results: the sum and the part of it that is sorted, or the sum alone, which is finished in
+    place and of which each device sorts a part."""
+    mesh, machine = MeshAxes(("x",), (2,)), Machine.preset("h100:2")
+    tiled = dataclasses.replace(machine.device, compiler="tpu", layout_tile=(8, 128))
+    machine = with_device(machine, tiled)
+    found = {}
+    for width in (512, 128):
+        program = trace(lambda x: jax.lax.sort(jnp.sum(x, 0), dimension=0), (f32(2, 512, width),), {})
+        decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)))
+        decisions.layouts = {t: Layout((("x",), (), ())) for t in program.graph.inputs}
+        summed, sorted_ = program.graph.ops
+        decisions.strategies = {summed: (0,), sorted_: (1,)}
+        decisions.outputs = (Layout(((), ("x",))),)
+        planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
+        assert [op.params["move"].kind for op in planned.ops if "move" in op.params] == ["reduce_scatter"]
+        peak_bytes = memory(planned, Traffic.of(planned, "tpu"), mesh, machine, ()).peak_bytes
+        found[width] = peak_bytes / (512 * width * 4)
+    assert found == {512: 1 + 0.5 + 1.5, 128: 1 + 0.5 + 1}
+
+
 def scanned_gradients(n):
     """Gradients of n scanned layers whose weights are gathered from both devices."""
 

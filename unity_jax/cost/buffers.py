@@ -14,7 +14,8 @@ A buffer lives from the step that makes it to the last that reads it, in the lay
 - XLA:GPU gives cuBLAS memory for a matmul, and may leave any matmul to it;
 - XLA:GPU makes one of several small collectives; what they take and make is there at the same time (`combining`). What
   one all-reduce sums is copied to one array before, and out of it after;
-- an all-reduce takes the place of its operand;
+- an all-reduce takes the place of its operand; XLA:TPU makes one of a reduce-scatter along the lanes of tiles whose
+  parts are no whole ones of four bytes (`Storage.scatters`), and combines it with others;
 - XLA:GPU reduces gradients of scanned layers an iteration later; the first iteration is then outside the loop
   (`pipelining`);
 - what it reduces too much for one kernel takes two.
@@ -165,6 +166,11 @@ class Buffers:
         root = kernel.root
         slots = {t: self.slots[t] for t in makes if t in self.slots}
         move = root.params["move"].kind if "move" in root.params and len(kernel.ops) == 1 else None
+        if self._sums(root):
+            whole, result = root.inputs[0], root.outputs[0]
+            self.of[result] = self.new(whole, self.storage(whole))
+            self._collective(kernel, after, reads, (self.of[result],))
+            return
         if move in _BESIDE[self.compiler] or move in _COMBINED[self.compiler]:
             if self.compiler == "tpu" and move == "combine":
                 self.of.update((t, self.new(t, self.storage(t))) for t in makes if t in self.replacing)
@@ -227,15 +233,18 @@ class Buffers:
         """The step of a collective, or its start and its done."""
         (result,), move = kernel.root.outputs, kernel.root.params["move"]
         # An all-reduce takes the place of its operand; what gathers or scatters needs its operand to the end.
-        held = makes if move.kind == "reduce" else (*reads, *makes)
+        summed = move.kind == "reduce" or self._sums(kernel.root)
+        held = makes if summed else (*reads, *makes)
         seconds = sum(self.size[b] for b in (*reads, *makes)) / self.storage.device.memory_bandwidth
-        start = done = self.add(Step(after, reads, makes, writes_over=move.kind == "reduce", seconds=seconds))
+        start = done = self.add(Step(after, reads, makes, writes_over=summed, seconds=seconds))
         if move.kind in _BESIDE[self.compiler]:
             done = self.add(Step((start,), held, (), start=start))
         of = move.kind != "combine" and (str(result.dtype), *(how for a, how in move.before.partial if a in move.axes))
-        kind = (move.kind, move.axes, move.dim, of) if move.kind in _COMBINED[self.compiler] else done
+        how = "reduce" if summed else move.kind
+        kind = (how, move.axes, None if summed else move.dim, of) if how in _COMBINED[self.compiler] else done
         (collective,) = op_collectives(kernel.root, self.storage.mesh, self.machine)
-        self.sent.append(Sent(kind, self.storage(result), start, done, collective))
+        sent = self.storage(kernel.root.inputs[0] if summed else result)
+        self.sent.append(Sent(kind, sent, start, done, collective))
         self.maker.update((t, done) for t in kernel.writes)
 
     def _combine(self) -> None:
@@ -353,6 +362,12 @@ class Buffers:
             return False
         rows = (self.reduced[t].difference([t]) for t in kernel.reads if t in self.reduced)
         return any(r.intersection(kernel.reads) for r in rows)
+
+    def _sums(self, root: Op) -> bool:
+        """Whether XLA:TPU sums all of what each device needs a part of, which the kernels that read it take out."""
+        move = root.params.get("move")
+        scattered = self.compiler == "tpu" and move is not None and move.kind == "reduce_scatter"
+        return scattered and not self.storage.scatters(root.outputs[0], move)
 
     def _is_sent(self, t: Tensor) -> bool:
         return any("move" in op.params for op in self.graph.readers.get(t, ()))

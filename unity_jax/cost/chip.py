@@ -23,7 +23,7 @@ import numpy as np
 from unity_jax.machine.device import Device
 
 _SLICED, _SLICES = 2**21, 4
-"""An array of that many bytes and more comes onto the chip in so many parts (plans for v5e)."""
+"""An array of that many bytes and more comes onto the chip in so many parts, outside of loops (plans for v5e)."""
 _COPIES = 20
 """How long a buffer may wait on the chip, in times that a copy of all that it holds takes. XLA's own limit is 8 of
 them in its own estimate of time; this is what buffers wait in its cycles (libtpu 0.0.42: 1.7 ms and more, never 3)."""
@@ -37,11 +37,11 @@ class Away(NamedTuple):
     evicted: bool
 
 
-def fetching_tuples(nbytes: float, device: Device) -> int:
+def fetching_tuples(nbytes: float, device: Device, looped: bool = False) -> int:
     """How many tuples XLA:TPU makes to copy an array onto the chip: of the copy, or of each part and what it is of."""
     if nbytes > device.chip_bytes:
         return 0
-    return 2 * _SLICES if nbytes >= _SLICED else 1
+    return 2 * _SLICES if nbytes >= _SLICED and not looped else 1
 
 
 def away(

@@ -82,32 +82,32 @@ def _peak(buffers: Buffers) -> tuple[int, list[tuple[Tensor, int]]]:
     return packed_bytes(lives.spans()) if buffers.compiler == "gpu" else peak.bytes, alive
 
 
-def _lives(buffers: Buffers) -> Lives:
-    """The order of the steps, and which buffers are in HBM."""
+def _lives(buffers: Buffers, looped: bool = False) -> Lives:
+    """The order of the steps of a program or of the body of a loop, and which buffers are in HBM."""
     steps, tuples = buffers.steps, 0
     size = [0 if out else round(n) for n, out in zip(buffers.size, buffers.outside, strict=True)]
     # XLA:TPU schedules results in place of donated arguments, XLA:GPU as new memory.
     order = Schedule(steps, buffers.size if buffers.compiler == "gpu" else size).order()
     order.sort(key=lambda i: i not in buffers.left)
     if buffers.storage.device.chip_bytes:
-        order, tuples = _leave_chip(buffers, order, size)
+        order, tuples = _leave_chip(buffers, order, size, looped)
     if buffers.left:
         for b in _placed(buffers, order, size):
             size[b] = 0
     readers = [0] * len(size)
     for b in (*buffers.lasting, *(b for step in steps for b in step.reads)):
         readers[b] += 1
-    bodies = {i: tuple(map(_lives, inner)) for i, inner in buffers.bodies.items()}
-    tuples += _tuples(buffers) + sum(body.tuples for inner in bodies.values() for body in inner)
+    bodies = {i: tuple(_lives(b, looped=True) for b in inner) for i, inner in buffers.bodies.items()}
+    tuples += _tuples(buffers, looped) + sum(body.tuples for inner in bodies.values() for body in inner)
     return Lives(steps, order, size, readers, bodies, _multiplied_beside(buffers, order), tuples)
 
 
-def _tuples(buffers: Buffers) -> int:
-    """Of kernels with several results, of collectives that run beside others, of what is fetched from outside."""
+def _tuples(buffers: Buffers, looped: bool) -> int:
+    """Of kernels with several results, of collectives that run beside others, of arguments that are fetched."""
     several = sum(len(step.makes) > 1 for step in buffers.steps)
     starts = sum(step.start is not None for step in buffers.steps)
     graph, storage = buffers.graph, buffers.storage
-    read = (t for t in graph.inputs if graph.readers.get(t))
+    read = [t for t in graph.inputs if graph.readers.get(t) and not looped]
     return several + starts + sum(fetching_tuples(storage.outside(t), storage.device) for t in read)
 
 
@@ -140,7 +140,7 @@ def _multiplied_beside(buffers: Buffers, order: Sequence[int]) -> set[int]:
     return found
 
 
-def _leave_chip(buffers: Buffers, order: Sequence[int], size: list[int]) -> tuple[list[int], int]:
+def _leave_chip(buffers: Buffers, order: Sequence[int], size: list[int], looped: bool) -> tuple[list[int], int]:
     """Take from the sizes what is on the chip, and add what is copied from there to HBM: the order with these copies,
     which later steps read, and the tuples of copies."""
     steps, device = buffers.steps, buffers.storage.device
@@ -158,7 +158,7 @@ def _leave_chip(buffers: Buffers, order: Sequence[int], size: list[int]) -> tupl
         if len(positions) == 1:  # nothing reads it
             positions *= 2
     absent = away(accesses, gains, size, clock, device)
-    tuples = sum(gone.evicted + fetching_tuples(size[b], device) for b, gone in absent.items())
+    tuples = sum(gone.evicted + fetching_tuples(size[b], device, looped) for b, gone in absent.items())
     copies: dict[int, list[int]] = {}  # by the position that they follow
     for b, positions in accesses.items():
         if b not in absent:
