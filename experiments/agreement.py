@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
 
-from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import kernel_seconds
+from unity_jax.cost.traffic import Traffic
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.indexing import compares

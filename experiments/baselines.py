@@ -14,8 +14,8 @@ from typing import Any
 import optax
 
 import models
-from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.reshard import Resharder
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.program import Program, trace
 from unity_jax.rewrite.library import searched

@@ -42,8 +42,8 @@ from unity_table import CASES, program_on
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import models
-from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.reshard import Resharder
+from unity_jax.cost.traffic import Traffic
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes

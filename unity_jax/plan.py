@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 from jax.sharding import NamedSharding
 
-from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import Collective, collectives, local_bytes, program_flops
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
+from unity_jax.cost.traffic import Traffic
 from unity_jax.errors import PlanError
 from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from tests.numerics import programs
-from unity_jax.cost.kernels import Traffic, kernels
+from unity_jax.cost.kernels import kernels
 from unity_jax.cost.reshard import Move
+from unity_jax.cost.traffic import Traffic
 from unity_jax.pcg.layout import Layout
 from unity_jax.program import trace
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.memory import memory
 from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.reshard import Resharder
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from unity_jax.cost.communication import collective_seconds
-from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.memory import memory
 from unity_jax.cost.program import collectives, program_flops
 from unity_jax.cost.reshard import Resharder
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import rule_of
 from unity_jax.pcg.graph import Graph

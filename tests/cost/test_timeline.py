@@ -16,11 +16,11 @@ from tests.cost.test_program import contracted, f32
 from tests.search.planning import mesh, planner, program
 from unity_jax._compat import scan_arity
 from unity_jax.cost.compute import copy_seconds, fill_seconds
-from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import kernel_seconds, op_collectives
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.tasks import COLLECTIVES, COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Task, crossed, tasks
 from unity_jax.cost.timeline import simulate, unhidden
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.contention import Contention
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import nested

@@ -31,15 +31,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unity_jax import _compat
+from unity_jax.cost.aliases import base_tensors, is_alias
 from unity_jax.cost.combining import THRESHOLDS, Sent, together
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
-from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel, Traffic, base_tensors, is_alias, is_batched
+from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS, is_batched
+from unity_jax.cost.kernels import Kernel
 from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.products import split
 from unity_jax.cost.program import kernel_seconds, kernel_work, op_collectives
 from unity_jax.cost.rows import is_partition
 from unity_jax.cost.schedule import BETWEEN, Step
 from unity_jax.cost.storage import Storage
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from unity_jax.cost.arrays import WIDTH, stored_bytes, turning_bytes
-from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Use, is_batched
+from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS, is_batched
+from unity_jax.cost.kernels import Use
 from unity_jax.cost.products import (
     grouping_bytes,
     is_kernel_gradient,

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unity_jax.cost.kernels import PRODUCTS, Kernel
+from unity_jax.cost.fusing import PRODUCTS
+from unity_jax.cost.kernels import Kernel
 from unity_jax.cost.products import product_size, split
 from unity_jax.cost.program import Collective, kernel_work
 from unity_jax.machine.device import Device

@@ -21,16 +21,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from unity_jax.cost.aliases import base_tensors
 from unity_jax.cost.buffers import Buffers
 from unity_jax.cost.chip import away, fetching_tuples
 from unity_jax.cost.combining import post_order
 from unity_jax.cost.heap import Heap
-from unity_jax.cost.kernels import Traffic, base_tensors
 from unity_jax.cost.lives import Lives
 from unity_jax.cost.packing import packed_bytes
 from unity_jax.cost.places import placed
 from unity_jax.cost.schedule import Schedule, Step
 from unity_jax.cost.storage import Storage
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes

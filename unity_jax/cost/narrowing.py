@@ -15,7 +15,8 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
-from unity_jax.cost.kernels import PRODUCTS, REDUCTIONS, Kernel
+from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS
+from unity_jax.cost.kernels import Kernel
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
 _MOVING = frozenset("reshape transpose squeeze broadcast_in_dim slice rev copy".split())

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unity_jax._compat import scan_arity
-from unity_jax.cost.kernels import Kernel, base_tensors
+from unity_jax.cost.aliases import base_tensors
+from unity_jax.cost.kernels import Kernel
 from unity_jax.pcg.graph import Op, Tensor, trips
 
 _REDUCTIONS = frozenset(["reduce", "reduce_scatter"])

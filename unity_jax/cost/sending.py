@@ -9,7 +9,7 @@ Seen in programs compiled for eight H100 and for v5e.
 
 from __future__ import annotations
 
-from unity_jax.cost.kernels import is_alias
+from unity_jax.cost.aliases import is_alias
 from unity_jax.pcg.graph import Graph, Op
 
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 
+from unity_jax.cost.aliases import base_tensors
 from unity_jax.cost.arrays import stored_bytes
-from unity_jax.cost.kernels import PRODUCTS, Traffic, base_tensors
+from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.cost.narrowing import narrowed
 from unity_jax.cost.reshard import Move
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import addresses_rows
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested

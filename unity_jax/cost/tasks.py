@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from unity_jax._compat import scan_arity
 from unity_jax.cost.communication import groups_of
 from unity_jax.cost.compute import copy_seconds, fill_seconds
-from unity_jax.cost.kernels import Kernel, Traffic
+from unity_jax.cost.kernels import Kernel
 from unity_jax.cost.program import Collective, kernel_seconds, op_collectives, serves
 from unity_jax.cost.reshard import collective_kind, turning_seconds
 from unity_jax.cost.sending import sent
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips

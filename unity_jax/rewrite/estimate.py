@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unity_jax.cost.compute import op_work, total
-from unity_jax.cost.kernels import PRODUCTS, kernels
+from unity_jax.cost.fusing import PRODUCTS
+from unity_jax.cost.kernels import kernels
 from unity_jax.machine.device import Device
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.kernels import PRODUCTS
+from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.pcg.graph import Graph, Op, Tensor, part
 from unity_jax.rewrite.apply import rewritten, target_ops, unknown
 from unity_jax.rewrite.bind import Match

@@ -17,7 +17,7 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.kernels import PRODUCTS
+from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.ops.indexing import addresses_rows, is_scatter
 from unity_jax.ops.rule import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.kernels import Traffic, Use
+from unity_jax.cost.kernels import Use
 from unity_jax.cost.program import floor_seconds, shard_seconds
 from unity_jax.cost.reshard import Resharder
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips

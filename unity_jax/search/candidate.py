@@ -9,11 +9,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.memory import Memory, memory
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity_jax.cost.kernels import Traffic
 from unity_jax.cost.program import op_collectives, serves
 from unity_jax.cost.tasks import COMPUTE, tasks
 from unity_jax.cost.timeline import Timeline, simulate
+from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, nested, part
 from unity_jax.pcg.mesh import MeshAxes
