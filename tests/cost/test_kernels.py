@@ -359,6 +359,18 @@ def test_what_a_barrier_keeps_is_computed_again_by_other_matmuls_on_tpu():
     assert sorted(sum(op.name == "max" for op in k.ops) for k in made) == [0, 1, 1]
 
 
+@pytest.mark.parametrize(("barrier", "times"), [(False, 2), (True, 1)])
+def test_an_activation_is_in_memory_on_tpu_if_what_is_computed_of_it_is(barrier, times):
+    def f(x, w, v):
+        h = x @ w
+        s = jax.nn.sigmoid(h)
+        y, v = jax.lax.optimization_barrier((h * s, v)) if barrier else (h * s, v)
+        return y @ v, (s * (1 - s)).T @ x
+
+    made = shown(f, *(f32(8, 8),) * 3, compiler="tpu")
+    assert sum("logistic" in ops for ops in made) == times
+
+
 def test_a_broadcast_that_is_scattered_computes_nothing_on_tpu():
     """Four rows of a table get the same update, which is cast before."""
 

@@ -11,7 +11,17 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from unity_jax.cost.aliases import Readers, is_alias
-from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS, SHAPES, Fusing, elements, is_batched, is_loop, is_zero
+from unity_jax.cost.fusing import (
+    ACTIVATIONS,
+    PRODUCTS,
+    REDUCTIONS,
+    SHAPES,
+    Fusing,
+    elements,
+    is_batched,
+    is_loop,
+    is_zero,
+)
 from unity_jax.cost.rows import is_partition
 from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -208,9 +218,16 @@ class _Absorber:
     def _is_cheap(self, op: Op, used: Sequence[Op]) -> bool:
         """Whether each of the ops that use it may compute it again."""
         apart = self.fusing.repeats and any(c not in self.found.loops for c in used)  # no kernel joins the readers
-        if not (apart or op.name not in self.fusing.costly or (self.fusing.grows and self._scales(op))):
+        if not (apart or not self._is_costly(op, used) or (self.fusing.grows and self._scales(op))):
             return False
         return not self._grows(op, len({*used})) or (self.fusing.grows and all(c.name == "dot_general" for c in used))
+
+    def _is_costly(self, op: Op, used: Sequence[Op]) -> bool:
+        """Whether it is a function that is computed once. So is, on TPU, an activation where what is computed of it is
+        in memory, too: both are written at once (BERT, which takes the slices of a GELU for a ring)."""
+        if op.name in ACTIVATIONS and self.fusing.grows:
+            return any(self._keeps(c, self.readers.of(c)) for c in used)
+        return op.name in self.fusing.costly
 
     def _scales(self, op: Op) -> bool:
         """Whether it divides rows by a number each, which becomes a product with its inverse."""

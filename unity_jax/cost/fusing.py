@@ -20,7 +20,7 @@ REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or re
 SHAPES = frozenset("broadcast_in_dim iota transpose slice rev pad concatenate dynamic_slice".split())
 """Those that compute nothing of the elements they move."""
 _COSTLY = frozenset("exp exp2 expm1 log log1p logistic tanh sin cos erf erf_inv erfc pow rsqrt sqrt div".split())
-_ACTIVATIONS = frozenset("erf erfc logistic".split())
+ACTIVATIONS = frozenset("erf erfc logistic".split())
 """Those that XLA:TPU computes again, in the backward pass that is: what they are of is there, too."""
 
 
@@ -51,7 +51,7 @@ class Fusing:
 
 
 FUSING = {
-    "tpu": Fusing(grows=True, epilogue=True, softmax=True, by_position=True, tiles=True, costly=_COSTLY - _ACTIVATIONS),
+    "tpu": Fusing(grows=True, epilogue=True, softmax=True, by_position=True, tiles=True, costly=_COSTLY - ACTIVATIONS),
     "gpu": Fusing(repeats=True, siblings=True),
     "cpu": Fusing(),
 }
