@@ -215,10 +215,12 @@ def _function(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
 
 
 def _quotient(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
-    """Division by a constant keeps zero, unless that is zero."""
+    """Division by a constant keeps zero, unless that is zero or not a number."""
     x, divisor = _pointwise_values(op, value, dims)
     constant = view.source(divisor.tensor).literal
-    if constant is not None and np.all(constant) and view.source(x.tensor).literal is None:
+    if constant is None or view.source(x.tensor).literal is not None:
+        return
+    if np.all(constant) and not np.any(np.isnan(constant)):
         yield Seen("convert", (x,), (), op)
 
 
