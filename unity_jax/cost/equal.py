@@ -26,7 +26,7 @@ def once(graph: Graph, fusing: Fusing) -> Graph:
             continue
         view = is_alias(op) or (op.name == "broadcast_in_dim" and elements(op.inputs[0]) == elements(op.outputs[0]))
         read = tuple(None if t.literal is not None and t.rank == 0 else first.get(t, t) for t in op.inputs)
-        given = tuple((t.shape, str(t.dtype), t.layout) for t in op.outputs)
+        given = tuple((t.shape, t.dtype, t.layout) for t in op.outputs)
         alike = made.setdefault(("view" if view else op.name, read, given), [])
         earlier = next((e for e in alike if view or e.signature == op.signature), None)
         if earlier is None:
