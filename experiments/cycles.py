@@ -14,12 +14,14 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
@@ -76,6 +78,12 @@ def rates(device: jax.Device, clock: float) -> Iterator[tuple[str, float]]:
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 
+
+def six(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """A function applied so often that it takes longer than the memory."""
+    return functools.reduce(lambda x, _: fn(x), range(6), x)
+
+
 KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "add a constant": (lambda x: x + 1, (F32,)),
     "multiply and add": (lambda x, y: x * y + x, (F32, F32)),
@@ -88,6 +96,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "round": (lambda x: (x * 2).astype(BF16), (F32,)),
     "widen": (lambda x: x.astype(F32) * 2, (BF16,)),
     "fill": (lambda x: (jnp.zeros((BIG, BIG), F32), x[0, 0]), (F32,)),
+    **{f"{fn.__name__}, six times": (functools.partial(six, fn), (F32,)) for fn in (lax.erf, lax.erf_inv, lax.erfc)},
 }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from unity_jax.cost.communication import collective_seconds
+from unity_jax.cost.kernels import kernels
 from unity_jax.cost.memory import memory
-from unity_jax.cost.program import collectives, program_flops
+from unity_jax.cost.program import collectives, kernel_seconds, program_flops
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
@@ -72,3 +74,14 @@ def test_peak_memory_is_the_largest_sum_alive() -> None:
         decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), {program.graph.inputs[0]: whole}, (whole,))
         graph = assemble(program.graph, decisions, Resharder(MACHINE, MESH), RuleCache())
         assert memory(graph, Traffic.of(graph, "gpu"), MESH, MACHINE, program.donated).peak_bytes == peak
+
+
+@pytest.mark.parametrize(("fn", "features", "compiled"), [(jnp.tanh, 1024, 54e-6), (jax.lax.erfc, 256, 52e-6)])
+def test_a_matmul_waits_for_what_it_computes_as_it_reads(fn, features, compiled) -> None:
+    """XLA:TPU writes these times beside the matmuls (libtpu 0.0.42): an error function is a long polynomial."""
+    machine, mesh, rules = Machine.preset("v5e:1x1"), MeshAxes(("x",), (1,)), RuleCache()
+    args = [jax.ShapeDtypeStruct(dims, jnp.bfloat16) for dims in ((4096, 1024), (1024, features))]
+    (kernel,) = kernels(trace(lambda x, w: fn(x) @ w, args, {}).graph, "tpu")
+    for op in kernel.ops:
+        op.shard = rules.shard(op, mesh, (-1,))
+    assert kernel_seconds(kernel, machine.device) == pytest.approx(compiled, rel=0.25)

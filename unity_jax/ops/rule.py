@@ -427,7 +427,7 @@ def pointwise(op: Op) -> Rule | None:
         [pointwise_labels(t.shape, shape) for t in op.inputs],
         [pointwise_labels(shape, shape) for _ in op.outputs],
         linear=linear_sets(op),
-        flops=math.prod(shape) * (8 if op.name in TRANSCENDENTAL else 1),
+        flops=math.prod(shape) * FLOPS.get(op.name, 1),
     )
 
 
@@ -441,6 +441,9 @@ TRANSCENDENTAL = frozenset(
     "exp exp2 expm1 log log1p log2 logistic tanh sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh erf erfc "
     "erf_inv pow rsqrt sqrt cbrt lgamma digamma igamma igammac".split()
 )
+FLOPS = dict.fromkeys(TRANSCENDENTAL, 8) | {"erf": 20, "erf_inv": 33, "erfc": 64}
+"""Operations on each element, where it is not one. Error functions are polynomials; so many does XLA:TPU count (libtpu
+0.0.42; `experiments/cycles.py`)."""
 POINTWISE = TRANSCENDENTAL | frozenset(
     "abs add add_any and bessel_i0 bessel_i0e bessel_i1 bessel_i1e bitcast_convert_type ceil clamp clz "
     "complex conj convert_element_type copy copy_p div eq floor ge gt igamma_grad_a imag integer_pow "
