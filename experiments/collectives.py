@@ -34,7 +34,6 @@ from unity_jax.planning import mesh_over
 from unity_jax.program import Program
 from unity_jax.report.account import Account, account
 from unity_jax.report.collectives import Collective
-from unity_jax.report.hlo import parse
 from unity_jax.report.sites import sites
 
 
@@ -64,7 +63,7 @@ def add(table: Table, case: Case) -> Account:
     axes, facts, module = (
         MeshAxes.of(saved.mesh),
         lowered_facts(case, COMPILED.program(case.model, case.topology)),
-        parse(case.hlo),
+        case.module,
     )
     planned = [(Collective(c.kind, c.axes, c.bytes, c.count), c.trips) for c in saved.predicted.collectives]
     twins = [Collective(kind, tuple(over), nbytes, count) for kind, over, nbytes, count in facts["duplicates"]]

@@ -5,7 +5,8 @@
     python experiments/compiled.py --corpus together --models xdl,dlrm --on h100:4x8 --plans joint,sequential
 
 Each plan is lowered and compiled by the real XLA:TPU or XLA:GPU compiler, in another process (a compiler may crash),
-and kept in `build/CORPUS/MODEL/TOPOLOGY/PLAN/`: the plan, the scheduled HLO, and the compiler's memory analysis.
+and kept in `build/CORPUS/MODEL/TOPOLOGY/PLAN/`: the plan, the scheduled HLO, the compiler's memory analysis, and of
+XLA:TPU how long the kernels are scheduled for which it has no estimate.
 What is there already is not made again. `experiments/agreement.py` and `experiments/collectives.py` read the corpus
 `compiled`, `experiments/ranking.py` the corpus `ranking`, `experiments/together.py` the corpus `together`.
 
@@ -28,6 +29,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,8 +53,10 @@ from unity_jax.plan import Plan, make_plan
 from unity_jax.planning import mesh_over, rebuild
 from unity_jax.program import Program, trace
 from unity_jax.report.aot import COMPILER_OPTIONS, WITHOUT_TRITON, topology
+from unity_jax.report.bundles import dump, schedules, with_schedules
 from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.report.duplicates import duplicates
+from unity_jax.report.hlo import Module, parse
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, finish
@@ -104,12 +108,18 @@ class Case:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """`memory`: the compiler's sizes in bytes, `stablehlo`: see `stablehlo_facts`; or `error`, its first line."""
+        """`memory`: the compiler's sizes in bytes, `stablehlo`: see `stablehlo_facts`, `schedules`: see
+        `report.bundles`; or `error`, its first line."""
         return json.loads((self.folder / "facts.json").read_text())
 
     @property
     def hlo(self) -> str:
         return gzip.decompress((self.folder / "hlo.txt.gz").read_bytes()).decode()
+
+    @property
+    def module(self) -> Module:
+        """The compiled program."""
+        return with_schedules(parse(self.hlo), self.facts.get("schedules", {}))
 
     def plan(self, program: Program, machine: Machine) -> Plan:
         """The plan, priced by the machine as it is now."""
@@ -222,16 +232,19 @@ def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
 
 
 def compile_into(
-    folder: Path, plan: Plan, devices: Sequence[jax.Device], options: Mapping[str, Any], limit: int
+    folder: Path, plan: Plan, devices: Sequence[jax.Device], options: Mapping[str, Any], limit: int, written: Path
 ) -> dict[str, Any]:
     """Compile a plan with these options of the compiler, and keep it in its folder; what is known of it then.
 
-    A plan that takes the compiler more than `limit` seconds (0: none) ends the process, as one that crashes it does.
+    `written` is where libtpu writes schedules. A plan that takes the compiler more than `limit` seconds (0: none) ends
+    the process, as one that crashes it does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
     facts: dict[str, Any] = {"error": "the compiler crashed" + f" or took more than {limit} s" * bool(limit)}
     (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
+    for old in written.iterdir():
+        old.unlink()
     start = time.monotonic()
     try:
         assert plan.stored is not None
@@ -239,11 +252,12 @@ def compile_into(
         signal.alarm(limit)
         compiled = lowered.compile(compiler_options=dict(options))
         signal.alarm(0)
-        m = compiled.memory_analysis()
+        text, m = compiled.as_text(), compiled.memory_analysis()
         sizes = ("argument", "output", "temp", "alias", "host_temp")
         facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
         facts["stablehlo"] = stablehlo_facts(plan, lowered)
-        (folder / "hlo.txt.gz").write_bytes(gzip.compress(compiled.as_text().encode(), 5))
+        facts["schedules"] = schedules(written, parse(text)) if devices[0].platform == "tpu" else {}
+        (folder / "hlo.txt.gz").write_bytes(gzip.compress(text.encode(), 5))
     except jax.errors.JaxRuntimeError as error:
         facts = {"error": str(error).splitlines()[0]}
     facts["seconds"] = time.monotonic() - start
@@ -251,15 +265,18 @@ def compile_into(
     return facts
 
 
-def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int) -> None:
+def work(
+    corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int, written: Path
+) -> None:
     """Compile what is missing of one model on one topology."""
+    os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump(written)}"
     program, machine, devices = corpus.program(name, on), Machine.preset(on), topology(on.replace("-cores", ""))
     platform, both = devices[0].platform, set(wanted) <= set(TWO)
     options = COMPILER_OPTIONS[platform] | (WITHOUT_TRITON if platform == "gpu" and name in corpus.untiled else {})
     for label, plan in two(program, machine) if both else plans(program, machine, wanted, randoms):
         folder = corpus.folder(name, on) / label
         if not (folder / "facts.json").exists():
-            facts = compile_into(folder, plan, devices, options, limit)
+            facts = compile_into(folder, plan, devices, options, limit, written)
             print(f"{name} {on} {label}: {facts['seconds']:.0f} s {facts.get('error', '')}", flush=True)
 
 
@@ -276,7 +293,8 @@ def main() -> None:
     jobs = [(name, on) for name in options.models.split(",") for on in options.on.split(",")]
     if options.worker:
         wanted = tuple(options.plans.split(","))
-        return work(CORPORA[options.corpus], *jobs[0], wanted, options.random, options.limit)
+        with tempfile.TemporaryDirectory() as written:
+            return work(CORPORA[options.corpus], *jobs[0], wanted, options.random, options.limit, Path(written))
     with Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         for name, on in progress.track(jobs, description="compiling"):
             again = [*sys.argv[1:], "--models", name, "--on", on, "--worker"]

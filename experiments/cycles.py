@@ -2,7 +2,8 @@
 
     python experiments/cycles.py v5e:2x4 v5p:2x2x2 v6e:2x4 v4-cores:2x2x1     # needs the extra tpu-aot, no TPU
 
-These are where the efficiencies of `unity_jax/machine/presets.py` come from; both are printed side by side. A second
+These are where the efficiencies of `unity_jax/machine/presets.py` come from; both are printed side by side. What
+gathers and scatters rows has no estimate: its schedules count instead (`unity_jax/report/bundles.py`). A second
 table has what XLA:TPU counts for elementwise kernels and copies, in cycles per 1024 elements, beside what
 `unity_jax/cost` expects: the traffic, one pass over float32 values where a kernel rounds to less or reduces, and what a
 kernel of one instruction takes besides.
@@ -16,7 +17,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,11 +35,13 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.report.aot import topology
+from unity_jax.report.bundles import dump, schedules
 from unity_jax.report.cycles import CLOCKS, estimated_cycles
 from unity_jax.report.hlo import parse
 from unity_jax.search.assemble import RuleCache
 
 BIG = 8192
+F32, BF16 = jnp.float32, jnp.bfloat16
 
 
 def cycles(fn: Callable[..., Any], device: jax.Device, *args: Any, dtype: Any = jnp.bfloat16) -> int:
@@ -76,7 +81,23 @@ def rates(device: jax.Device, clock: float) -> Iterator[tuple[str, float]]:
     yield "kernel_overhead", cycles(lambda x: x + 1, device, (8, 128), dtype=jnp.float32) / clock
 
 
-F32, BF16 = jnp.float32, jnp.bfloat16
+ROWS, TABLE = 32768, (250_000, 128)
+
+
+def row_rates(device: jax.Device, clock: float, written: Path) -> Iterator[tuple[str, float]]:
+    """How many rows of a table in memory kernels read, and add to zeros, besides their traffic."""
+    on = SingleDeviceSharding(device)
+    table, updates = (jax.ShapeDtypeStruct(shape, F32, sharding=on) for shape in (TABLE, (ROWS, TABLE[1])))
+    ids = jax.ShapeDtypeStruct((ROWS,), jnp.int32, sharding=on)
+
+    def per_second(fn: Callable[..., jax.Array], *args: jax.ShapeDtypeStruct) -> float:
+        for old in written.iterdir():
+            old.unlink()
+        module = parse(jax.jit(fn).lower(*args).compile().as_text())
+        return ROWS / sum(schedules(written, module).values()) * clock
+
+    yield "gathered_rows_per_second", per_second(lambda t, i: t[i], table, ids)
+    yield "scattered_rows_per_second", per_second(lambda i, u: jnp.zeros(TABLE, F32).at[i].add(u), ids, updates)
 
 
 def six(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -113,9 +134,15 @@ def expected(fn: Callable[..., Any], machine: Machine, *args: jax.ShapeDtypeStru
 
 
 def main() -> None:
+    with tempfile.TemporaryDirectory() as written:
+        os.environ["LIBTPU_INIT_ARGS"] = dump(Path(written))
+        show(sys.argv[1:] or ["v5e:2x4"], Path(written))
+
+
+def show(topologies: Sequence[str], written: Path) -> None:
     table = Table("chip", "constant", "compiler", "preset", "of the peak")
     second = Table("chip", "kernel", "compiler", "expected", "ratio")
-    for name in sys.argv[1:] or ["v5e:2x4"]:
+    for name in topologies:
         spec = Machine.preset(name).device
         device = topology(name.replace("-cores", ""))[0]
         peaks = {"matmul_flops": spec.flops_per_second("bfloat16"), "memory_bandwidth": spec.memory_bandwidth}
@@ -125,10 +152,12 @@ def main() -> None:
             "results_per_second": spec.results_per_second,
             "fast_results_per_second": spec.fast_results_per_second,
             "unfused_per_second": spec.unfused_per_second,
+            "gathered_rows_per_second": spec.gathered_rows_per_second,
+            "scattered_rows_per_second": spec.scattered_rows_per_second,
             "kernel_overhead": spec.kernel_overhead,
         }
         clock = CLOCKS[name.split(":")[0].removesuffix("-cores")]
-        for constant, found in rates(device, clock):
+        for constant, found in (*rates(device, clock), *row_rates(device, clock, written)):
             part = f"{found / peaks[constant]:.2f}" if constant in peaks else ""
             table.add_row(name, constant, f"{found:.3g}", f"{presets[constant]:.3g}", part)
         for kernel, (fn, dtypes) in KERNELS.items():

@@ -102,7 +102,7 @@ def ranking(model: str, topology: str, corpus: Corpus = RANKING) -> Ranking:
         except PlanError as error:  # the model or its tracing changed since
             failed[case.label] = str(error)
             continue
-        candidates.append(Candidate(case.label, predicted, judge(case.hlo, topology)))
+        candidates.append(Candidate(case.label, predicted, judge(case.module, topology)))
     return Ranking(model, topology, sorted(candidates, key=lambda c: c.judged), failed)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from unity_jax.report.cycles import CLOCKS
-from unity_jax.report.hlo import Instruction, Module, parse
+from unity_jax.report.hlo import Instruction, Module
 from unity_jax.report.sites import replica_groups, source_target_pairs
 
 from .kernels import H100, NO_KERNEL, Computation, Gpu, kernel_seconds, traffic
@@ -53,24 +53,23 @@ def _roofline(gpu: Gpu) -> Callable[[Instruction, Computation, Module], float]:
 
 
 def _cycles(clock: float, memory: float) -> Callable[[Instruction, Computation, Module], float]:
-    """The compiler's own estimate; where it gives none, as for gathers and scatters, the time of the bytes in the large
-    memory that it reads and writes."""
+    """The compiler's own estimate; where it gives none, as for gathers and scatters, the length of the schedule and the
+    time of the bytes in the large memory that it reads and writes, for which it waits between rows."""
 
     def seconds(op: Instruction, computation: Computation, module: Module) -> float:
-        if op.cycles is not None:
+        if op.cycles is not None and op.scheduled is None:
             return op.cycles / clock
         arrays = [a for name in op.operands if name in computation for a in computation[name].arrays] + op.arrays
         if op.opcode in NO_KERNEL or op.opcode == "custom-call":
             return 0.0
         whole = sum(a.bytes for a in arrays if a.space == 0 and a.shape)
-        return min(whole, traffic(op, computation, module)) / memory
+        return (op.scheduled or 0) / clock + min(whole, traffic(op, computation, module)) / memory
 
     return seconds
 
 
-def judge(hlo_text: str, machine: str) -> float:
-    """Seconds of one step of a compiled program (`jax.stages.Compiled.as_text()`) on a machine: see `device`."""
-    module = parse(hlo_text)
+def judge(module: Module, machine: str) -> float:
+    """Seconds of one step of a compiled program on a machine: see `device`."""
     run = _Run(module, device(machine))
     run.all(module.entry)
     return max(run.now, *run.free.values())

@@ -252,3 +252,26 @@ def test_a_kernel_gradient_takes_joined_images_on_tpu_only():
     half = 4 * 16 * 4 * 8 * 16
     assert op_work(halves, DEVICE, Use((1, 1, 1), 0)).turned == pytest.approx(2 * half / 1e10)
     assert op_work(halves, tpu(matmul_tile=(8, 128, 128)), Use((1, 1, 1), 0)).turned == 0
+
+
+def test_rows_are_read_and_added_to_one_after_the_other():
+    """A gather reads its rows; a scatter adds them to a table on the chip, to a sorted part of one, or unsorted."""
+    device = tpu(layout_tile=(8, 128), gathered_rows_per_second=1e6, scattered_rows_per_second=1e5)
+
+    def seconds(rows, table, zeros=False, dtype=jnp.float32):
+        args = jax.ShapeDtypeStruct((table, 128), dtype), jax.ShapeDtypeStruct((rows,), jnp.int32)
+        updates = jax.ShapeDtypeStruct((rows, 128), dtype)
+        scatter = shard(lambda t, i, u: t.at[i].add(u), *args, updates, name="scatter-add")
+        return op_work(scatter, device, Use((1, 1, 1, 1), 1, zeros=zeros))
+
+    gather = shard(lambda t, i: t[i], f32(100_000, 128), jax.ShapeDtypeStruct((1000,), jnp.int32), name="gather")
+    assert op_work(gather, device, Use((1, 1, 1), 1)).swept == pytest.approx(1e-3)
+    assert op_work(gather, DEVICE, Use((1, 1, 1), 1)).swept == 0, "where nothing is known of rows, the traffic counts"
+    assert seconds(1000, 1000).swept == pytest.approx(0.4 * 1e-2), "512 kB lie on the chip"
+    assert seconds(1000, 100_000).swept == pytest.approx(3.7 * 1e-2), "12,500 tiles"
+    assert seconds(20_000, 100_000, zeros=True).swept == pytest.approx(0.2)
+    assert seconds(20_000, 100_000).swept == pytest.approx(0.55 * 0.2)
+    assert seconds(20_000, 100_000, zeros=True, dtype=jnp.bfloat16).swept == pytest.approx(1.4 * 0.2)
+    table, updates, rows = 100_000 * 512, 20_000 * 512, 20_000 * 4
+    assert seconds(20_000, 100_000).memory * 1e10 == pytest.approx(2 * table + updates + rows), "all of it, in parts"
+    assert seconds(20_000, 100_000, zeros=True).memory * 1e10 == pytest.approx(table + updates + rows)

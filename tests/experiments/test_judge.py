@@ -6,14 +6,20 @@ from experiments.judge import judge
 from experiments.judge.kernels import H100
 from experiments.judge.nccl import Nodes
 from experiments.judge.network import Mesh2D
+from unity_jax.report.bundles import with_schedules
+from unity_jax.report.hlo import parse
 
 CLOCK = 1.5e9  # of v5e
 RING, PAIRS = ((0, 1, 2, 3, 4, 5, 6, 7),), ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
+def judged(hlo_text: str, machine: str) -> float:
+    return judge(parse(hlo_text), machine)
+
+
 def tpu(instructions: str, more: str = "") -> float:
     """Seconds of a program on v5e:2x4 whose entry takes `x` and makes what stands there."""
-    return judge(
+    return judged(
         f"""\
 HloModule step, is_scheduled=true
 {more}
@@ -134,7 +140,9 @@ ENTRY %main (x: f32[1000000,128], y: s32[2048]) -> f32[2048,128] {
 }
 """
     rows = 2 * 2048 * 128 * 4 + 2048 * 4  # read and written, and their numbers
-    assert judge(gather, "v5e:2x4") == pytest.approx(rows / 8.19e11)
+    assert judged(gather, "v5e:2x4") == pytest.approx(rows / 8.19e11)
+    scheduled = with_schedules(parse(gather), {"%k": 15_000})  # and its schedule, where that is known
+    assert judge(scheduled, "v5e:2x4") == pytest.approx(rows / 8.19e11 + 1e-5)
 
 
 def test_an_all_reduce_that_is_sliced_inside_its_fusion_is_a_reduce_scatter():
@@ -218,7 +226,7 @@ ENTRY %main () -> f32[1048576] {
 """
     for machine, gpus, devices in (("h100:4x8", 8, 32), ("h100:2x4", 4, 8), ("h100:8", 8, 8)):
         groups = (tuple(range(devices)),)
-        assert judge(gather, machine) == Nodes(gpus).seconds("all-gather", groups, 4 * 32768 * devices)
+        assert judged(gather, machine) == Nodes(gpus).seconds("all-gather", groups, 4 * 32768 * devices)
 
 
 def test_inside_the_nodes_of_a_cluster_a_collective_takes_what_it_takes_on_one_node():
@@ -249,7 +257,7 @@ def test_many_members_of_a_mesh_are_joined_once_around_the_grid_that_they_fill()
 
 
 def gpu(instructions: str, more: str = "") -> float:
-    return judge(
+    return judged(
         f"HloModule step, is_scheduled=true\n{more}\nENTRY %main () -> f32[] {{\n{instructions}\n}}\n", "h100:8"
     )
 
@@ -333,4 +341,4 @@ def test_random_bits_are_bound_by_their_instructions():
 
 def test_only_what_it_knows_is_judged():
     with pytest.raises(ValueError, match="no judge for 'a100:8'"):
-        judge("HloModule m\nENTRY %main () -> f32[] {\n  ROOT %c = f32[] constant(0)\n}\n", "a100:8")
+        judged("HloModule m\nENTRY %main () -> f32[] {\n  ROOT %c = f32[] constant(0)\n}\n", "a100:8")

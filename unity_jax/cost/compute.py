@@ -71,7 +71,7 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return Work()  # scalar arithmetic: far below a kernel's start, and fused
     memory, chip, turned = _traffic(shard, device, use)
-    swept = _sweep(shard, device, use)
+    swept = _sweep(shard, device, use) + _addressing(shard, device, use)
     if _is_elementwise(shard, device) or (op.name not in PRODUCTS and not use.rides):
         vector = shard.flops / device.flops_per_second("vector")
         return Work(0.0, 0.0, vector, memory, chip, swept, turned, launches)
@@ -140,6 +140,46 @@ def _sweep(shard: Shard, device: Device, use: Use) -> float:
     return seconds
 
 
+_AT_ONCE = 8 * 2**20
+"""A table of so many bytes lies on the chip while rows are added to it."""
+_DIRECT, _IN_PLACE, _UNSORTED, _NARROW = 0.4, 0.55, 3.7, 1.4
+"""How long a row takes against one of sorted rows of float32 that are added to zeros: to a table on the chip, to a
+table that is there, unsorted, and of values of less than 32 bits (schedules of kernels for v5e, v5p and v6e)."""
+
+
+def _addressing(shard: Shard, device: Device, use: Use) -> float:
+    """Seconds in which rows are read or added to by index, one after the other, besides their traffic."""
+    op = shard.op
+    if not addresses_rows(op) or compares(op) or not any(use.counts):
+        return 0.0
+    rate = device.gathered_rows_per_second if op.name == "gather" else device.scattered_rows_per_second
+    if not rate:
+        return 0.0
+    seconds = math.prod(shard.operand_shape(1)[:-1]) / rate
+    if op.name == "gather":
+        return seconds
+    if _table_bytes(shard, device) <= _AT_ONCE:
+        return _DIRECT * seconds
+    if not _is_sorted(shard, device):
+        return _UNSORTED * seconds
+    if op.outputs[0].itemsize < WIDTH:
+        return _NARROW * seconds
+    return seconds if use.zeros else _IN_PLACE * seconds
+
+
+def _is_sorted(shard: Shard, device: Device) -> bool:
+    """Whether XLA:TPU sorts the rows of a scatter, as it does if they outnumber the tiles of the table: then the table
+    goes through the chip part by part. Otherwise each row waits for its tile."""
+    if device.compiler != "tpu" or not is_scatter(shard.op) or _table_bytes(shard, device) <= _AT_ONCE:
+        return False
+    return math.prod(shard.operand_shape(1)[:-1]) * device.layout_tile[0] > math.prod(shard.result_shape()[:-1])
+
+
+def _table_bytes(shard: Shard, device: Device) -> float:
+    shape = shard.result_shape()
+    return stored_bytes(device, shape, shard.op.outputs[0].itemsize, (len(shape) - 1,))
+
+
 # Memory
 
 
@@ -160,7 +200,9 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     turned /= bandwidth
     if shard.rule.bytes is not None and not (device.compiler == "tpu" and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
-        if is_scatter(op) and not counts[0] and counts[len(op.inputs)]:
+        if any(counts) and _is_sorted(shard, device):
+            nbytes = (1 if use.zeros else 2) * shard.result_bytes()
+        elif is_scatter(op) and not counts[0] and counts[len(op.inputs)]:
             nbytes += shard.result_bytes()  # the operand is a constant, and written here
         if is_scatter(op):
             nbytes += counts[1] * shard.operand_bytes(1) + counts[2] * shard.operand_bytes(2)

@@ -30,7 +30,9 @@ class Device:
     `matmul_tile`: the multiples to which a matmul's rows, columns and depth are padded; `matmul_units`: how many of
     its tiles of rows and columns are computed at a time; `results_per_second`: how many elements a kernel writes at
     most (0: no limit); `unfused_per_second`: how many elements a kernel of one elementwise op handles, besides its
-    traffic (0: no limit); `layout_tile`: the multiples to which the last two dimensions of an array are padded in
+    traffic (0: no limit); `gathered_rows_per_second` and `scattered_rows_per_second`: how many rows a kernel reads from
+    a table by index, and adds to a table of zeros, one after the other, besides their traffic (0: no limit);
+    `layout_tile`: the multiples to which the last two dimensions of an array are padded in
     memory (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which holds
     `chip_bytes`, moves `fast_bandwidth` bytes per second and takes `fast_results_per_second` elements from matmuls (0:
     as many as the other memory). `workspace_bytes`: what the compiler gives a matmul of a library besides operands and
@@ -51,6 +53,8 @@ class Device:
     matmul_units: int = 1
     results_per_second: float = 0.0
     unfused_per_second: float = 0.0
+    gathered_rows_per_second: float = 0.0
+    scattered_rows_per_second: float = 0.0
     layout_tile: tuple[int, int] = (0, 0)
     fast_bytes: float = 0.0
     fast_bandwidth: float = 0.0

@@ -223,6 +223,8 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "kernel_overhead": _at_least_zero,
     "results_per_second": _at_least_zero,
     "unfused_per_second": _at_least_zero,
+    "gathered_rows_per_second": _at_least_zero,
+    "scattered_rows_per_second": _at_least_zero,
     "fast_results_per_second": _at_least_zero,
     "fast_bytes": _at_least_zero,
     "fast_bandwidth": _at_least_zero,

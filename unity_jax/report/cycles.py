@@ -69,17 +69,17 @@ def estimated_cycles(module: Module) -> Cycles:
             return max(inside, key=lambda cycles: cycles.total, default=Cycles())
         if op.opcode == "call":
             return sum(inside, Cycles())
-        return Cycles(missing=int(_computes(op, module)))
+        return Cycles(missing=int(computes(op, module)))
 
     return of(module.entry)
 
 
-def _computes(op: Instruction, module: Module) -> bool:
+def computes(op: Instruction, module: Module) -> bool:
     """Whether an instruction without an estimate does arithmetic on an array (a scalar's costs nothing)."""
     if all(math.prod(array.shape) <= 1 for array in op.arrays) or op.opcode in _FREE or _moves(op, module):
         return False
     if op.opcode == "fusion":
-        return any(_computes(inner, module) for name in op.called for inner in module.computations[name].values())
+        return any(computes(inner, module) for name in op.called for inner in module.computations[name].values())
     return not (op.opcode == "custom-call" and any(f'"{target}"' in op.attributes for target in _FREE_CALLS))
 
 

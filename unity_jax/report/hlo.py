@@ -38,7 +38,8 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: `%name = type opcode(arguments), attributes`. `operands` are the names among the arguments."""
+    """One line: `%name = type opcode(arguments), attributes`. `operands` are the names among the arguments; `scheduled`
+    the length of its schedule, where that is known (`report.bundles`)."""
 
     name: str
     type: str
@@ -46,6 +47,7 @@ class Instruction:
     arguments: str
     attributes: str
     root: bool
+    scheduled: int | None = None
 
     @functools.cached_property
     def operands(self) -> tuple[str, ...]:
@@ -63,9 +65,9 @@ class Instruction:
 
     @property
     def cycles(self) -> int | None:
-        """XLA:TPU's estimate of the clock cycles it takes; None where it gives none."""
+        """XLA:TPU's estimate of the clock cycles it takes; where it gives none, the length of its schedule."""
         match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
-        return int(match[1]) if match else None
+        return int(match[1]) if match else self.scheduled
 
 
 @dataclass(frozen=True)
