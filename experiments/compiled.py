@@ -29,7 +29,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ from unity_jax.plan import Plan, make_plan
 from unity_jax.planning import mesh_over, rebuild
 from unity_jax.program import Program, trace
 from unity_jax.report.aot import COMPILER_OPTIONS, WITHOUT_TRITON, topology
-from unity_jax.report.bundles import dump, schedules, with_schedules
+from unity_jax.report.bundles import empty, schedules, with_schedules, written
 from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.report.duplicates import duplicates
 from unity_jax.report.hlo import Module, parse
@@ -232,23 +231,21 @@ def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
 
 
 def compile_into(
-    folder: Path, plan: Plan, devices: Sequence[jax.Device], options: Mapping[str, Any], limit: int, written: Path
+    folder: Path, plan: Plan, devices: Sequence[jax.Device], options: Mapping[str, Any], limit: int
 ) -> dict[str, Any]:
     """Compile a plan with these options of the compiler, and keep it in its folder; what is known of it then.
 
-    `written` is where libtpu writes schedules. A plan that takes the compiler more than `limit` seconds (0: none) ends
-    the process, as one that crashes it does.
+    A plan that takes the compiler more than `limit` seconds (0: none) ends the process, as one that crashes it does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
     facts: dict[str, Any] = {"error": "the compiler crashed" + f" or took more than {limit} s" * bool(limit)}
     (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
-    for old in written.iterdir():
-        old.unlink()
     start = time.monotonic()
     try:
         assert plan.stored is not None
         lowered = lower(plan.stored, plan.pcg, mesh_over(plan, devices))
+        empty()
         signal.alarm(limit)
         compiled = lowered.compile(compiler_options=dict(options))
         signal.alarm(0)
@@ -256,7 +253,7 @@ def compile_into(
         sizes = ("argument", "output", "temp", "alias", "host_temp")
         facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
         facts["stablehlo"] = stablehlo_facts(plan, lowered)
-        facts["schedules"] = schedules(written, parse(text)) if devices[0].platform == "tpu" else {}
+        facts["schedules"] = schedules(parse(text))
         (folder / "hlo.txt.gz").write_bytes(gzip.compress(text.encode(), 5))
     except jax.errors.JaxRuntimeError as error:
         facts = {"error": str(error).splitlines()[0]}
@@ -265,18 +262,15 @@ def compile_into(
     return facts
 
 
-def work(
-    corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int, written: Path
-) -> None:
+def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int) -> None:
     """Compile what is missing of one model on one topology."""
-    os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump(written)}"
     program, machine, devices = corpus.program(name, on), Machine.preset(on), topology(on.replace("-cores", ""))
     platform, both = devices[0].platform, set(wanted) <= set(TWO)
     options = COMPILER_OPTIONS[platform] | (WITHOUT_TRITON if platform == "gpu" and name in corpus.untiled else {})
     for label, plan in two(program, machine) if both else plans(program, machine, wanted, randoms):
         folder = corpus.folder(name, on) / label
         if not (folder / "facts.json").exists():
-            facts = compile_into(folder, plan, devices, options, limit, written)
+            facts = compile_into(folder, plan, devices, options, limit)
             print(f"{name} {on} {label}: {facts['seconds']:.0f} s {facts.get('error', '')}", flush=True)
 
 
@@ -293,8 +287,8 @@ def main() -> None:
     jobs = [(name, on) for name in options.models.split(",") for on in options.on.split(",")]
     if options.worker:
         wanted = tuple(options.plans.split(","))
-        with tempfile.TemporaryDirectory() as written:
-            return work(CORPORA[options.corpus], *jobs[0], wanted, options.random, options.limit, Path(written))
+        with written():
+            return work(CORPORA[options.corpus], *jobs[0], wanted, options.random, options.limit)
     with Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         for name, on in progress.track(jobs, description="compiling"):
             again = [*sys.argv[1:], "--models", name, "--on", on, "--worker"]

@@ -17,9 +17,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import functools
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,7 +33,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.report.aot import topology
-from unity_jax.report.bundles import dump, schedules
+from unity_jax.report.bundles import empty, schedules, written
 from unity_jax.report.cycles import CLOCKS, estimated_cycles
 from unity_jax.report.hlo import parse
 from unity_jax.search.assemble import RuleCache
@@ -84,17 +82,16 @@ def rates(device: jax.Device, clock: float) -> Iterator[tuple[str, float]]:
 ROWS, TABLE = 32768, (250_000, 128)
 
 
-def row_rates(device: jax.Device, clock: float, written: Path) -> Iterator[tuple[str, float]]:
+def row_rates(device: jax.Device, clock: float) -> Iterator[tuple[str, float]]:
     """How many rows of a table in memory kernels read, and add to zeros, besides their traffic."""
     on = SingleDeviceSharding(device)
     table, updates = (jax.ShapeDtypeStruct(shape, F32, sharding=on) for shape in (TABLE, (ROWS, TABLE[1])))
     ids = jax.ShapeDtypeStruct((ROWS,), jnp.int32, sharding=on)
 
     def per_second(fn: Callable[..., jax.Array], *args: jax.ShapeDtypeStruct) -> float:
-        for old in written.iterdir():
-            old.unlink()
+        empty()
         module = parse(jax.jit(fn).lower(*args).compile().as_text())
-        return ROWS / sum(schedules(written, module).values()) * clock
+        return ROWS / sum(schedules(module).values()) * clock
 
     yield "gathered_rows_per_second", per_second(lambda t, i: t[i], table, ids)
     yield "scattered_rows_per_second", per_second(lambda i, u: jnp.zeros(TABLE, F32).at[i].add(u), ids, updates)
@@ -134,12 +131,11 @@ def expected(fn: Callable[..., Any], machine: Machine, *args: jax.ShapeDtypeStru
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as written:
-        os.environ["LIBTPU_INIT_ARGS"] = dump(Path(written))
-        show(sys.argv[1:] or ["v5e:2x4"], Path(written))
+    with written():
+        show(sys.argv[1:] or ["v5e:2x4"])
 
 
-def show(topologies: Sequence[str], written: Path) -> None:
+def show(topologies: Sequence[str]) -> None:
     table = Table("chip", "constant", "compiler", "preset", "of the peak")
     second = Table("chip", "kernel", "compiler", "expected", "ratio")
     for name in topologies:
@@ -157,7 +153,7 @@ def show(topologies: Sequence[str], written: Path) -> None:
             "kernel_overhead": spec.kernel_overhead,
         }
         clock = CLOCKS[name.split(":")[0].removesuffix("-cores")]
-        for constant, found in (*rates(device, clock), *row_rates(device, clock, written)):
+        for constant, found in (*rates(device, clock), *row_rates(device, clock)):
             part = f"{found / peaks[constant]:.2f}" if constant in peaks else ""
             table.add_row(name, constant, f"{found:.3g}", f"{presets[constant]:.3g}", part)
         for kernel, (fn, dtypes) in KERNELS.items():

@@ -36,6 +36,7 @@ from unity_jax.machine.family import machine_of
 from unity_jax.machine.machine import Machine
 from unity_jax.plan import Plan
 from unity_jax.report.aot import topology
+from unity_jax.report.bundles import written
 from unity_jax.report.text import sweep
 from unity_jax.rewrite import generate
 from unity_jax.rewrite.check import check
@@ -133,6 +134,7 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
+@written()
 def _verify(options: argparse.Namespace) -> int:
     _on_cpu()
     try:

@@ -1,12 +1,14 @@
 """The length of schedules, of text as libtpu 0.0.42 writes it, cut short."""
 
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from unity_jax.report.bundles import dump, scheduled_cycles, schedules, with_schedules
+from unity_jax.report.bundles import empty, scheduled_cycles, schedules, with_schedules, written
 from unity_jax.report.cycles import Cycles, estimated_cycles
 from unity_jax.report.hlo import parse
 
@@ -75,32 +77,38 @@ ENTRY %main (x: f32[1000,64], y: s32[512]) -> f32[512,64] {{
 """
 
 
-def test_equal_kernels_have_one_schedule(tmp_path):
-    for name in ("gather_fusion", "z"):
-        (tmp_path / f"1795440772-{name}-71-final_bundles.txt").write_text(ROWS)
+def test_equal_kernels_have_one_schedule():
     module = parse(PROGRAM)
-    found = schedules(tmp_path, module)
+    assert schedules(module) == {}, "nothing is written"
+    with written():
+        folder = Path(os.environ["LIBTPU_INIT_ARGS"].rpartition("=")[2])
+        old = folder / "1795440000-gather_fusion.2-71-final_bundles.txt"
+        old.write_text(ROWS)
+        empty()
+        for name in ("gather_fusion", "z"):
+            (folder / f"1795440772-{name}-71-final_bundles.txt").write_text(ROWS)
+        found = schedules(module)
+    assert not folder.exists()
     assert found == dict.fromkeys(("%gather_fusion", "%gather_fusion.1"), scheduled_cycles(ROWS)), "z has an estimate"
     assert estimated_cycles(module) == Cycles(800, counted=1, missing=3)
     assert estimated_cycles(with_schedules(module, found)) == Cycles(800 + 2 * scheduled_cycles(ROWS), 3, missing=1)
 
 
-def test_libtpu_writes_the_schedules_of_what_has_no_estimate(tmp_path):
-    pytest.importorskip("libtpu", reason="needs the extra tpu-aot")
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu-aot")
+def test_libtpu_writes_the_schedules_of_what_has_no_estimate():
+    """In another process: libtpu reads its flags when it is loaded."""
     program = """
-import sys
-from pathlib import Path
 import jax
 from jax.sharding import SingleDeviceSharding
 from unity_jax.report.aot import topology
-from unity_jax.report.bundles import schedules
+from unity_jax.report.bundles import schedules, written
 from unity_jax.report.hlo import parse
-on = SingleDeviceSharding(topology("v5e:2x4")[0])
-table = jax.ShapeDtypeStruct((250_000, 128), "float32", sharding=on)
-rows = jax.ShapeDtypeStruct((4096,), "int32", sharding=on)
-module = parse(jax.jit(lambda t, i: t[i]).lower(table, rows).compile().as_text())
-(cycles,) = schedules(Path(sys.argv[1]), module).values()
-assert 4 < cycles / 4096 < 8, cycles
+with written():
+    on = SingleDeviceSharding(topology("v5e:2x4")[0])
+    table = jax.ShapeDtypeStruct((250_000, 128), "float32", sharding=on)
+    rows = jax.ShapeDtypeStruct((4096,), "int32", sharding=on)
+    module = parse(jax.jit(lambda t, i: t[i]).lower(table, rows).compile().as_text())
+    (cycles,) = schedules(module).values()
+    assert 4 < cycles / 4096 < 8, cycles
 """
-    environment = {"JAX_PLATFORMS": "cpu", "LIBTPU_INIT_ARGS": dump(tmp_path)}
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, env={**os.environ, **environment})
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})

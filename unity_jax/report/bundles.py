@@ -1,7 +1,7 @@
 """How long the kernels take for which XLA:TPU writes no estimate: the length of their schedules.
 
 It estimates no cycles for gathers, scatters and sorts, but schedules them like all others: in bundles, of which one
-starts in a cycle. What libtpu writes of a kernel when it is asked to (`dump`) has the loops over its rows:
+starts in a cycle. What libtpu writes of a kernel when it is asked to (`written`) has the loops over its rows:
 
     0x25 LB: >> { ... } /* Start region 382 */
     0x43c   : >> { %p48_p9 = scmp.ge.s32.totalorder %s51_s10, 16 /* loop exit test */ }
@@ -9,17 +9,21 @@ starts in a cycle. What libtpu writes of a kernel when it is asked to (`dump`) h
 
 Not in there is what a kernel waits for memory: a schedule is the least that it takes.
 
->>> os.environ["LIBTPU_INIT_ARGS"] = dump(folder)  # before `aot.topology` loads libtpu
->>> module = parse(jax.jit(step).lower(*shapes).compile().as_text())
->>> estimated_cycles(with_schedules(module, schedules(folder, module))).missing
+>>> with written():  # libtpu is loaded in here
+...     empty()
+...     module = parse(jax.jit(step).lower(*shapes).compile().as_text())
+...     estimated_cycles(with_schedules(module, schedules(module))).missing
 0
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -35,9 +39,32 @@ _DELAY = 4
 """Bundles after a branch that run before it is taken."""
 
 
-def dump(folder: Path) -> str:
-    """The flags with which libtpu writes the schedule of every kernel that it compiles into a folder."""
-    return f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=^final_bundles"
+_VARIABLE = "LIBTPU_INIT_ARGS"
+_FLAGS = "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=^final_bundles --xla_jf_dump_to="
+
+
+@contextlib.contextmanager
+def written() -> Iterator[None]:
+    """What is compiled in here for TPUs has its schedules written, if libtpu was not loaded before."""
+    before = os.environ.get(_VARIABLE, "")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[_VARIABLE] = f"{before} {_FLAGS}{folder}"
+        try:
+            yield
+        finally:
+            os.environ[_VARIABLE] = before
+
+
+def _files() -> list[Path]:
+    """The schedules that are written."""
+    _, asked, folder = os.environ.get(_VARIABLE, "").partition(_FLAGS)
+    return sorted(path for path in Path(folder).iterdir() if _FILE.fullmatch(path.name)) if asked else []
+
+
+def empty() -> None:
+    """Forget the schedules of what has been compiled: kernels of two programs may have the same names."""
+    for path in _files():
+        path.unlink()
 
 
 def scheduled_cycles(text: str) -> int:
@@ -62,16 +89,16 @@ def scheduled_cycles(text: str) -> int:
     return sum(times)
 
 
-def schedules(folder: Path, module: Module) -> dict[str, int]:
-    """Cycles by name of the instructions of a compiled module that compute and have no estimate.
+def schedules(module: Module) -> dict[str, int]:
+    """Cycles by name of the instructions that compute and have no estimate, of the module that was compiled last.
 
-    `folder`: where libtpu has written the schedules of this module (`dump`). It compiles equal kernels once.
+    Equal kernels are compiled once. Outside of `written` there are none.
     """
-    written = {m["name"]: path for path in sorted(folder.iterdir()) if (m := _FILE.fullmatch(path.name))}
+    of = {m["name"]: path for path in _files() if (m := _FILE.fullmatch(path.name))}
 
     @functools.cache
     def cycles(name: str) -> int:
-        return scheduled_cycles(written[name].read_text())
+        return scheduled_cycles(of[name].read_text())
 
     wanted = [
         (op, _form(op, computation, module))
@@ -81,7 +108,7 @@ def schedules(folder: Path, module: Module) -> dict[str, int]:
         if op.cycles is None and computes(op, module)
     ]
     names = {op.name: op.name.removeprefix("%") for op, _ in wanted}
-    equal = {form: names[op.name] for op, form in wanted if names[op.name] in written}
+    equal = {form: names[op.name] for op, form in wanted if names[op.name] in of}
     return {op.name: cycles(equal[form]) for op, form in wanted if form in equal}
 
 

@@ -4,7 +4,7 @@
 Cycles(total=6920000, counted=91, missing=15, endless=0)
 
 They are estimates of a cost model that has seen the real chip, one instruction after the other. Collectives, and copies
-between the memories of a chip, carry none.
+between the memories of a chip, carry none; nor do gathers, scatters and sorts, which `report.bundles` measures.
 """
 
 from __future__ import annotations

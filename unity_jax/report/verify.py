@@ -24,6 +24,7 @@ from unity_jax.plan import Plan
 from unity_jax.planning import mesh_over
 from unity_jax.report.account import account
 from unity_jax.report.aot import compiled_for, topology
+from unity_jax.report.bundles import empty, schedules, with_schedules
 from unity_jax.report.collectives import Collective, bytes_difference, count_difference, stablehlo_collectives
 from unity_jax.report.cycles import CLOCKS, estimated_cycles
 from unity_jax.report.duplicates import duplicates
@@ -57,6 +58,7 @@ def verify_on(plan: Plan, name: str, devices: Sequence[Any]) -> Verification:
     planned = _untimed(plan)
     found = tuple(stablehlo_collectives(stablehlo, axes))
     compiled, failure = None, ""
+    empty()
     try:
         program = compiled_for(lowered, devices[0].platform)
         compiled = _compiled(program, plan, axes, duplicates(stablehlo, axes), CLOCKS.get(name.partition(":")[0]))
@@ -89,7 +91,7 @@ def _compiled(
     found = tuple(module_collectives(module, axes))
     runs = [(c, p.trips) for c, p in zip(planned, plan.predicted.collectives, strict=True)]
     sizes = (getattr(memory, f"{of}_size_in_bytes") for of in ("argument", "output", "temp", "alias", "host_temp"))
-    cycles = estimated_cycles(module) if clock else None
+    cycles = estimated_cycles(with_schedules(module, schedules(module))) if clock else None
     return Compiled(
         collectives=found,
         differences=tuple(bytes_difference(planned, found)),
