@@ -224,8 +224,8 @@ class Plan:
 
     def verify(self, topology: str) -> Verification:
         """Compile for a machine that is not there, and compare what was predicted with what came out: collectives,
-        memory and, on TPU, the compiler's own estimate of compute. It has none of gathers, scatters and sorts: there the
-        length of schedules counts, if libtpu is loaded inside `unity_jax.report.bundles.written()`.
+        memory and, on TPU, the compiler's own estimate of compute. Of gathers, scatters and sorts it has none: there
+        their schedules count, if libtpu is loaded inside `unity_jax.report.bundles.written()`.
 
         **Arguments:** `topology`: `"v5e:2x4"` (needs the extra `tpu-aot`) or `"h100:8"` (`gpu-aot`), of as many devices
         as the plan's mesh has.
