@@ -275,3 +275,14 @@ def test_rows_are_read_and_added_to_one_after_the_other():
     table, updates, rows = 100_000 * 512, 20_000 * 512, 20_000 * 4
     assert seconds(20_000, 100_000).memory * 1e10 == pytest.approx(2 * table + updates + rows), "all of it, in parts"
     assert seconds(20_000, 100_000, zeros=True).memory * 1e10 == pytest.approx(table + updates + rows)
+
+
+def test_rows_that_other_devices_have_are_masked_on_tpu():
+    device = tpu(layout_tile=(8, 128), gathered_rows_per_second=1e6)
+    args = f32(100_000, 128), jax.ShapeDtypeStruct((1000, 4), jnp.int32)
+    parts = {"sizes": (8,), "name": "gather"}
+    whole, split = (
+        op_work(shard(lambda t, i: t[i], *args, **parts, strategy=(s,)), device, Use((1, 1, 1), 1)) for s in (-1, 0)
+    )
+    rows, registers = 4000 * 128 * 4, 1000 * 8 * 128 * 4  # four rows of a register of eight
+    assert (split.swept - whole.swept) * 1e10 == pytest.approx(2 * rows + 2 * registers)

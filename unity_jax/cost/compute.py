@@ -157,7 +157,7 @@ def _addressing(shard: Shard, device: Device, use: Use) -> float:
         return 0.0
     seconds = math.prod(shard.operand_shape(1)[:-1]) / rate
     if op.name == "gather":
-        return seconds
+        return seconds + _masking_seconds(shard, device)
     if _table_bytes(shard, device) <= _AT_ONCE:
         return _DIRECT * seconds
     if not _is_sorted(shard, device):
@@ -165,6 +165,15 @@ def _addressing(shard: Shard, device: Device, use: Use) -> float:
     if op.outputs[0].itemsize < WIDTH:
         return _NARROW * seconds
     return seconds if use.zeros else _IN_PLACE * seconds
+
+
+def _masking_seconds(shard: Shard, device: Device) -> float:
+    """Seconds in which XLA:TPU masks the rows that other devices have: a kernel behind the gather, which computes two
+    selections of thin rows."""
+    shape = shard.result_shape()
+    selected = stored_bytes(device, shape, 1, (len(shape) - 1,), device.layout_tile[:1])
+    nbytes = masking_bytes(shard)
+    return (nbytes + 2 * selected * WIDTH * bool(nbytes)) / (device.memory_bandwidth * device.memory_efficiency)
 
 
 def _is_sorted(shard: Shard, device: Device) -> bool:

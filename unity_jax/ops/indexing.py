@@ -258,5 +258,6 @@ def _scatter_bytes(shard: Shard) -> float:
 
 
 def masking_bytes(shard: Shard) -> float:
-    """What a scatter reads and writes to mask an operand that is one term of a sum; of zeros XLA masks nothing."""
+    """What is read and written to mask the result of a gather, or the operand of a scatter, that is one term of a sum;
+    of zeros XLA masks nothing."""
     return 2.0 * shard.result_bytes() if _summed_axes(shard) else 0.0
