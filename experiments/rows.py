@@ -57,10 +57,10 @@ class Rows:
         return row
 
     def put(self, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Row:
-        """Keep these values as the row about these settings, instead of what it was."""
+        """Keep these values as the row about these settings, in the place of what it was."""
         row = {name: _text(value) for name, value in {**settings, **values}.items()}
-        others = [r for r in self.found if any(r[s] != row[s] for s in self.settings)]
-        self._write([*others, row])
+        rows = {tuple(r[s] for s in self.settings): r for r in [*self.found, row]}
+        self._write([*rows.values()])
         return row
 
     def make_all(

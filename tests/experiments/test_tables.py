@@ -54,11 +54,11 @@ def test_rows_of_another_script_are_not_touched(tmp_path):
         Rows(tmp_path / "rows.csv", settings=("model",)).make({"model": "gpt"}, dict)
 
 
-def test_rows_are_replaced(tmp_path):
+def test_rows_are_replaced_in_their_place(tmp_path):
     rows = Rows(tmp_path / "rows.csv", settings=("n",))
     for n, x in ((1, 1), (2, 2), (1, 3)):
         rows.put({"n": n}, {"x": x})
-    assert rows.found == [{"n": "2", "x": "2"}, {"n": "1", "x": "3"}]
+    assert rows.found == [{"n": "1", "x": "3"}, {"n": "2", "x": "2"}]
 
 
 def test_the_readme_says_what_the_rows_say():
