@@ -170,10 +170,12 @@ def _addressing(shard: Shard, device: Device, use: Use) -> float:
 def _masking_seconds(shard: Shard, device: Device) -> float:
     """Seconds in which XLA:TPU masks the rows that other devices have: a kernel behind the gather, which computes two
     selections of thin rows."""
+    nbytes = masking_bytes(shard)
+    if not nbytes:
+        return 0.0
     shape = shard.result_shape()
     selected = stored_bytes(device, shape, 1, (len(shape) - 1,), device.layout_tile[:1])
-    nbytes = masking_bytes(shard)
-    return (nbytes + 2 * selected * WIDTH * bool(nbytes)) / (device.memory_bandwidth * device.memory_efficiency)
+    return (nbytes + 2 * selected * WIDTH) / (device.memory_bandwidth * device.memory_efficiency)
 
 
 def _is_sorted(shard: Shard, device: Device) -> bool:

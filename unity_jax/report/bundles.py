@@ -100,10 +100,11 @@ def schedules(module: Module) -> dict[str, int]:
     def cycles(name: str) -> int:
         return scheduled_cycles(of[name].read_text())
 
+    run = _run(module)
     wanted = [
         (op, _form(op, computation, module))
         for name, computation in module.computations.items()
-        if name in _run(module)
+        if name in run
         for op in computation.values()
         if op.cycles is None and computes(op, module)
     ]
