@@ -1,10 +1,13 @@
 # make demo    the main job: plan and train a BERT encoder on eight virtual CPU devices
 # make test    lint and all tests
-# Each creates the environment it needs (.venv), once. Another interpreter: make test PYTHON=python3.12
+# make test-newest, make test-aot    the core tests on the newest JAX; those that compile for TPUs and GPUs not here
+# Each creates the environment it needs (.venv, ...), once. Another interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
 NEWEST_VENV := .venv-newest
+AOT_VENV := .venv-aot
+EXTRAS := test
 # What traces, lowers or runs programs; the rest does not meet JAX. The zoo is traced by the numerics tests.
 NEWEST_TESTS := tests/api tests/lower tests/numerics tests/ops tests/pcg tests/report tests/rewrite/test_apply.py \
 	tests/search/test_joint.py tests/test_cli.py tests/test_trace.py
@@ -16,7 +19,7 @@ NEWEST_PYTHON ?= $(shell for p in python3.13 python3.12 \
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test lint test-newest newest-python clean
+.PHONY: demo test lint test-newest newest-python test-aot clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python experiments/quickstart.py
@@ -33,24 +36,30 @@ test-newest: $(NEWEST_VENV)/.installed
 newest-python: # prints the interpreter that test-newest uses; fails where there is none
 	@test -n "$(NEWEST_PYTHON)" && echo "$(NEWEST_PYTHON)"
 
-clean:
-	rm -rf $(VENV) $(NEWEST_VENV)
+test-aot: $(AOT_VENV)/.installed # what the other environments skip: what needs a compiler of an extra
+	$(AOT_VENV)/bin/python -m pytest -m extra tests
 
-$(VENV)/.installed: pyproject.toml
+clean:
+	rm -rf $(VENV) $(NEWEST_VENV) $(AOT_VENV)
+
+$(AOT_VENV)/.installed: EXTRAS := test,tpu-aot,gpu-aot
+
+$(VENV)/.installed $(AOT_VENV)/.installed: pyproject.toml
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo 'unity_jax needs Python 3.11 or newer: set PYTHON=/path/to/python3' >&2; exit 1; }
-	$(call install,$(VENV),$(PYTHON))
+	$(call install,$(@D),$(PYTHON))
 
 $(NEWEST_VENV)/.installed: pyproject.toml
 	@test -n "$(NEWEST_PYTHON)" \
 	  || { echo 'no Python 3.12 or newer found: set NEWEST_PYTHON=/path/to/python3' >&2; exit 1; }
-	$(call install,$(NEWEST_VENV),$(NEWEST_PYTHON))
+	$(call install,$(@D),$(NEWEST_PYTHON))
 
-# install(environment, interpreter): a virtual environment with this package, editable, and the newest versions pip finds.
+# install(environment, interpreter): a virtual environment with this package, editable, its EXTRAS, and the newest
+# versions pip finds.
 define install
 @echo "creating $(1) with $$("$(2)" -V) (about a minute)"
 @"$(2)" -m venv --clear $(1)
-@$(1)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[test]'
+@$(1)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 @$(1)/bin/python -c 'import flax, jax; print("installed jax", jax.__version__, "and flax", flax.__version__)'
 @touch $@
 endef

@@ -20,18 +20,28 @@ from typing import Any
 import unity_jax as unity
 from models._common import Batch, Metrics, Model, TrainState, resize
 
-__all__ = ["Batch", "Metrics", "Model", "TrainState", "get", "names", "sizes", "step"]
+__all__ = ["FAMILIES", "Batch", "Metrics", "Model", "TrainState", "family", "get", "names", "sizes", "step"]
 
-_NAMES = """
-    a3c bert candle_uno deep_speech dlrm falcon faster_rcnn gpt inception llama lora lstm_lm mlp moe resnet resnext
-    seq2seq t5 transformer unet vit wgan xdl
-""".split()
-_FILES = {name: f"models.{name}" for name in _NAMES}
+FAMILIES = {
+    "transformers": "bert falcon gpt llama lora moe t5 transformer vit".split(),
+    "convolutional": "faster_rcnn inception resnet resnext unet wgan".split(),
+    "recurrent": "a3c deep_speech lstm_lm seq2seq".split(),
+    "recommenders": "dlrm xdl".split(),
+    "others": "candle_uno mlp".split(),
+}
+"""Models that are alike in what their steps spend time on; summaries are given by family."""
+
+_FILES = {name: f"models.{name}" for name in sorted(name for family in FAMILIES.values() for name in family)}
 
 
 def names() -> tuple[str, ...]:
     """The models, in alphabetical order."""
     return tuple(_FILES)
+
+
+def family(name: str) -> str:
+    """The family of a model."""
+    return next(family for family, members in FAMILIES.items() if name in members)
 
 
 def sizes(name: str) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """Eight CPU devices stand in for a mesh; the environment is set before anything imports JAX."""
 
 import importlib.metadata
+import importlib.util
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["UNITY_JAX_PROGRESS"] = "0"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA:CPU's older code generator, three times as fast
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
@@ -23,6 +25,18 @@ gc.set_threshold(100_000, 20, 10)
 # Compiling takes longer than hypothesis's deadline; examples are the same on every run.
 hypothesis.settings.register_profile("unity", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("unity")
+
+
+EXTRAS = {"tpu-aot": "libtpu", "gpu-aot": "jax_cuda12_plugin"}
+"""What an extra brings, for tests that are marked with it."""
+
+
+def pytest_runtest_setup(item):
+    for marker in item.iter_markers("extra"):
+        (name,) = marker.args
+        if importlib.util.find_spec(EXTRAS[name]) is None:
+            missing = pytest.fail if item.config.option.markexpr == "extra" else pytest.skip
+            missing(f"needs the extra {name}")
 
 
 @pytest.fixture(scope="session")

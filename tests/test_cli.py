@@ -1,6 +1,5 @@
 """The command line: the same functions, clear errors, exit statuses."""
 
-import importlib.util
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ from unity_jax.machine import calibrate
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.measure import Effort
 
-tpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu-aot")
+tpu = pytest.mark.extra("tpu-aot")
 SCRIPT = """\
 import jax
 import jax.numpy as jnp
@@ -190,7 +189,7 @@ def test_verify_for_a_tpu(capsys):
 
 
 def test_calibrate(capsys, tmp_path, monkeypatch):
-    tiny = Effort(("float32",), (16,), (2**12,), (2**10, 2**12), 1, 1e-3)
+    tiny = Effort(("float32",), ((16, 16),), 2.0**16, (2**12,), (2**10, 2**12), 1, 1e-3)
     monkeypatch.setattr(calibrate, "effort", lambda platform: tiny)
     out = tmp_path / "profile.json"
     status, text, _ = run(capsys, "calibrate", "--out", str(out))

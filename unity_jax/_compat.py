@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -20,6 +21,16 @@ def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[Any, ...]]:
     return getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", ()))
 
 
+def expanded(eqn: Any) -> Jaxpr:
+    """What a `call_hi_primitive` computes, by other primitives: JAX 0.12 has such for `searchsorted`."""
+    primitive = eqn.params["_prim"]
+
+    def flat(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(primitive.expand(*jax.tree.unflatten(primitive.in_tree, leaves)))
+
+    return jax.make_jaxpr(flat)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars))
+
+
 def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
     """The numbers of constants and of carries of a `scan` equation."""
     if "num_consts" in params:
@@ -35,9 +46,11 @@ _OURS = os.path.dirname(__file__) + os.sep
 def source_line(eqn: Any) -> str:
     """`file.py:12:4 (function)` of the user's code that made the equation, such as the line that calls a Flax layer.
 
-    A line of the library where no other is known, and nothing where none is.
+    A line of the library where no other is known, and nothing where none is, or where we made the equation.
     """
     innermost = source_info_util.summarize(eqn.source_info)
+    if innermost.startswith(_OURS):
+        return ""
     if not _LIBRARY.search(innermost):
         return innermost
     for line in reversed(source_info_util.summarize(eqn.source_info, 1000).split("\n")):
@@ -107,9 +120,27 @@ def is_key(dtype: Any) -> bool:
     return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+@functools.lru_cache(maxsize=256)
 def is_float(dtype: Any) -> bool:
-    """Whether values of the dtype can be partial sums without losing exactness of meaning (floating or complex)."""
-    return not is_key(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
+    """Whether values of the dtype can be partial sums without losing exactness of meaning (floating or complex).
+
+    Those of less than 16 bits cannot: they round each term by more than a sum may be off, some have no zero or no
+    infinity, and collectives do not add them.
+    """
+    return not is_key(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact)) and not is_narrow(dtype)
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether the dtype is a floating-point type of less than 16 bits."""
+    return not is_key(dtype) and bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits < 16
+
+
+def represents(wide: Any, dtype: Any) -> bool:
+    """Whether a floating or complex dtype has every value of another (JAX promotes no type of less than 16 bits)."""
+    if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(wide, jnp.complexfloating):
+        return False
+    a, b = jnp.finfo(wide), jnp.finfo(dtype)
+    return bool(a.nmant >= b.nmant and a.maxexp >= b.maxexp and a.minexp <= b.minexp)
 
 
 def abstract_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> Any:
@@ -149,6 +180,25 @@ def has_explicit_axes(mesh: Any) -> bool:
 def shard_map(body: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """`jax.shard_map` over every axis of `mesh`, without the replication checks that our own layouts replace."""
     return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def is_pushed(leaf: Any) -> bool:
+    """Whether a value carries a tangent of forward-mode differentiation."""
+    from jax.interpreters import ad
+
+    return isinstance(leaf, ad.JVPTracer)
+
+
+def is_weak(aval: Any) -> bool:
+    """Whether a type gives way to others, as those of Python's numbers do."""
+    return bool(getattr(aval, "weak_type", False))
+
+
+def weakened(x: Any) -> Any:
+    """An array whose type gives way to others; under `jit` it costs nothing."""
+    from jax._src.lax import lax as lax_internal
+
+    return lax_internal._convert_element_type(x, x.dtype, weak_type=True)
 
 
 def register_array(cls: type, aval: Callable[[Any], Any], array: Callable[[Any], Any]) -> None:

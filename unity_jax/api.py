@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from unity_jax import cache, pins, planning, processes
+from unity_jax import cache, objects, pins, planning, processes, progress
 from unity_jax.call import Call, JitSettings, abstract
 from unity_jax.derivative import Derivative
 from unity_jax.errors import PlanError
@@ -23,19 +23,27 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Leaf, Plan
 from unity_jax.runner import Runner, move
+from unity_jax.search.options import SearchOptions
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(SearchOptions):
     """What few users need.
 
-    **Fields:** `cache`: folder of plans found earlier (None: no cache; the default is `$UNITY_JAX_CACHE`, or
+    **Fields:** those of `SearchOptions`: `rewrite`: whether the program may be rewritten, or is planned as it is, and
+    `compile_candidates`: how many of the best plans are compiled, so that the compiler's own estimates decide;
+    `cache`: folder of plans found earlier (None: no cache; the default is `$UNITY_JAX_CACHE`, or
     `unity_jax` in the user's cache folder); `ties`: path of a result to the path of the argument that it replaces,
     where neither donation nor equal paths say so.
     """
 
     cache: str | Path | None = "default"
     ties: Mapping[str, str] | None = None
+
+    @property
+    def search(self) -> SearchOptions:
+        """What of these is the search's."""
+        return SearchOptions(**{f.name: getattr(self, f.name) for f in fields(SearchOptions)})
 
 
 def auto_shard(
@@ -61,6 +69,8 @@ def auto_shard(
         def train_step(state, batch): ...
 
         state, metrics = train_step(state, batch)   # plans on the first call of a signature
+
+    Objects of `flax.nnx` among the arguments are updated in place, as by `nnx.jit`.
 
     **Arguments:**
 
@@ -105,6 +115,7 @@ def auto_shard(
         plan,
         cache.default_folder() if options.cache == "default" else Path(options.cache) if options.cache else None,
         options.ties,
+        options.search,
     )
     decorated = AutoSharded(fun, settings, like)
     decorated._given = given
@@ -130,10 +141,12 @@ class AutoSharded:
     def __init__(self, fun: Callable[..., Any], settings: planning.Settings, like: AutoSharded | None) -> None:
         functools.update_wrapper(self, fun)
         self._fun, self._settings, self._like = fun, settings, like
+        self._pure = objects.pure(fun)
         self._given: dict[str, Any] = {}  # as `auto_shard` was called
         self._plans: dict[Any, Plan] = {}  # by key and pins of the call
         self._known: list[Plan] = []  # distinct plans, the first one first
-        self._runners: dict[int, Runner] = {}  # by identity of the plan
+        self._weak: dict[Any, tuple[bool, ...]] = {}  # by key of the call: which types of its results give way
+        self._runners: dict[tuple[int, tuple[bool, ...]], Runner] = {}  # by identity of the plan, and these
         self._derivative: Derivative | None = None
         _exclude_our_frames()
 
@@ -142,7 +155,9 @@ class AutoSharded:
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(fun).trace`."""
         __tracebackhide__ = True
-        return jax.jit(self._fun, **self._settings.jit.keywords()).trace(*args, **kwargs)
+        call = self._call(args, kwargs)
+        args, kwargs = call.with_leaves(call.leaves)
+        return jax.jit(self._pure, **self._settings.jit.keywords()).trace(*args, **kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s); the same every time."""
@@ -156,20 +171,23 @@ class AutoSharded:
         (`plan.program.constants`) comes first. What the plan holds packed from step to step is packed within it.
         """
         __tracebackhide__ = True
-        runner = self._runner(self.plan(*args, **kwargs))
-        return lower(runner.stored, runner.plan.pcg, runner.mesh, unpacked=True)
+        call = self._call(args, kwargs)
+        runner = self._runner(self._plan(call), call)
+        lowered = lower(runner.stored, runner.plan.pcg, runner.mesh, unpacked=True, weak=runner.weak)
+        return lowered if call.objects is None else objects.Stage(lowered)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; plans first if these shapes are new."""
         __tracebackhide__ = True
         call = self._call(args, kwargs)
         if call.is_traced:
-            if self._derivative is None:
-                self._derivative = Derivative(self._fun, self._settings.jit, self._related)
-            return self._derivative(call, lambda inner: self._runner(self._plan(inner))(inner))
-        runner = self._runner(self._plan(call))
+            with planning.alone():
+                self._derivative = self._derivative or Derivative(self._pure, self._settings.jit, self._related)
+            found = self._derivative(call, lambda inner: self._runner(self._plan(inner), inner)(inner))
+            return objects.merge(found, call.objects)
+        runner = self._runner(self._plan(call), call)
         del args, kwargs
-        return runner(call)
+        return objects.merge(runner(call), call.objects)
 
     def init(self, make_state: Callable[..., Any], *args: Any) -> Any:
         """Build the state already sharded, never whole on one device: `make_state(*args)` runs in the planned layouts.
@@ -179,12 +197,18 @@ class AutoSharded:
         __tracebackhide__ = True
         first = self._first("init")
         layouts = first.layouts(every=True)
+        make_state = objects.pure(make_state)
+        (args, _), found = objects.split((args, {}))
         leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(make_state, *args))
-        mesh = self._runner(first).mesh
+        mesh = Runner(first).mesh
         shardings = []
         for path, leaf in leaves:
             name, dtype = jax.tree_util.keystr(path), str(leaf.dtype)
             layout = pins.find(layouts, name, name, leaf.shape, dtype)
+            if path[:1] == (objects.RESULT,) and layout is None:  # objects in another order than the arguments
+                layout = pins.find(layouts, name, jax.tree_util.keystr(path[2:]), leaf.shape, dtype)
+            if layout is None and path[:1] in ((objects.ARGS,), (objects.KWARGS,)):
+                layout = Layout.replicated(len(leaf.shape))
             if layout is None:
                 raise PlanError(
                     f"init: no argument of {first.function} has a leaf {name} of type {dtype}{list(leaf.shape)}"
@@ -193,7 +217,7 @@ class AutoSharded:
         given, args_tree = jax.tree_util.tree_flatten(args)
         placed = move(given, [NamedSharding(mesh, jax.P())] * len(given), ["an argument of init"] * len(given))
         build = jax.jit(make_state, out_shardings=jax.tree_util.tree_unflatten(tree, shardings))
-        return build(*jax.tree_util.tree_unflatten(args_tree, placed))
+        return objects.merge(build(*jax.tree_util.tree_unflatten(args_tree, placed)), found)
 
     def shard(self, batch: Any, argument: int = -1) -> Any:
         """A host batch as arrays in the planned layout of an argument, by default the last positional one.
@@ -209,7 +233,12 @@ class AutoSharded:
             raise PlanError(
                 f"shard: {plan.function} has {len(args)} positional arguments, there is no argument {argument}"
             )
-        mesh = self._runner(plan).mesh
+        mesh = Runner(plan).mesh
+        if objects.split(((batch,), {}))[1] is not None:
+            raise PlanError(
+                f"shard: argument {argument} of {plan.function} is an nnx object: .init builds it sharded, and the "
+                "first call moves it to its planned layouts"
+            )
         if jax.tree.structure(args[argument]) != jax.tree.structure(batch):
             raise PlanError(
                 f"shard: the batch has structure {jax.tree.structure(batch)}, argument {argument} of "
@@ -229,9 +258,21 @@ class AutoSharded:
         concrete = not any(isinstance(x, jax.ShapeDtypeStruct) for x in call.leaves)
         key = call.key, None if concrete else call.pins
         found = self._plans.get(key)
+        if found is not None and (call.is_traced or not isinstance(found.mesh, AbstractMesh)):
+            return found
+        with planning.alone():
+            return self._planned(call, key)
+
+    def _planned(self, call: Call, key: Any) -> Plan:
+        """The plan of a call, made if no thread has made it before."""
+        __tracebackhide__ = True
+        found = self._plans.get(key)
         if found is None:
-            with planning.uncollected():
-                program = planning.trace_call(self._fun, call, self._settings)
+            why = f" again: {call.changed(next(reversed(self._plans))[0])}" if self._plans else ""
+            name = getattr(self._fun, "__name__", type(self._fun).__name__)
+            with progress.shown(f"planning {name}{why}"):
+                program = planning.trace_call(self._pure, call, self._settings)
+                self._weak[call.key] = program.weak
                 base = self._known[0] if self._known else self._like._first("like=") if self._like is not None else None
                 found = planning.make(program, call, self._settings, base, self._known)
             if not any(found is p for p in self._known):
@@ -250,11 +291,10 @@ class AutoSharded:
             raise PlanError(f"{what}: there is no plan yet; call .plan(...) with the shapes of the arguments first")
         return self._known[0]
 
-    def _runner(self, found: Plan) -> Runner:
+    def _runner(self, found: Plan, call: Call) -> Runner:
         __tracebackhide__ = True
-        if id(found) not in self._runners:
-            self._runners[id(found)] = Runner(found)
-        return self._runners[id(found)]
+        weak = self._weak[call.key]
+        return self._runners.get((id(found), weak)) or self._runners.setdefault((id(found), weak), Runner(found, weak))
 
     def _related(self, fun: Callable[..., Any], in_shardings: Any) -> AutoSharded:
         """Another function on the same mesh: the forward (static arguments as here) or the backward pass of this

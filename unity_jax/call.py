@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from unity_jax import _compat
+from unity_jax import _compat, objects
 from unity_jax.errors import UnsupportedError
 
 
@@ -34,7 +34,7 @@ class Call:
 
     **Fields:** `args`, `kwargs`: as given; `static`: positions and names of static arguments; `leaves`: the arrays (or
     `jax.ShapeDtypeStruct`s) in the other arguments; `tree`: their structure, of `(args, kwargs)` without static
-    arguments.
+    arguments; `objects`: the nnx objects among them, whose arrays are leaves (`objects.split`).
     """
 
     args: tuple[Any, ...]
@@ -42,14 +42,16 @@ class Call:
     static: frozenset[int | str]
     leaves: list[Any]
     tree: Any
+    objects: Any = None
 
     @staticmethod
     def of(fun: Callable[..., Any], jit: JitSettings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """Split the arguments as `jax.jit` would. Raises `UnsupportedError` for a leaf that is no array."""
         static = _static(fun, jit, len(args))
         moving = tuple(a for i, a in enumerate(args) if i not in static)
-        leaves, tree = jax.tree_util.tree_flatten((moving, {k: v for k, v in kwargs.items() if k not in static}))
-        call = Call(tuple(args), dict(kwargs), static, leaves, tree)
+        given, found = objects.split((moving, {k: v for k, v in kwargs.items() if k not in static}))
+        leaves, tree = jax.tree_util.tree_flatten(given)
+        call = Call(tuple(args), dict(kwargs), static, leaves, tree, found)
         for i, leaf in enumerate(leaves):
             if not is_array(leaf):
                 call._refuse(i)
@@ -80,6 +82,25 @@ class Call:
                     raise TypeError(f"static argument {where!r} must be hashable, as for jax.jit: {error}") from None
             raise
         return key
+
+    def changed(self, before: Any) -> str:
+        """What differs from the call that had this key: `[1]['x'] is float32[32,8], was float32[64,8]`."""
+        tree, types, fixed, settings = before
+        if tree != self.tree:
+            return "the arguments have another structure"
+        if types != self.key[1]:
+            paths = jax.tree_util.tree_flatten_with_path(self.dynamic(range(len(self.leaves))))[0]
+            both = zip(paths, self.key[1], types, strict=True)
+            found = [
+                f"{jax.tree_util.keystr(path[1:])} is {_typed(now)}, was {_typed(was)}"
+                for (path, _), now, was in both
+                if now != was
+            ]
+            return found[0] + (f", and {len(found) - 1} more arguments changed" if len(found) > 1 else "")
+        if fixed != self.fixed:
+            new = ", ".join(f"{where!r} is {value!r}" for where, value in self.fixed if (where, value) not in fixed)
+            return f"static argument {new}" if new else "other static arguments are given"
+        return "other settings of JAX" if settings != self.key[3] else "other shardings are asked for"
 
     @property
     def pins(self) -> tuple[Any, ...]:
@@ -148,6 +169,12 @@ def _type(leaf: Any) -> tuple[Any, ...]:
     if isinstance(leaf, (bool, int, float, complex)):
         return (), type(leaf), True
     return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
+
+
+def _typed(found: tuple[Any, ...]) -> str:
+    shape, dtype, weak = found
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
+    return f"{name}[{','.join(map(str, shape))}]" + (" of weak type" if weak else "")
 
 
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:

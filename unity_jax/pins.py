@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from unity_jax import objects
 from unity_jax.errors import PinError, UnsupportedError
 from unity_jax.ops.rule import rule_of
 from unity_jax.pcg.graph import Graph, Tensor
@@ -160,6 +161,8 @@ def _out_shardings(program: Program, given: Any) -> list[Any]:
     if given is None:
         return [None] * program.out_tree.num_leaves
     full = jax.tree_util.tree_unflatten(program.out_tree, range(program.out_tree.num_leaves))
+    if isinstance(full, objects.Outcome):
+        given = objects.Outcome(None, None, given)
     return _broadcast(given, full, "out_shardings", "results")
 
 
@@ -167,6 +170,7 @@ def _broadcast(prefix: Any, full: Any, name: str, of: str) -> list[Any]:
     """A tree prefix, one entry per leaf of `full`."""
     __tracebackhide__ = True
     try:
-        return jax.tree.leaves(jax.tree_util.tree_broadcast(prefix, full, is_leaf=_is_sharding), is_leaf=_is_sharding)
+        found = jax.tree_util.tree_broadcast(prefix, full, is_leaf=_is_sharding)
+        return jax.tree.structure(full).flatten_up_to(found)  # a None is a leaf of the prefix, not of `full`
     except ValueError as error:
         raise PinError(f"{name} is not a tree prefix of the {of}: {error}") from None

@@ -4,6 +4,7 @@ and run."""
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 from jax.sharding import NamedSharding
 
+from unity_jax import objects
 from unity_jax.cost.program import Collective, collectives, local_bytes, program_flops
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
@@ -21,20 +23,25 @@ from unity_jax.errors import PlanError
 from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
-from unity_jax.pcg.layout import Layout, short_dtype
+from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pins import Key
 from unity_jax.program import Program
 from unity_jax.record import Record, to_record
 from unity_jax.report import page, text, trace_events
+from unity_jax.report.whole import replicated
 from unity_jax.rewrite.packing import Group, Packed, apart
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins
+from unity_jax.search.searched import UNKNOWN, Searched
 
 if TYPE_CHECKING:
     from unity_jax.report.verification import Verification
 
 T = TypeVar("T")
+
+ROUNDING = 1e-6
+"""The part by which sums of the same seconds in different orders may differ."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,8 @@ class Predicted:
     **Fields:** `step_seconds`, by simulation (`cost.timeline`), is the sum of `compute_seconds`, what the arithmetic
     takes alone, and `exposed_communication_seconds`, by how much communication lengthens the step: arithmetic waits for
     it or is slowed beside it. `peak_bytes` of memory; `flops`; `collectives`, in order of total time;
-    `lower_bound_seconds`: the arithmetic of every op, split as well as it can be; no plan for this mesh takes less (0
-    if unknown).
+    `lower_bound_seconds`: the arithmetic of every op, split as well as it can be; no plan of the program, as rewritten,
+    takes less for this mesh on this machine (0 if unknown).
     """
 
     step_seconds: float
@@ -79,9 +86,13 @@ class Plan:
     each mesh position, row-major (empty: the network's own order); `machine`: the machine's name; `unequal`: where its
     devices differ, which of them pace the step;
     `memory_limit` in bytes per device; `predicted`; `inputs` and `outputs`: every leaf with its layout; `label`:
-    `"search"`, or the expert whose plan won; `replicated`: ops that no rule could split, with their lines;
-    `rewrites`: how the program was rewritten first, and what each rewrite saves; `packed`: arguments, by position, that
-    are held as one array from step to step, though the caller sees each by itself; `program_hash`.
+    `"search"`, or the expert whose plan won; `replicated`: large ops that every device computes in full, each with its
+    line and the reason (`report.whole`); `rewrites`: how the program was rewritten first, and what each rewrite saves;
+    `packed`: arguments, by position, that are held as one array from step to step, though the caller sees each by
+    itself; `searched`: what the plan was chosen from; `program_hash`; `machine_hash`, of all that is known of the
+    machine.
+
+    Plans are equal if their files are.
     """
 
     mesh: Any
@@ -100,6 +111,8 @@ class Plan:
     unequal: str = ""
     rewrites: tuple[Rewrite, ...] = ()
     packed: tuple[Packed, ...] = ()
+    searched: Searched = UNKNOWN
+    machine_hash: str = ""
     # What a plan knows once it has met its function; a file holds none of it. `graph` is that of `stored`: the program
     # over the state as it is held, which is `program` where nothing is packed.
     program: Program | None = field(default=None, repr=False)
@@ -108,7 +121,23 @@ class Plan:
     priced_on: Machine | None = field(default=None, repr=False)
     pins: Pins = field(default=NO_PINS, repr=False)
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Plan) and self._text == other._text)
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    @functools.cached_property
+    def _text(self) -> str:
+        from unity_jax.plan_file import to_text  # which makes plans, and so imports this module
+
+        return to_text(self)
+
     # Views
+
+    def is_for(self, machine: Machine) -> bool:
+        """Whether the figures of this plan are those of a machine; older files know no more of it than its name."""
+        return self.machine_hash == machine.hash if self.machine_hash else self.machine == machine.name
 
     @property
     def axes(self) -> MeshAxes:
@@ -143,35 +172,38 @@ class Plan:
     def in_shardings(self) -> Any:
         """A `NamedSharding` per argument leaf: a tuple over positional arguments, as `jax.jit` takes it.
 
+        An `nnx` object holds shardings for arrays: `nnx.state` of it is what `jax.jit` takes.
         For a loaded plan that has not met its function: a dict from path to sharding.
         """
         shardings = [self._sharding(leaf) for leaf in self.inputs]
         if self.program is None:
             return {leaf.path: s for leaf, s in zip(self.inputs, shardings, strict=True)}
-        args, kwargs = jax.tree_util.tree_unflatten(self.program.in_tree, shardings[len(self.program.constants) :])
+        given = jax.tree_util.tree_unflatten(self.program.in_tree, shardings[len(self.program.constants) :])
+        args, kwargs = objects.unsplit(given)
         return (args, kwargs) if kwargs else args
 
     @property
     def out_shardings(self) -> Any:
         """A `NamedSharding` per result leaf, in the structure of the result (a dict by path for a plan without its
-        function)."""
+        function); an `objects.Outcome` if there are `nnx` objects."""
         shardings = [self._sharding(leaf) for leaf in self.outputs]
         if self.program is None:
             return {leaf.path: s for leaf, s in zip(self.outputs, shardings, strict=True)}
-        return jax.tree_util.tree_unflatten(self.program.out_tree, shardings)
+        return objects.unsplit(jax.tree_util.tree_unflatten(self.program.out_tree, shardings))
 
     def _sharding(self, leaf: Leaf) -> NamedSharding:
         return NamedSharding(self.mesh, leaf.layout.spec())
 
     def abstract_state(self, argument: int = 0) -> Any:
-        """The positional argument as `ShapeDtypeStruct`s with shardings: what `orbax` restores a checkpoint into."""
+        """The positional argument as `ShapeDtypeStruct`s with shardings: what `orbax` restores a checkpoint into, or
+        the `nnx` object whose `nnx.state` that is."""
         program = self.bound()
         inputs = program.graph.inputs
         leaves = [
             jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=self._sharding(leaf))
             for t, leaf in zip(inputs, self.inputs, strict=True)
         ]
-        args, _ = jax.tree_util.tree_unflatten(program.in_tree, leaves[len(program.constants) :])
+        args, _ = objects.unsplit(jax.tree_util.tree_unflatten(program.in_tree, leaves[len(program.constants) :]))
         return args[argument]
 
     def bound(self) -> Program:
@@ -292,7 +324,9 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         found.memory.peak_bytes,
         program_flops(graph),
         collectives(graph, axes, machine),
-        min(found.lower_bound, timeline.step_seconds),
+        # The bound counts ops alone that cost nothing in the kernel that they are part of: of a program of a few tiny
+        # ops it may say too much, and then nothing is said.
+        found.lower_bound if found.lower_bound <= (1 + ROUNDING) * timeline.step_seconds else 0.0,
     )
     makers = {t: op for op in graph.walk() for t in op.outputs}
     return Plan(
@@ -304,7 +338,7 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         _leaves(axes, program.out_paths, program.graph.outputs, graph.outputs, stored.leaving),
         tuple((_describe(t, makers), size) for t, size in found.memory.alive[:10]),
         found.label,
-        _replicated(graph),
+        replicated(graph),
         program.hash,
         program.name,
         to_record(stored.graph, found.decisions),
@@ -312,6 +346,8 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         differences(machine.devices),
         program.rewrites,
         stored.packed,
+        found.searched,
+        machine.hash,
         program=program,
         stored=stored,
         graph=graph,
@@ -336,16 +372,6 @@ def _describe(t: Tensor, makers: dict[Tensor, Op]) -> str:
         return f"{t.name}: {t}"
     op = makers.get(t)
     return f"{op.label} {t} ({op.source})" if op is not None else str(t)
-
-
-def _replicated(graph: Graph) -> tuple[str, ...]:
-    """Ops of some size that every device computes in full because no rule can split them."""
-    found = {}
-    for op in graph.walk():
-        if op.shard is not None and op.shard.rule.fallback:
-            shapes = ", ".join(f"{short_dtype(t.dtype)}{list(t.shape)}" for t in op.outputs)
-            found[f"{op.name} {shapes} at {op.source}"] = None
-    return tuple(found)
 
 
 def matches(text: str, pattern: str) -> bool:

@@ -13,9 +13,10 @@ from unity_jax.errors import PlanError
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Leaf, Plan, Predicted
-from unity_jax.record import Record
+from unity_jax.record import Record, check
 from unity_jax.rewrite.packing import Packed, Packing
 from unity_jax.rewrite.record import Rewrite
+from unity_jax.search.searched import UNKNOWN, Searched
 
 FORMAT = "unity_jax plan"
 VERSION = 4
@@ -25,7 +26,12 @@ READABLE = (3, VERSION)
 
 def save(plan: Plan, path: Path) -> None:
     """Write a plan."""
-    path.write_text(json.dumps(_plan_json(plan), indent=1) + "\n")
+    path.write_text(to_text(plan))
+
+
+def to_text(plan: Plan) -> str:
+    """What the file of a plan holds."""
+    return json.dumps(_plan_json(plan), indent=1) + "\n"
 
 
 def load(path: Path) -> Plan:
@@ -48,7 +54,7 @@ def load(path: Path) -> Plan:
         )
     try:
         return _plan(data)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise PlanError(f"{str(path)!r} is damaged: {type(error).__name__}: {error}. Save the plan again.") from None
 
 
@@ -60,6 +66,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
         "function": plan.function,
         "program": plan.program_hash,
         "machine": plan.machine,
+        "machine_hash": plan.machine_hash,
         "memory_limit": plan.memory_limit,
         "mesh": {"names": axes.names, "sizes": axes.sizes, "order": axes.order},
         "unequal": plan.unequal,
@@ -67,6 +74,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
         "replicated": plan.replicated,
         "rewrites": [r.to_json() for r in plan.rewrites],
         "packed": [_packed_json(p) for p in plan.packed],
+        "searched": asdict(plan.searched),
         "largest": plan.largest,
         "predicted": asdict(plan.predicted),
         "inputs": [_leaf_json(leaf) for leaf in plan.inputs],
@@ -115,14 +123,20 @@ def _leaf_json(leaf: Leaf) -> dict[str, Any]:
     }
 
 
-def _leaf(data: dict[str, Any]) -> Leaf:
-    return Leaf(
-        data["path"], tuple(map(int, data["shape"])), data["dtype"], _layout(data["layout"]), int(data["bytes"])
-    )
+def _leaf(data: dict[str, Any], axes: MeshAxes) -> Leaf:
+    shape, layout = tuple(map(int, data["shape"])), _layout(data["layout"])
+    check(layout, shape, axes, f"the layout of {data['path']}", boundary=True)
+    return Leaf(str(data["path"]), shape, str(data["dtype"]), layout, int(data["bytes"]))
+
+
+def _predicted(data: dict[str, Any]) -> Predicted:
+    found = tuple(Collective(**{**c, "axes": tuple(c["axes"])}) for c in data["collectives"])
+    figures = {k: int(v) if k == "peak_bytes" else float(v) for k, v in data.items() if k != "collectives"}
+    return Predicted(**figures, collectives=found)
 
 
 def _plan(data: dict[str, Any]) -> Plan:
-    d, p = data["decisions"], data["predicted"]
+    d = data["decisions"]
     record = Record(
         bool(d["keep"]),
         tuple(None if s is None else tuple(map(int, s)) for s in d["strategies"]),
@@ -131,16 +145,15 @@ def _plan(data: dict[str, Any]) -> Plan:
         # Files that were written before there were rings have none.
         tuple((int(op), int(side)) for op, side in d.get("rings", ())),
     )
-    found = tuple(Collective(**{**c, "axes": tuple(c["axes"])}) for c in p["collectives"])
     names, sizes, order = (data["mesh"][key] for key in ("names", "sizes", "order"))
     axes = MeshAxes(tuple(map(str, names)), tuple(map(int, sizes)), tuple(map(int, order)))
     return Plan(
         _compat.abstract_mesh(axes.names, axes.sizes),
         str(data["machine"]),
         float(data["memory_limit"]),
-        Predicted(**{**p, "collectives": found}),
-        tuple(map(_leaf, data["inputs"])),
-        tuple(map(_leaf, data["outputs"])),
+        _predicted(data["predicted"]),
+        tuple(_leaf(leaf, axes) for leaf in data["inputs"]),
+        tuple(_leaf(leaf, axes) for leaf in data["outputs"]),
         tuple((str(n), int(b)) for n, b in data["largest"]),
         str(data["label"]),
         tuple(map(str, data["replicated"])),
@@ -151,4 +164,7 @@ def _plan(data: dict[str, Any]) -> Plan:
         str(data["unequal"]),
         tuple(map(Rewrite.from_json, data["rewrites"])),
         tuple(map(_packed, data.get("packed", ()))),
+        # Files that were written before plans said so say nothing.
+        Searched.from_json(data["searched"]) if "searched" in data else UNKNOWN,
+        str(data.get("machine_hash", "")),  # files that were written before it was known have none
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +14,11 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from unity_jax import _compat, cache, pins, processes
+from unity_jax import _compat, cache, pins, processes, progress
 from unity_jax.call import Call, JitSettings
 from unity_jax.cost.reshard import Resharder
 from unity_jax.errors import PlanError
+from unity_jax.lower.compile import lower
 from unity_jax.machine.detect import positions
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
@@ -24,6 +26,9 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, make_plan
 from unity_jax.program import Program, trace
 from unity_jax.record import from_record
+from unity_jax.report.aot import topology
+from unity_jax.report.cycles import CLOCKS
+from unity_jax.report.finalists import best_compiled
 from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.pack import pack
@@ -31,13 +36,16 @@ from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import replay
 from unity_jax.search import joint, packing
 from unity_jax.search.assemble import RuleCache
-from unity_jax.search.candidate import Pins, finish
+from unity_jax.search.candidate import Candidate, Pins, finish
+from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import Planner
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a function was decorated with. `folder` keeps plans on disk; `ties` as in `program.trace`."""
+    """What a function was decorated with. `folder` keeps plans on disk; `ties` as in `program.trace`; `search`: what a
+    search may do."""
 
     jit: JitSettings
     mesh: Mesh | AbstractMesh | tuple[Any, ...] | None = None
@@ -48,23 +56,34 @@ class Settings:
     saved: Plan | None = None
     folder: Path | None = None
     ties: Mapping[str, str] | None = None
+    search: SearchOptions = DEFAULTS
+
+
+_ONE = threading.RLock()
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Without garbage collection: the objects of a program and its plans live, and are millions to visit each time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+def alone() -> Iterator[None]:
+    """As the only thread that plans, and without garbage collection.
+
+    Threads that ask for one plan wait for the first of them, which makes it. There is one lock for all functions, since
+    they call each other; planning is Python, of which one thread runs at a time anyway. The objects of a program and
+    its plans live, and are millions for the collector to visit each time.
+    """
+    with _ONE:
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
 
 
 def trace_call(fun: Callable[..., Any], call: Call, settings: Settings) -> Program:
     """The program of a call, traced under the mesh that the user set or gave."""
     __tracebackhide__ = True
+    progress.stage("tracing")
     args, kwargs = call.abstract()
     context: Any = contextlib.nullcontext()
     if isinstance(settings.mesh, (Mesh, AbstractMesh)) and _compat.ambient_mesh() is None:
@@ -89,48 +108,114 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         meshes = mesh_candidates(machine.num_devices, machine)
     asked = pins.resolve(program, meshes[0], settings.in_shardings, settings.out_shardings, call.pins)
     for plan in known:
-        if _is_same(program, plan) and _text(program, asked) == _text(plan.bound(), plan.pins):
-            return plan
+        if program.hash == plan.program_hash and _text(program, asked) == _text(plan.bound(), plan.pins):
+            if _is_same(program, plan):
+                return plan
+            return rebuild(program, plan, plan.mesh, machine, asked)  # static parts or captured arrays are others
     if settings.saved is not None and not known:
-        return rebuild(program, settings.saved, _with_devices(mesh, settings.saved.axes, machine), machine, asked)
+        return rebuild(
+            program,
+            settings.saved,
+            _with_devices(mesh, settings.saved.axes, machine),
+            machine,
+            asked,
+            settings.memory_limit,
+        )
     wanted, handed = asked, None
     if base is not None and [MeshAxes.of(base.mesh)] == [MeshAxes(m.names, m.sizes) for m in meshes]:
         wanted, handed = pins.inherit(asked, program, base.layouts()), _held(program, base, asked)
     path = None
     if settings.folder is not None:
-        key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed))
+        key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, settings.search))
         path = cache.file_of(settings.folder, key)
         known_plan = cache.load(path, program.hash)
-        if known_plan is not None:
-            return rebuild(program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked)
-    best = joint.plan(program, machine, limit, wanted, meshes, searched())
+        if known_plan is not None and known_plan.axes in meshes:
+            with contextlib.suppress(PlanError):  # a damaged entry is replaced
+                return rebuild(
+                    program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked, limit
+                )
+    best = joint.plan(program, machine, limit, wanted, meshes, searched(), settings.search)
+    how = best.searched
+    if best.rivals:
+        best = _best_compiled(best, mesh, machine, limit)
+        how = replace(how, compiled=1 + len(best.rivals))
     mesh = _with_devices(mesh, best.mesh, machine)
     if not processes.are_several(mesh):
         best = packing.held(best, limit, wanted) if handed is None else packing.inherited(best, limit, wanted, handed)
-    plan = make_plan(mesh, machine, limit, best, asked)
+    plan = make_plan(mesh, machine, limit, best.noting(searched=how), asked)
     if path is not None:
         cache.store(plan, path)
     return plan
 
 
-def rebuild(program: Program, saved: Plan, mesh: Any, machine: Machine, asked: Pins) -> Plan:
-    """A saved plan, with the program it is for. Raises `PlanError` if it is for another one."""
+def _best_compiled(best: Candidate, mesh: Any, machine: Machine, limit: float) -> Candidate:
+    """The candidate, or that of its rivals, whose program the compiler thinks best of.
+
+    **Raises:** `PlanError` where there is neither a device nor a compiler for the machine.
+    """
+    __tracebackhide__ = True
+
+    def devices(axes: MeshAxes) -> Mesh:
+        given = _with_devices(mesh, axes, machine)
+        if isinstance(given, Mesh) and given.devices.flat[0].platform == machine.device.compiler:
+            return given
+        return Mesh(_arranged(topology(machine.name), axes, machine), axes.names)
+
+    every = [best, *best.rivals]
+    try:
+        platform = devices(best.mesh).devices.flat[0].platform
+    except (ImportError, ValueError) as error:
+        raise PlanError(f"compile_candidates={len(every)}: {error}") from None
+    clock = CLOCKS.get(machine.name.partition(":")[0]) if platform == "tpu" else None
+    progress.stage(f"compiling {len(every)} plans")
+    chosen = best_compiled(every, lambda c: lower(c.program, c.graph, devices(c.mesh)), platform, clock, limit)
+    return chosen.noting(rivals=tuple(c for c in every if c is not chosen))
+
+
+def rebuild(
+    program: Program, saved: Plan, mesh: Any, machine: Machine, asked: Pins, limit: float | None = None
+) -> Plan:
+    """A saved plan, with the program it is for, priced on a machine.
+
+    **Arguments:** `limit`: bytes per device (default: as it was saved; another machine's own).
+    **Raises:** `PlanError` if it is for another program, or does not fit it.
+    """
     __tracebackhide__ = True
     _check_same(program, saved)
     axes = _placed(mesh, machine, saved.order)
     if MeshAxes.of(mesh) != MeshAxes.of(saved.mesh):
         raise PlanError(f"the plan is for the mesh ({saved.axes}), mesh= is ({axes}): plan again, or drop mesh=")
+    if axes.num_devices != machine.num_devices:
+        have = f"{machine.name} has {machine.num_devices}"
+        raise PlanError(f"the plan is for {axes.num_devices} devices ({axes}), {have}")
+    is_same = saved.is_for(machine)
+    if limit is None:
+        limit = saved.memory_limit if is_same else machine.device.memory_bytes
+    try:
+        program, rules = _as_saved(program, saved), RuleCache()
+        decisions = from_record(program.graph, saved.record, axes, rules)
+        if is_same:
+            bound = saved.predicted.lower_bound_seconds
+        else:
+            pinned = packing.pinned(asked, program, [None] * len(saved.packed)) if saved.packed else asked
+            bound = Planner(program, machine, limit, pinned).least_seconds(axes)
+        made = finish(program, decisions, Resharder(machine, axes), rules, saved.label, bound)
+        return make_plan(mesh, machine, limit, made.noting(searched=saved.searched), asked)
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, PlanError):
+            raise
+        said = f"the plan does not fit {saved.function} ({type(error).__name__}: {error})"
+        raise PlanError(f"{said}: plan again") from error
+
+
+def _as_saved(program: Program, saved: Plan) -> Program:
+    """A traced program, rewritten and packed as a plan says."""
     if saved.rewrites:
         try:
             program = program.rewritten(replay(program.graph, saved.rewrites, searched()), saved.rewrites)
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
-    if saved.packed:
-        program = pack(program, [(p.packing, p.inputs) for p in saved.packed])
-    decisions = from_record(program.graph, saved.record)
-    resharder, bound = Resharder(machine, axes), saved.predicted.lower_bound_seconds
-    made = finish(program, decisions, resharder, RuleCache(), saved.label, bound)
-    return make_plan(mesh, machine, saved.memory_limit, made, asked)
+    return pack(program, [(p.packing, p.inputs) for p in saved.packed]) if saved.packed else program
 
 
 def _held(program: Program, base: Plan, asked: Pins) -> list[tuple[Group, Layout]]:

@@ -12,22 +12,25 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity_jax import _compat
 
 
 def disagreements(values: Sequence[Any], mesh: Mesh) -> list[int]:
-    """Which of these host arrays or strings are not the same in all processes.
-
-    All processes of the mesh must ask at the same time. Nothing, without asking, where the mesh is not over all.
+    """Which of these host arrays or strings are not the same in all processes of a mesh, which must all ask at the
+    same time; the others need not.
     """
-    if len(_processes(mesh)) < jax.process_count() or jax.process_count() == 1 or not values:
+    if not are_several(mesh) or not values:
         return []
-    mine = np.array([_digest(v) for v in values], np.uint32)
-    everyones = multihost_utils.process_allgather(mine)
-    return np.flatnonzero((everyones != everyones[0]).any(axis=0)).tolist()
+    mine = np.array([_digest(v) for v in values], np.uint32)[None]
+    each = {d.process_index: d for d in mesh.devices.flat}
+    over = NamedSharding(Mesh(np.array([each[p] for p in sorted(each)]), ("process",)), PartitionSpec("process"))
+    parts = [jax.device_put(mine, d) for d in each.values() if d.process_index == jax.process_index()]
+    everyones = jax.make_array_from_single_device_arrays((len(each), len(values)), over, parts)
+    # Of each column whether it is the same everywhere: a result that every process has.
+    differ = jax.jit(lambda x: (x != x[:1]).any(axis=0), out_shardings=NamedSharding(over.mesh, PartitionSpec()))
+    return np.flatnonzero(np.asarray(differ(everyones).addressable_data(0))).tolist()
 
 
 def are_several(mesh: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from unity_jax import _compat
+from unity_jax import _compat, objects
 from unity_jax.errors import UnsupportedError
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.trace import build
@@ -32,6 +32,7 @@ class Program:
     **Fields:** `graph`; its inputs are `constants` (captured arrays) followed by the leaves of the arguments;
     `in_tree` of `(args, kwargs)` without static arguments; `out_tree`; `in_paths` and `out_paths`: readable names of
     the leaves; `in_suffixes`: the same below the argument (what functions that share a state have in common);
+    `weak`: whether each result's type gives way to others (those that differ in this only are one program);
     `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces;
     `rewrites`: what has been rewritten since tracing; `packed`: inputs that are held as one, each group after all other
     inputs, and its results after all other results (`rewrite.pack`); `unpacked`: this program before that.
@@ -47,6 +48,7 @@ class Program:
     in_suffixes: tuple[str, ...]
     donated: tuple[int, ...]
     ties: dict[int, int]
+    weak: tuple[bool, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
     traced: Program | None = None
     packed: tuple[Packed, ...] = ()
@@ -126,7 +128,8 @@ def trace(
     in_leaves, in_tree = jax.tree_util.tree_flatten_with_path(traced.args_info)
     out_leaves, out_tree = jax.tree_util.tree_flatten_with_path(traced.out_info)
     in_keys = [path for path, _ in in_leaves]
-    if len(_compat.open_jaxpr(traced.jaxpr)[0].invars) != len(in_keys):
+    opened, _ = _compat.open_jaxpr(traced.jaxpr)
+    if len(opened.invars) != len(in_keys):
         raise UnsupportedError(
             f"{_name(fun)} captures a value that an outer transformation is tracing, or a jax.Ref: pass it as an "
             f"argument"
@@ -147,6 +150,7 @@ def trace(
         tuple(jax.tree_util.keystr(p[2:]) for p in in_keys),
         donated,
         found,
+        tuple(_compat.is_weak(v.aval) for v in opened.outvars),
     )
 
 
@@ -164,7 +168,7 @@ def _warn_of_lost_updates(name: str, before: Mapping[KeyPath, Any], after: Mappi
         warnings.warn(
             f"{name} changes its argument {jax.tree_util.keystr(_without_kind(lost[0]))} in place"
             f"{f', and {len(lost) - 1} more' if lost[1:] else ''}; as under jax.jit, such changes are lost unless they "
-            "are returned. With flax.nnx: nnx.split outside the function, nnx.merge inside, and return nnx.state",
+            "are returned. Of flax.nnx, pass the objects themselves, or return their nnx.state",
             stacklevel=2,
         )
 
@@ -188,8 +192,9 @@ def _tie(
 ) -> dict[int, int]:
     """Which output replaces which input.
 
-    An output replaces the input whose path, below its argument, equals its own path or its path below its first key,
-    if shape and dtype agree; a donated input that is still free then takes the first equal output, as donation would.
+    The arrays of objects replace those of before. Another output replaces the input whose path, below its argument,
+    equals its own path or its path below its first key, if shape and dtype agree; a donated input that is still free
+    then takes the first equal output, as donation would.
     """
     names = {jax.tree_util.keystr(_without_kind(p)): constants + i for i, p in enumerate(in_keys)}
     found: dict[int, int] = {}
@@ -201,6 +206,11 @@ def _tie(
                 f"{', '.join(list(names)[:5])}, ...)"
             )
         found[outs[0]] = names[source]
+    for i, path in enumerate(out_keys):
+        j = names.get(jax.tree_util.keystr(path)) if path[:1] in ((objects.ARGS,), (objects.KWARGS,)) else None
+        if i not in found and j is not None and _same(graph.outputs[i], graph.inputs[j]):
+            found[i] = j
+    out_keys = [path[1:] if path[:1] == (objects.RESULT,) else path for path in out_keys]
     below: dict[KeyPath, list[int]] = {}
     for i, path in enumerate(in_keys):
         below.setdefault(path[2:], []).append(constants + i)

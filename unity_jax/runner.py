@@ -22,10 +22,13 @@ from unity_jax.rewrite.packing import gathered, spread
 
 
 class Runner:
-    """A plan as jitted functions of the arguments that are not static (captured arrays first, if there are any)."""
+    """A plan as jitted functions of the arguments that are not static (captured arrays first, if there are any).
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    **Arguments:** `weak`: whether the type of each result gives way to others; programs of one plan may differ in it.
+    """
+
+    def __init__(self, plan: Plan, weak: Sequence[bool] = ()) -> None:
+        self.plan, self.weak = plan, weak
         self.program = plan.bound()
         assert plan.stored is not None
         self.stored = plan.stored
@@ -58,12 +61,12 @@ class Runner:
                 f"the processes have different plans of {self.plan.function}: they must run the same code and "
                 "versions, with the same machine= and pins"
             )
-        return jitted(self.stored, self.plan.pcg, self.mesh, unpacked=not self.forms)
+        return jitted(self.stored, self.plan.pcg, self.mesh, unpacked=not self.forms, weak=self.weak)
 
     @functools.cached_property
     def _inner(self) -> Any:
         """The planned function as a part of an outer program, whose mesh may have no devices yet."""
-        return jax.jit(planned(self.stored, self.plan.pcg, self.plan.mesh, unpacked=True))
+        return jax.jit(planned(self.stored, self.plan.pcg, self.plan.mesh, unpacked=True, weak=self.weak))
 
     @functools.cached_property
     def forms(self) -> list[Form]:
@@ -94,6 +97,7 @@ class Runner:
                     f"argument {path} has been deleted: it was donated to an earlier call. Pass what that call "
                     f"returned in its place."
                 )
+        self._check_donated(call.leaves)
         n = len(self.constants)
         leaves = self._place(call.leaves, self.shardings[n:], self.donated[n:], self.program.in_paths)
         args, kwargs = self._packed(leaves) if self.forms else call.dynamic(map(as_array, leaves))
@@ -102,6 +106,21 @@ class Runner:
         with jax.sharding.use_abstract_mesh(_compat.auto_mesh(self.mesh).abstract_mesh):
             found = self.jitted(*args, **kwargs)
         return self._unpacked(found) if self.forms else found
+
+    def _check_donated(self, leaves: Sequence[Any]) -> None:
+        """As under `jax.jit`, an array whose memory the results may take is no other argument as well."""
+        __tracebackhide__ = True
+        if len(set(map(id, leaves))) == len(leaves):
+            return
+        first = len(self.program.constants)
+        for i, x in enumerate(leaves):
+            same = [j for j, y in enumerate(leaves) if y is x]
+            if is_concrete(x) and len(same) > 1 and self.donated[first + i]:
+                other = same[0] if same[0] != i else same[1]
+                raise ValueError(
+                    f"argument {self.program.in_paths[i]} is donated, and argument {self.program.in_paths[other]} is "
+                    "the same array: donate neither, or pass a copy (jnp.copy)"
+                )
 
     def _packed(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments as they are held. What is not held yet is joined, once, one array after the other."""

@@ -35,6 +35,10 @@ def layout_of(spec: Any, axes: Mapping[str, int], shape: Sequence[int], where: s
         raise PinError(
             f"{where}: {spec} names mesh axes {unknown}, the mesh has ({mesh}); pass the mesh you mean as mesh="
         )
+    named = [a for dim in asked.dims for a in dim]
+    twice = sorted({a for a in named if named.count(a) > 1})
+    if twice:
+        raise PinError(f"{where}: {spec} names mesh axes {twice} twice; an axis splits one dimension, once")
     layout = Layout(tuple(tuple(a for a in dim if axes[a] > 1) for dim in asked.dims))
     order = list(axes)
     for d, dim in enumerate(layout.dims):
@@ -50,6 +54,7 @@ def layout_of(spec: Any, axes: Mapping[str, int], shape: Sequence[int], where: s
         if list(dim) != sorted(dim, key=order.index):
             raise PinError(
                 f"{where}: axes {list(dim)} of dimension {d} must be in the order of the mesh, "
-                f"{sorted(dim, key=order.index)}"
+                f"{sorted(dim, key=order.index)}; or pass a mesh of the same devices whose axes are in the order that "
+                "you want (mesh.devices transposed) as mesh="
             )
     return layout

@@ -1,17 +1,21 @@
 """Trace: a jit-able function to a Parallel Computation Graph.
 
 `build(jaxpr)` inlines calls, keeps `scan`, `while` and `cond` as ops with sub-graphs, drops dead code and remembers
-for each op the user's line. `remat2` is inlined too: its inputs pass an `optimization_barrier`, exactly as JAX lowers
+for each op the user's line. Loops that never run and contractions over nothing are replaced by what they give.
+`remat2` is inlined too: its inputs pass an `optimization_barrier`, exactly as JAX lowers
 it, so XLA cannot merge the recomputation with the forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 
 from unity_jax import _compat
@@ -110,7 +114,8 @@ def _inline(jaxpr: Any, consts: Sequence[Any], scope: _Scope, callers: tuple[Any
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         operands = tuple(scope.read(a) for a in eqn.invars)
-        if name in _CALLS and (inner := eqn.params.get(_CALLS[name])) is not None:
+        if (called := _called(eqn, operands)) is not None:
+            inner, operands = called
             opened, inner_consts = _compat.open_jaxpr(inner)
             if name in _REMAT and eqn.params.get("differentiated", True) and eqn.params["prevent_cse"]:
                 operands = _barrier(eqn, operands, scope.ops)
@@ -131,12 +136,41 @@ def _inline(jaxpr: Any, consts: Sequence[Any], scope: _Scope, callers: tuple[Any
             scope.env.update(zip(eqn.outvars, _op(eqn, operands, scope, callers), strict=True))
 
 
+def _called(eqn: Any, operands: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...]] | None:
+    """The jaxpr that a call enters and what it passes; None for an equation that is no call."""
+    name = eqn.primitive.name
+    if name == "custom_linear_solve":  # its other parts say how to differentiate it, which has been done
+        counts = eqn.params["const_lengths"]
+        first = counts.matvec + counts.vecmat
+        return eqn.params["jaxprs"].solve, (*operands[first : first + counts.solve], *operands[sum(counts) :])
+    if name == "call_hi_primitive":
+        return _compat.expanded(eqn), operands
+    inner = eqn.params.get(_CALLS[name]) if name in _CALLS else None
+    return None if inner is None else (inner, operands)
+
+
+def _computed(
+    fn: Callable[..., Any], operands: Sequence[Tensor], scope: _Scope, callers: tuple[Any, ...]
+) -> tuple[Tensor, ...]:
+    """The results of a JAX function of some tensors, whose ops are added; `callers`: whose line they have."""
+    jaxpr = jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in operands))
+    opened, consts = _compat.open_jaxpr(jaxpr)
+    inner = _Scope(dict(zip(opened.invars, operands, strict=True)), scope.ops, scope.captured)
+    _inline(opened, consts, inner, callers)
+    return tuple(inner.read(a) for a in opened.outvars)
+
+
 def _op(eqn: Any, operands: tuple[Tensor, ...], scope: _Scope, callers: tuple[Any, ...]) -> tuple[Tensor, ...]:
     name = eqn.primitive.name
     outputs = tuple(_tensor(v.aval) for v in eqn.outvars)
     params, bodies = eqn.params, ()
+    if name == "scan" and not params["length"]:
+        consts, carries = _compat.scan_arity(params)
+        return (*operands[consts : consts + carries], *_zeros(outputs[carries:], scope, (*callers, eqn)))
+    if name == "dot_general" and _contracts_nothing(params, operands[0]):
+        return _zeros(outputs, scope, (*callers, eqn))
     if name in _CONTROL:
-        operands, params, bodies = _control(name, operands, params, scope)
+        operands, params, bodies = _control(eqn, operands, scope)
     op = Op(name, operands, outputs, params, bodies, eqn, callers)
     _check_effects(op)
     scope.ops.append(op)
@@ -170,10 +204,23 @@ def _constrain(eqn: Any, sharding: Any, operand: Tensor, ops: list[Op], callers:
     return out
 
 
+def _contracts_nothing(params: dict[str, Any], lhs: Tensor) -> bool:
+    (contracted, _), _ = params["dimension_numbers"]
+    return any(lhs.shape[d] == 0 for d in contracted)
+
+
+def _zeros(tensors: Sequence[Tensor], scope: _Scope, callers: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Zeros of the shapes and types of some tensors."""
+    return _computed(lambda: [jnp.zeros(t.shape, t.dtype) for t in tensors], (), scope, callers)
+
+
 def _control(
-    name: str, operands: tuple[Tensor, ...], params: dict[str, Any], scope: _Scope
+    eqn: Any, operands: tuple[Tensor, ...], scope: _Scope
 ) -> tuple[tuple[Tensor, ...], dict[str, Any], tuple[Graph, ...]]:
     """The operands, parameters and bodies of a loop or branch; arrays that bodies capture are operands of it."""
+    name, params = eqn.primitive.name, eqn.params
+    if name == "while" and _compat.open_jaxpr(params["cond_jaxpr"])[0].outvars[0].aval.shape:
+        return _while_any(eqn, operands, scope)
     built = [_body(j) for key in _CONTROL[name] for j in _as_tuple(params[key])]
     outer = [tuple(scope.constant(value, t.dtype) for t, value in inner.captured.values()) for _, inner in built]
     if name == "scan":
@@ -196,6 +243,46 @@ def _control(
             graphs.append(Graph((*first, *graph.inputs[len(inside) :]), graph.outputs, graph.ops))
         return operands, params, tuple(graphs)
     return operands, params, tuple(graph for graph, _ in built)
+
+
+def _while_any(
+    eqn: Any, operands: tuple[Tensor, ...], scope: _Scope
+) -> tuple[tuple[Tensor, ...], dict[str, Any], tuple[Graph, ...]]:
+    """A `while` with a predicate for each example, as `vmap` makes it, with one for all: the loop runs while any
+    example goes on, on every device as often, and an example that has stopped keeps its values."""
+    n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    cond, body = (_compat.open_jaxpr(eqn.params[key]) for key in _CONTROL["while"])
+
+    def inputs() -> tuple[tuple[Tensor, ...], _Scope]:
+        return tuple(Tensor(t.shape, t.dtype) for t in operands), _Scope()
+
+    def enter(jaxpr: tuple[Any, Any], args: Sequence[Tensor], inner: _Scope) -> tuple[Tensor, ...]:
+        opened, consts = jaxpr
+        call = _Scope(dict(zip(opened.invars, args, strict=True)), inner.ops, inner.captured)
+        _inline(opened, consts, call, ())
+        return tuple(call.read(a) for a in opened.outvars)
+
+    def going(args: tuple[Tensor, ...], inner: _Scope) -> Tensor:
+        return enter(cond, (*args[:n], *args[n + m :]), inner)[0]
+
+    def keep(goes: Any, *values: Any) -> list[Any]:
+        old, new = values[: len(values) // 2], values[len(values) // 2 :]
+        which = [lax.broadcast_in_dim(goes, x.shape, range(goes.ndim)) for x in old]
+        return [lax.select(w, y, x) for w, x, y in zip(which, old, new, strict=True)]
+
+    args, first = inputs()
+    goes = going(args, first)
+    outputs = _computed(lambda p: lax.reduce_or(p, tuple(range(p.ndim))), (goes,), first, (eqn,))
+    stop = _simplified(Graph((*first.captures, *args[:n], *args[n + m :]), outputs, first.ops))
+    args, second = inputs()
+    goes = going(args, second)
+    new = enter(body, args[n:], second)
+    outputs = _computed(keep, (goes, *args[n + m :], *new), second, (eqn,))
+    step = _simplified(Graph((*second.captures, *args), outputs, second.ops))
+    outer = [[scope.constant(value, t.dtype) for t, value in of.captured.values()] for of in (first, second)]
+    counts = {"cond_nconsts": len(outer[0]) + n, "body_nconsts": len(outer[1]) + n + m}
+    found = (*outer[0], *operands[:n], *outer[1], *operands)
+    return found, {**eqn.params, **counts}, (stop, step)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import unity_jax as unity
 from tests.api.steps import close, mlp_batch, mlp_loss, mlp_state, mlp_step
+from unity_jax.search.options import SearchOptions
 
 SHARDED = ({"w1": P(None, "x"), "w2": P("x"), "step": P()}, {"x": P(), "y": P()})
 DATA = ({"w1": P("x"), "w2": P("x"), "step": P()}, P("x"))
@@ -192,6 +193,24 @@ def test_weak_types_and_numpy_do_not_replan(monkeypatch):
     assert float(third["w"][0, 0]) == 0.125 and int(third["n"]) == 3
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_results_keep_their_weak_types(devices):
+    def step(x, y):
+        return {"weak": x * 2, "strong": y * x, "count": 3, "both": (x + 1, y.sum())}
+
+    def types(tree):
+        return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+    planned = unity.auto_shard(step, mesh=jax.devices()[:devices])
+    y = np.ones(4, np.float32)
+    for x in (3.0, np.float32(3.0), jnp.float32(3.0), jnp.asarray(3.0)):
+        for run in (planned, jax.jit(planned), lambda *a: planned.lower(*a).compile()(*a)):
+            found, expected = run(x, y), jax.jit(step)(x, y)
+            assert types(found) == types(expected)
+        assert (planned(x, y)["weak"] * jnp.ones(2, jnp.bfloat16)).dtype == (x * jnp.ones(2, jnp.bfloat16)).dtype
+    assert len({id(planned.plan(x, y)) for x in (3.0, np.float32(3.0), jnp.asarray(3.0))}) == 1
+
+
 def test_weak_types_promote_as_in_jit():
     step = unity.auto_shard(lambda x, lr: x * lr)
     x = jnp.ones(8, jnp.bfloat16)
@@ -251,6 +270,57 @@ def test_saved_plan_runs(mesh, tmp_path, monkeypatch):
         close(step(mlp_state(), mlp_batch()), jax.jit(mlp_step)(mlp_state(), mlp_batch()))
 
 
+def test_plans_are_equal_if_their_files_are(mesh, tmp_path):
+    made = unity.auto_shard(mlp_step, mesh=mesh, in_shardings=SHARDED).plan(mlp_state(), mlp_batch())
+    again = unity.auto_shard(mlp_step, mesh=mesh, in_shardings=SHARDED).plan(mlp_state(), mlp_batch())
+    made.save(tmp_path / "plan.json")
+    loaded = unity.Plan.load(tmp_path / "plan.json")
+    bound = unity.auto_shard(mlp_step, plan=loaded).plan(mlp_state(), mlp_batch())
+    assert made is not again and made == again == loaded == bound
+    assert len({made, again, loaded, bound}) == 1
+    assert made != unity.auto_shard(mlp_step, mesh=mesh, in_shardings=DATA).plan(mlp_state(), mlp_batch())
+    assert made != dataclasses.replace(made, memory_limit=1.0) and made != str(made)
+
+
+def test_memory_limit_of_a_saved_plan(mesh, tmp_path):
+    settings = {"mesh": mesh, "in_shardings": SHARDED}
+    arguments = mlp_state(), mlp_batch()
+    plan = unity.auto_shard(mlp_step, memory_limit=1e9, **settings).plan(*arguments)
+    plan.save(tmp_path / "plan.json")
+    for saved in (plan, unity.Plan.load(tmp_path / "plan.json")):
+        assert unity.auto_shard(mlp_step, plan=saved).plan(*arguments).memory_limit == 1e9
+        tight = unity.auto_shard(mlp_step, plan=saved, memory_limit=100)
+        assert tight.plan(*arguments).memory_limit == 100 and not tight.plan(*arguments).fits
+        with pytest.raises(unity.MemoryLimitError, match="memory_limit="):
+            tight(*arguments)
+        elsewhere = unity.auto_shard(mlp_step, plan=saved, machine="v5e:2x4", mesh=mesh)
+        assert elsewhere.plan(*arguments).memory_limit == unity.Machine.preset("v5e:2x4").device.memory_bytes
+
+
+def test_lower_bound_of_a_saved_plan_is_that_of_its_machine(mesh, tmp_path):
+    """A machine that computes a thousand times as fast, under the same name: what is said of the other holds no
+    more."""
+    arguments = mlp_state(), mlp_batch()
+    slow = unity.Machine.preset("cpu:8")
+    rates = tuple((name, 1e3 * rate) for name, rate in slow.device.peak_flops)
+    device = dataclasses.replace(
+        slow.device, peak_flops=rates, memory_bandwidth=1e3 * slow.device.memory_bandwidth, kernel_overhead=0.0
+    )
+    fast = dataclasses.replace(slow, devices=(device,))
+    plans = {}
+    for name, machine in (("slow", slow), ("fast", fast)):
+        plans[name] = unity.auto_shard(mlp_step, mesh=mesh, machine=machine).plan(*arguments)
+        plans[name].save(tmp_path / name)
+    moved = unity.auto_shard(mlp_step, plan=unity.Plan.load(tmp_path / "slow"), machine=fast, mesh=mesh)
+    found = moved.plan(*arguments).predicted
+    bounds = {name: plan.predicted.lower_bound_seconds for name, plan in plans.items()}
+    assert 0 < bounds["fast"] < bounds["slow"]
+    assert found.lower_bound_seconds == pytest.approx(bounds["fast"])
+    assert found.lower_bound_seconds <= found.step_seconds
+    back = unity.auto_shard(mlp_step, plan=unity.Plan.load(tmp_path / "slow"), machine=slow, mesh=mesh)
+    assert back.plan(*arguments).predicted == plans["slow"].predicted
+
+
 def test_saved_plan_and_a_short_last_batch(mesh):
     plan = unity.auto_shard(mlp_step, mesh=mesh, in_shardings=SHARDED).plan(mlp_state(), mlp_batch())
     step = unity.auto_shard(mlp_step, plan=plan)
@@ -280,6 +350,29 @@ def test_cache_misses_where_the_plan_would_differ(tmp_path, mesh):
     ):
         unity.auto_shard(mlp_step, options=options, **settings).plan(mlp_state(), mlp_batch())
         assert files() == n + 2
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(SearchOptions)])
+def test_plans_are_kept_by_every_setting_of_the_search(tmp_path, field):
+    default = getattr(SearchOptions(), field)
+    other = {bool: lambda: not default, int: lambda: default + 1}[type(default)]()
+    for value in (default, other, default):
+        options = unity.Options(cache=tmp_path, **{field: value})
+        unity.auto_shard(mlp_step, options=options).plan(mlp_state(), mlp_batch())
+    assert len(list((tmp_path / "plans").iterdir())) == 2
+
+
+def test_a_program_is_planned_as_it_is_if_it_may_not_be_rewritten():
+    def siblings(x, w1, w2):
+        return jnp.tanh(x @ w1) + jnp.tanh(x @ w2)
+
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4096, 1024), (1024, 128)))
+    plans = [
+        unity.plan(siblings, x, w, w, machine="h100:1", options=unity.Options(rewrite=rewrite))
+        for rewrite in (True, False)
+    ]
+    assert plans[0].rewrites and not plans[1].rewrites
+    assert str(plans[1].stored.graph) == str(plans[1].program.graph) != str(plans[0].stored.graph)
 
 
 def test_damaged_cache_entry_is_replaced(tmp_path):
@@ -333,3 +426,9 @@ def test_shard_places_batches_also_short_ones(mesh):
     short = step.shard(mlp_batch(3))
     assert short["x"].sharding.is_fully_replicated
     assert step.shard(mlp_state(), argument=0)["w1"].sharding.spec == P("x")
+
+
+def test_pinned_results_may_hold_none(mesh):
+    step = unity.auto_shard(lambda x: (x + 1, None, {"y": x}), mesh=mesh, out_shardings=P("x"))
+    found = step(np.ones(8, np.float32))
+    assert found[1] is None and found[0].sharding.spec == found[2]["y"].sharding.spec == P("x")

@@ -259,3 +259,28 @@ def test_what_saves_little_is_not_packed(step, monkeypatch):
     assert not plain.packed and plan.predicted.step_seconds < 0.99 * plain.predicted.step_seconds
     assert str(plan.in_shardings[0]) == str(plain.in_shardings[0])
     assert "packed" in plain.compare(plan)
+
+
+def test_nnx_objects_hold_parts():
+    """Objects are updated with arrays that are parts of the one that is held, and can be read as ever."""
+    from flax import nnx
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Dict({k: nnx.Param(x) for k, x in make_state(jax.random.key(0))["params"].items()})
+
+    def make():
+        model = Model()
+        return model, nnx.Optimizer(model, OPTIMIZER, wrt=nnx.Param)
+
+    def step(model, optimizer, batch):
+        value, gradient = nnx.value_and_grad(lambda m: loss({k: m.w[k][...] for k in "qkvb"}, batch))(model)
+        optimizer.update(model, gradient)
+        return value
+
+    decorated, (model, optimizer), (expected, reference) = planned(step, donate_argnums=(0, 1)), make(), make()
+    for i in range(2):
+        close(decorated(model, optimizer, batch(i)), nnx.jit(step)(expected, reference, batch(i)), rtol=2e-4)
+    assert decorated._known[0].packed and isinstance(model.w["q"].get_raw_value(), Part)
+    close(nnx.state((model, optimizer)), nnx.state((expected, reference)), rtol=2e-4)
+    close(model.w["q"][...] @ jnp.ones(32), expected.w["q"][...] @ jnp.ones(32), rtol=2e-4)

@@ -130,6 +130,16 @@ def test_rows_are_gathered_from_a_padded_copy():
     assert wide < 4096 * 128 * 4 * 1.1
 
 
+def test_rows_that_two_numbers_name_are_padded_as_well():
+    """Of a stack of four tables of four columns, a row is named by its table and its number: the same 32 times."""
+    tiled = dataclasses.replace(MACHINE.device, compiler="tpu", layout_tile=(8, 128))
+    take = lambda tables, i: sort(tables.at[i, i].get(mode="clip")).sum()  # noqa: E731
+    indices = jax.ShapeDtypeStruct((8,), jnp.int32)
+    narrow, wide = (peak(take, f32(4, 1024, n), indices, device=tiled).peak_bytes for n in (4, 128))
+    assert narrow > 4096 * 128 * 4 + 4096 * 4 * 4
+    assert wide < 4096 * 128 * 4 * 1.1
+
+
 def test_the_batch_of_a_product_is_not_padded():
     """256 products of 9 x 4: the batch could fill the lanes, the compiler pads 9 to them. A sort does not write it so,
     hence both operands are copies; no argument is padded. The gap that the sorts leave counts twice."""

@@ -63,6 +63,59 @@ except unity.PlanError as error:
 """
 
 
+SOME_OF_ALL = """
+import sys, jax, numpy as np
+import unity_jax as unity
+from jax.sharding import PartitionSpec as P
+
+jax.config.update("jax_num_cpu_devices", 1)
+process = int(sys.argv[1])
+jax.distributed.initialize(sys.argv[2], 3, process)
+x, devices = np.arange(8, dtype=np.float32), jax.devices()
+if process < 2:  # the third has nothing to do with it
+    mesh = jax.sharding.Mesh(np.array(devices[:2]), ("x",))
+    double = lambda x: x * 2
+    found = unity.auto_shard(double, mesh=mesh, in_shardings=P("x"))(x)
+    np.testing.assert_array_equal(found.addressable_data(0), 2 * x[4 * process :][:4])
+    for pin, given in ((P("x") if process else P(), x), (P("x"), x + process)):
+        try:
+            unity.auto_shard(double, mesh=mesh, in_shardings=pin)(given)
+        except ValueError as error:
+            print(error)
+"""
+
+
+def run_workers(script, tmp_path, count):
+    """What each of some processes of one cluster prints."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    (tmp_path / "worker.py").write_text(script)
+    environment = {**ENVIRONMENT, "UNITY_JAX_CACHE": str(tmp_path)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "worker.py"), str(i), address],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for i in range(count)
+    ]
+    found = [worker.communicate() for worker in workers]
+    assert not any(worker.returncode for worker in workers), "".join(errors for _, errors in found)
+    return [out for out, _ in found]
+
+
+@pytest.mark.slow
+def test_agreement_on_a_mesh_over_some_of_the_processes(tmp_path):
+    *busy, idle = run_workers(SOME_OF_ALL, tmp_path, 3)
+    for out in busy:
+        assert "the processes have different plans of <lambda>" in out
+        assert "[0] is not the same in all processes" in out
+    assert idle == ""
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one_does():
     command = [sys.executable, "experiments/two_processes.py", "--steps", "3"]
@@ -73,21 +126,7 @@ def test_two_processes_train_as_one_does():
 
 @pytest.mark.slow
 def test_parts_of_batches_and_what_differs_between_processes(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    (tmp_path / "worker.py").write_text(OWN_PARTS)
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "worker.py"), str(i), address],
-            env={**ENVIRONMENT, "UNITY_JAX_CACHE": str(tmp_path)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    for worker in workers:
-        out, errors = worker.communicate()
-        assert worker.returncode == 0, errors
+    for out in run_workers(OWN_PARTS, tmp_path, 2):
         assert "[1]['x'] is not the same in all processes" in out and ".shard(batch)" in out
         assert "the processes have different plans of step" in out
     assert not list(tmp_path.rglob("*.part"))

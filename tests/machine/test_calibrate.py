@@ -2,14 +2,13 @@
 machine. Times themselves are not asserted."""
 
 import dataclasses
-import importlib.util
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 import unity_jax as unity
 from unity_jax.cost.communication import KINDS
@@ -18,7 +17,19 @@ from unity_jax.machine.contention import A100, PERFECT, STREAMS, Contention
 from unity_jax.machine.device import Device
 from unity_jax.machine.fit import axes_of, fit_device, fit_level, nonnegative_line, predicted
 from unity_jax.machine.machine import Machine
-from unity_jax.machine.measure import ACCELERATOR, COPIES, HOST, STEPS, Effort, Sample, effort, lowered, probes
+from unity_jax.machine.measure import (
+    ACCELERATOR,
+    COPIES,
+    HOST,
+    STEPS,
+    Effort,
+    Probe,
+    Sample,
+    effort,
+    lowered,
+    operands_of,
+    probes,
+)
 from unity_jax.machine.network import Level
 from unity_jax.machine.overlap import Overlap, fit_contention, streams_of
 from unity_jax.pcg.mesh import MeshAxes
@@ -26,8 +37,8 @@ from unity_jax.report.aot import COMPILER_OPTIONS, topology
 from unity_jax.report.collectives import Collective, stablehlo_collectives
 from unity_jax.report.sites import compiled_collectives
 
-gpu = pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
-TINY = Effort(("float32", "float64"), (16, 32), (2**14,), (2**10, 2**12), 2, 1e-3)
+gpu = pytest.mark.extra("gpu-aot")
+TINY = Effort(("float32", "float64"), ((16, 16), (32, 32), (8, 64)), 2.0**16, (2**14,), (2**10, 2**12), 2, 1e-3)
 PEAKS = (("bfloat16", 3e14), ("float16", 3.1e14), ("float32", 1.5e14), ("float64", 2e13), ("vector", 1e13))
 KNOWN = Device("known", PEAKS, 8e10, 2e12, 3e10, 4e-6)
 LEVELS = [
@@ -142,11 +153,15 @@ def test_gpus_keep_every_collective_of_a_probe():
 
 
 def test_matmul_probes_neither_overflow_nor_vanish():
+    mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
+    sharding = NamedSharding(mesh, jax.P("x"))
     for dtype in ("bfloat16", "float16", "float32"):
-        x = jnp.full(64 * 64, 1 / 64, dtype)
-        for _ in range(16):
-            x = STEPS["matmul"](x)
-        assert x.dtype == dtype and jnp.allclose(x.astype("float32"), 1 / 64, rtol=1e-2)
+        for rows, width in ((64, 64), (8, 256), (512, 32)):
+            probe = Probe("matmul", dtype, 0.0, 0.0, rows * width, 16, width)
+            (found,) = lowered([probe], mesh).compile()(operands_of(probe, sharding))
+            before, after = (jnp.abs(x.astype("float32")).max() for x in (operands_of(probe, sharding)[0], found))
+            assert found.dtype == dtype and found.shape == (rows * width,)
+            assert before / 100 < after < 100 * before
 
 
 def test_effort():

@@ -51,11 +51,12 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Planned:
-    """A planned graph on a mesh, with what it was made from."""
+    """A planned graph on a mesh, with what it was made from, and the rules that rewrote the program before."""
 
     axes: MeshAxes
     decisions: Decisions
     graph: Graph
+    rewrites: tuple[str, ...] = ()
 
     @property
     def mesh(self) -> Mesh:

@@ -20,8 +20,10 @@ from tests.numerics.harness import Case, Planned, error
 from unity_jax.lower.compile import spmd
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.rewrite.library import searched
+from unity_jax.search import joint
+from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import Planner
 
 STEPS = 5
 CORE = ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")
@@ -29,7 +31,10 @@ CORE = ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")
 
 
 def slow(preset: str = "h100:8", factor: float = 1e5) -> Machine:
-    """A machine so slow at everything but starting collectives that the tiny models are worth sharding."""
+    """A machine so slow at everything but starting collectives and kernels that the tiny models are worth sharding.
+
+    By some two hundred times less slow, kernels take as long to start as to run, and rewrites pay that merge them.
+    """
     m = Machine.preset(preset)
     device = dataclasses.replace(
         m.device,
@@ -68,12 +73,24 @@ class Reference:
         return Reference(model, case, jax.tree.leaves((state, metrics)))
 
     def chosen(self, machine: Machine, sizes: tuple[int, ...] | None = None, limit: float | None = None) -> Planned:
-        """The planner's choice, on the mesh of these sizes or one of its own choosing."""
+        """The plan that users get, rewrites and layouts chosen together, on the mesh of these sizes or one of the
+        planner's choosing."""
         named = (
             [MeshAxes(tuple("xyz"[: len(sizes)]), sizes)] if sizes else mesh_candidates(machine.num_devices, machine)
         )
-        best = Planner(self.case.program, machine, limit).plan(named)
-        return Planned(best.mesh, best.decisions, best.graph)
+        best = joint.plan(self.case.program, machine, limit, NO_PINS, named, searched())
+        return Planned(best.mesh, best.decisions, best.graph, tuple(r.rule for r in best.program.rewrites))
+
+    def shuffled(self, seed: int, options: Any = None) -> list[Any]:
+        """The leaves of (state, metrics) after as many unsharded steps on the same batches with their examples in
+        another order, so that sums over them run in another order."""
+        state = fresh_state(self.model, options)
+        step = jax.jit(self.model.train_step).lower(state, self.model.make_batch(0)).compile(compiler_options=options)
+        for i in range(STEPS):
+            batch = self.model.make_batch(i)
+            order = np.random.default_rng(seed).permutation(jax.tree.leaves(batch)[0].shape[0])
+            state, metrics = step(state, jax.tree.map(lambda v, order=order: v[order], batch))
+        return jax.tree.leaves((state, metrics))
 
     def run(self, plan: Planned, options: Any = None) -> list[Any]:
         """The leaves of (state, metrics) after as many steps under a plan."""

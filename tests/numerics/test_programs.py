@@ -21,7 +21,7 @@ _OLD = "JAX makes it no more, or only in another version than ours, or only of s
 _EFFECT = "It has an effect, or is a user's own sharding: see tests/api."
 ABSENT = {
     **dict.fromkeys("bessel_i0 bessel_i1 copy_p log2 mulhi nan_to_num one_minus_square polynomial".split(), _OLD),
-    **dict.fromkeys("empty empty2 pcast pvary random_gamma_grad".split(), _OLD),
+    **dict.fromkeys("empty empty2 pcast platform_index pvary random_gamma_grad".split(), _OLD),
     **dict.fromkeys("debug_callback debug_print io_callback shard_map sharding_constraint".split(), _EFFECT),
 }
 

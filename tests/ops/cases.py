@@ -130,6 +130,37 @@ CASES += [
     ),
 ]
 
+# Linear algebra and Fourier transforms
+
+MATRICES, COLUMNS = s(3, 6, 6), s(3, 6, 4)
+
+CASES += [
+    ("cholesky", lambda x: lax.linalg.cholesky(x, symmetrize_input=False), (MATRICES,)),
+    ("cholesky_update", lax.linalg.cholesky_update, (s(6, 6), s(6))),
+    ("lu", lax.linalg.lu, (COLUMNS,)),
+    ("lu_pivots_to_permutation", lambda p: lax.linalg.lu_pivots_to_permutation(p, 6), (s(3, 4, dtype=np.int32),)),
+    ("qr", lambda x: lax.linalg.qr(x, full_matrices=False), (COLUMNS,)),
+    ("householder_product", lax.linalg.householder_product, (COLUMNS, s(3, 4))),
+    ("svd", lambda x: lax.linalg.svd(x, full_matrices=False), (COLUMNS,)),
+    ("svd:values", lambda x: lax.linalg.svd(x, compute_uv=False), (COLUMNS,)),
+    ("eigh", lambda x: lax.linalg.eigh(x, symmetrize_input=False), (MATRICES,)),
+    ("eig", lax.linalg.eig, (MATRICES,)),
+    ("schur", lax.linalg.schur, (MATRICES,)),
+    ("hessenberg", lax.linalg.hessenberg, (MATRICES,)),
+    ("tridiagonal", lambda x: lax.linalg.tridiagonal(x), (MATRICES,)),
+    ("symmetric_product", lambda a, c: lax.linalg.symmetric_product(a, c), (COLUMNS, MATRICES)),
+    (
+        "triangular_solve",
+        lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True),
+        (MATRICES, COLUMNS),
+    ),
+    ("triangular_solve:right", lambda a, b: lax.linalg.triangular_solve(a, b, lower=True), (s(4, 4), s(6, 4))),
+    ("tridiagonal_solve", lax.linalg.tridiagonal_solve, (s(3, 6), s(3, 6), s(3, 6), COLUMNS)),
+    ("fft", jnp.fft.fft, (s(3, 6, dtype=np.complex64),)),
+    ("fft:two dimensions", jnp.fft.rfft2, (s(3, 6, 4),)),
+    ("fft:inverse", jnp.fft.irfft, (s(3, 6, dtype=np.complex64),)),
+]
+
 # Shapes, indexing, sorting, random numbers
 
 

@@ -123,6 +123,11 @@ def _lines(op: Op, sizes: Sequence[int], kinds: Sequence[str], operands: Dims, r
     return lines | replicated
 
 
+def linked(lines: Iterable[str]) -> set[str]:
+    """The factors that several dimensions share."""
+    return {line for line in lines if not line.startswith("replicate") and len(line.split(": ")[1].split()) > 1}
+
+
 def difference(ours: Iterable[str], theirs: Iterable[str] | None) -> str:
     """What differs, for people; empty if nothing does."""
     if theirs is None:

@@ -37,19 +37,29 @@ def test_reductions_that_finish_with_a_collective(name, fn, kind, shape):
         ("argmin", lambda x: lax.argmin(x, 0, np.int32)),
         ("reduce", lambda x: lax.reduce(x, 0.0, jnp.hypot, (0,))),
         ("reduce", lambda x: lax.reduce((x, x), (0.0, 1.0), lambda a, b: (a[0] + b[0], a[1] * b[1]), (1,))),
-        ("cumprod", lambda x: lax.cumprod(x, 1)),
-        ("cummax", lambda x: lax.cummax(x, 0)),
-        ("cummin", lambda x: lax.cummin(x, 0, reverse=True)),
-        ("cumlogsumexp", lambda x: lax.cumlogsumexp(x, 1)),
     ],
 )
 def test_whole_dimension(name, fn, shape):
     assert check_rule(fn, arg(*shape), only=name, mesh_sizes=MESHES)[name] <= {"pass", "uneven", "replicated"}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_cumsum_is_linear(shape):
-    assert "linear" in check_rule(lambda x: lax.cumsum(x, 1), arg(*shape), only="cumsum", mesh_sizes=MESHES)["cumsum"]
+@pytest.mark.parametrize("shape", [*SHAPES, (9,)])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
+def test_each_device_goes_on_from_the_totals_of_those_before_it(name, reverse, shape):
+    axis = len(shape) - 1
+    kinds = check_rule(
+        lambda x: getattr(lax, name)(x, axis, reverse=reverse), arg(*shape), only=name, mesh_sizes=MESHES
+    )[name]
+    assert kinds <= {"pass", "uneven", "replicated", "linear"}
+    assert {"pass", "uneven", "replicated"} <= kinds or shape == (8, 4)
+    assert ("linear" in kinds) == (name == "cumsum")
+
+
+def test_cumulative_operations_of_integers_are_exact():
+    x = arg(13, dtype=np.int32, low=-3, high=4)
+    fn = lambda x: (lax.cumsum(x), lax.cumprod(x), lax.cummax(x), lax.cummin(x, reverse=True))  # noqa: E731
+    check_rule(fn, x, mesh_sizes=MESHES, exact=True)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8])

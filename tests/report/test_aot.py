@@ -14,16 +14,14 @@ from unity_jax.report.aot import topology
 from unity_jax.report.collectives import bytes_difference, stablehlo_collectives
 from unity_jax.report.sites import compiled_collectives
 
-libtpu = importlib.util.find_spec("libtpu")
 
-
-@pytest.mark.skipif(libtpu is not None, reason="libtpu is installed")
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
 def test_the_missing_extra_is_named():
     with pytest.raises(ImportError, match=r"unity_jax\[tpu-aot\]"):
         topology("v5e:2x4")
 
 
-@pytest.mark.skipif(libtpu is None, reason="needs the extra tpu-aot")
+@pytest.mark.extra("tpu-aot")
 def test_compiles_for_a_tpu_slice():
     before = dict(os.environ)
     mesh = Mesh(np.array(topology("v5e:2x4")).reshape(2, 4), ("data", "model"))
@@ -46,7 +44,7 @@ def test_compiles_for_a_tpu_slice():
     assert bytes_difference(planned, compiled_collectives(lowered.compile().as_text(), axes)) == []
 
 
-@pytest.mark.skipif(libtpu is None, reason="needs the extra tpu-aot")
+@pytest.mark.extra("tpu-aot")
 def test_an_unknown_slice():
     with pytest.raises(ValueError, match="no TPU topology is called 'v9:4x4'"):
         topology("v9:4x4")

@@ -1,6 +1,5 @@
 """The length of schedules, of text as libtpu 0.0.42 writes it, cut short."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -94,7 +93,7 @@ def test_equal_kernels_have_one_schedule():
     assert estimated_cycles(with_schedules(module, found)) == Cycles(800 + 2 * scheduled_cycles(ROWS), 3, missing=1)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu-aot")
+@pytest.mark.extra("tpu-aot")
 def test_libtpu_writes_the_schedules_of_what_has_no_estimate():
     """In another process: libtpu reads its flags when it is loaded."""
     program = """

@@ -178,6 +178,7 @@ def read(body, computations="", axes=AXES):
         ("mesh['x'=8] {'x':(2)4}", ("model",)),
         ("mesh['x'=8] {'x':(1)2}", ("data",)),
         ("mesh['x'=4,'y'=2], device_ids=([0,4,1,5,2,6,3,7]) {'x'}", ("model",)),
+        ("mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'x'}", ("model",)),
         ("{{0},{1},{2},{3},{4},{5},{6},{7}}", None),
     ],
 )

@@ -16,8 +16,11 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Leaf, Plan, Predicted
 from unity_jax.record import Record
 from unity_jax.report.text import WIDTH, compare, seconds, short_source, size
+from unity_jax.rewrite.record import Rewrite
+from unity_jax.search.searched import Searched
 
 MESH = MeshAxes(("data", "model"), (2, 4))
+MERGED = Rewrite("siblings-dot-concat-1", "nets/encoder.py:9", 2, 1e-4, "by axioms", ())
 LINE = "/home/me/project/nets/encoder.py:12:8 (Encoder.__call__)"
 
 
@@ -75,6 +78,9 @@ def same(text, expected):
     assert textwrap.indent(text, " " * 8).rstrip() == expected.strip("\n").rstrip()
 
 
+SORT = "sort f32[1000] at step.py:9:4 (loss): its rule keeps every dimension whole"
+
+
 def test_layouts_and_collectives():
     collectives = [
         Collective("all_reduce", ("model",), 2**20, 6, 1, 1e-4, LINE),
@@ -83,11 +89,11 @@ def test_layouts_and_collectives():
         Collective("reduce_scatter", ("data", "model"), 2**19, 1, 1, 3e-5, "output"),
     ]
     same(
-        str(plan_of(STATE, collectives, replicated=("sort f32[1000] at step.py:9:4 (loss)",))),
+        str(plan_of(STATE, collectives, replicated=(SORT,))),
         """
         Plan of train_step for h100:8: mesh (data=2, model=4), found by search
           step         3 ms = 2 ms compute + 1 ms exposed communication
-          lower bound  2.5 ms, the arithmetic split best; no plan for this mesh is more than 20.00% faster
+          lower bound  2.5 ms: as written, no plan for this mesh and machine is more than 20.00% faster
           work         1.5e+09 flops per device
           peak memory  512 MiB of 1 GiB per device
 
@@ -123,10 +129,47 @@ def test_layouts_and_collectives():
          reduce-scatter   data,model        1     512 KiB    30 us   output
          total                             11    30.5 MiB   698 us
 
-        Computed in full on every device, for want of a rule:
-          sort f32[1000] at step.py:9:4 (loss)
+        Computed in full on every device:
+          sort f32[1000] at step.py:9:4 (loss): its rule keeps every dimension whole
         """,
     )
+
+
+@pytest.mark.parametrize(
+    ("bound", "rewrites", "said"),
+    [
+        (2.5e-3, (), "2.5 ms: as written, no plan for this mesh and machine is more than 20.00% faster"),
+        (2.5e-3, (MERGED,), "2.5 ms: as rewritten, no plan for this mesh and machine is more than 20.00% faster"),
+        (3e-3, (MERGED,), "3 ms: as rewritten, no plan for this mesh and machine is faster"),
+        (1.4e-3, (), None),
+        (0.0, (), None),
+    ],
+)
+def test_a_bound_is_of_the_program_as_it_is_planned_and_told_where_it_says_something(bound, rewrites, said):
+    text = str(plan_of(STATE, predicted=Predicted(3e-3, 2e-3, 1e-3, 2**29, 1.5e9, (), bound), rewrites=rewrites))
+    assert [line.removeprefix("  lower bound  ") for line in text.splitlines() if "lower bound" in line] == (
+        [said] if said else []
+    )
+    assert "optimum" not in text
+
+
+@pytest.mark.parametrize(
+    ("searched", "said"),
+    [
+        (Searched(("x=8",)), "1 mesh, exactly; none rewritten"),
+        (Searched(("x=8",), ("x=4, y=2",), allowed=32), "1 of 2 meshes, exactly; no rewrite was worth a plan"),
+        (
+            Searched(("x=8", "x=4, y=2"), (), ("x=4, y=2",), 5, 32),
+            "2 meshes, 1 of them not exactly; 5 of 32 rewritten programs",
+        ),
+        (
+            Searched(("x=8", "x=4, y=2"), (), ("x=8", "x=4, y=2"), 32, 32, True),
+            "2 meshes, not exactly; 32 of 32 rewritten programs, where the budget ended",
+        ),
+    ],
+)
+def test_what_was_searched(searched, said):
+    assert f"  searched     {said}\n" in str(plan_of(STATE, searched=searched))
 
 
 def test_a_plan_that_does_not_fit_names_the_largest_tensors():

@@ -1,7 +1,6 @@
 """Predicted against compiled: on CPU devices here, and for TPU slices and GPU nodes where their compilers are."""
 
 import dataclasses
-import importlib.util
 from collections import Counter
 
 import jax
@@ -17,8 +16,8 @@ from unity_jax.report.cycles import Cycles
 from unity_jax.report.verification import Compiled, CompiledMemory
 from unity_jax.report.verify import verify_on
 
-tpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu-aot")
-gpu = pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
+tpu = pytest.mark.extra("tpu-aot")
+gpu = pytest.mark.extra("gpu-aot")
 WEIGHT, BATCH = jax.ShapeDtypeStruct((512, 512), jnp.float32), jax.ShapeDtypeStruct((64, 512), jnp.float32)
 
 

@@ -132,6 +132,23 @@ def test_rows_that_depend_on_rows_are_not_stacked_with_them():
     assert not exchanged(trace(walk, (tables, jnp.zeros((4, 1), jnp.int32)), {}).graph)
 
 
+def test_towers_that_look_up_other_rows_are_stacked_but_for_their_tables():
+    def tied(params, batch):
+        scores = [jnp.tanh(p["table"][i] @ p["w"]) @ p["table"].T for p, i in zip(params, batch, strict=True)]
+        return (scores[0] * scores[1]).sum()
+
+    with jax.enable_x64(True):
+        params = [{"table": normal(9, 5) * n, "w": normal(5, 5)} for n in (1, 2)]
+        args = params, [jnp.arange(4), jnp.arange(4) + 3]
+        program, arrays = trace(step(tied), args, {}), jax.tree.leaves(args)
+        pairs = towers(program.graph)
+        assert any(op.name == "gather" for pair in pairs for op in pair)
+        graph, _ = stacked(program.graph, pairs, stacking(), {})
+        assert sum(op.name == "gather" for op in graph.ops) == 2
+        known = evaluate(program.graph, arrays)
+        assert not [e for e in errors(program.out_paths, known, evaluate(graph, arrays)) if e.error > 1e-12]
+
+
 def test_layers_of_one_tower_are_no_towers():
     def chain(params, batch):
         return tower(params["one"] + params["two"], batch["x"]).sum()

@@ -1,4 +1,4 @@
-"""Clusters of elementwise ops, and which dimensions index examples."""
+"""Clusters of elementwise ops."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from unity_jax.program import Program, trace
-from unity_jax.search.assemble import RuleCache, is_free
-from unity_jax.search.batch import batch_dims, batch_inputs
+from unity_jax.search.assemble import is_free
 from unity_jax.search.clusters import Cluster, clusters
 
 
@@ -40,23 +39,3 @@ def test_adding_a_constant_is_not_linear() -> None:
     program = trace(lambda a: a + 1.0, (f32(4),), {})
     (cluster,) = clusters_of(program)
     assert not cluster.linear
-
-
-def test_batch_dimensions_are_followed_through_the_step() -> None:
-    def step(w, batch):
-        def loss(w):
-            h = jnp.einsum("bsd,df->bfs", batch["x"], w)
-            return jnp.mean(jnp.tanh(h) ** 2)
-
-        value, g = jax.value_and_grad(loss)(w)
-        return w - g, value
-
-    program = trace(step, (f32(6, 10), {"x": f32(4, 3, 6), "y": f32(7)}), {}, donate_argnums=0)
-    assert [t.name for t in batch_inputs(program)] in (["[1]['x']"], ["[1]['y']"])
-    program = trace(step, (f32(6, 10), {"x": f32(4, 3, 6)}), {}, donate_argnums=0)
-    found = batch_dims(program, RuleCache())
-    activations = [t for op in program.graph.ops if op.name == "tanh" for t in op.outputs]
-    (h,) = activations
-    assert {d for t, d in found if t is h} == {h.shape.index(4)}
-    gradient = program.graph.producer[program.graph.outputs[0]]
-    assert not any(t is o for o in gradient.outputs for t, _ in found), "a weight has no batch dimension"

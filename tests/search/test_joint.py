@@ -1,6 +1,7 @@
 """Rewrites that the search finds by itself, on programs that have them; never worse, and the same every time."""
 
 import dataclasses
+import json
 import math
 from collections import Counter
 
@@ -21,6 +22,7 @@ from unity_jax.search import joint, variants
 from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.searched import Searched
 from unity_jax.search.twin import shallow
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -396,7 +398,62 @@ def test_a_plan_with_rewrites_is_saved_loaded_and_the_same_again(tmp_path):
     first.save(tmp_path / "plan.json")
     saved = unity.Plan.load(tmp_path / "plan.json")
     assert saved.rewrites == first.rewrites
+    assert saved.searched == first.searched
+    assert 0 < first.searched.variants <= first.searched.allowed
+    tried, skipped = first.searched.meshes, first.searched.skipped
+    assert {*tried, *skipped} == set(map(str, mesh_candidates(8, first.priced_on))) and not {*tried} & {*skipped}
+    assert str(first.axes) in tried
     step = unity.auto_shard(sgd(embedding), plan=saved, machine=Machine.preset("h100:8"), donate_argnums=0)
     again = step.plan(params, batch)
     assert str(again.pcg) == str(first.pcg)
+    assert again.searched == first.searched
     assert first.rewrites[0].rule in first.explain(first.rewrites[0].rule)
+
+
+def test_a_file_that_says_nothing_of_its_search_is_read(tmp_path):
+    path = tmp_path / "plan.json"
+    unity.plan(lambda x: x * 2.0, Shape((8,), F32), machine="cpu:2").save(path)
+    written = json.loads(path.read_text())
+    assert written.pop("searched")["meshes"] == ["x=2"]
+    path.write_text(json.dumps(written))
+    assert "searched" not in str(unity.Plan.load(path))
+
+
+def test_a_search_says_which_meshes_it_tried_and_what_ended_it(monkeypatch):
+    def squares(x):
+        for _ in range(3):
+            x = x @ x
+        return x
+
+    monkeypatch.setattr(variants, "MOST_VARIANTS", 1)
+    found = unity.plan(lambda x, w, v: (x @ w) @ v + x @ (w @ v), *[Shape((512, 512), F32)] * 3, machine="cpu:8")
+    assert found.searched.variants == found.searched.allowed > 0
+    assert found.searched.out_of_budget
+    found = unity.plan(squares, Shape((64, 64), F32), machine="cpu:8", memory_limit=1e3)
+    assert not found.fits  # and so is not rewritten
+    assert (found.searched.variants, found.searched.allowed, found.searched.out_of_budget) == (0, 0, False)
+    assert found.searched.inexact
+
+
+def test_what_searches_tried_adds_up():
+    first = Searched(("x=8",), ("x=4, y=2", "x=2, y=4"), (), 3, 32)
+    second = Searched(("x=8", "x=4, y=2"), ("x=2, y=4",), ("x=4, y=2",), 32, 32, True)
+    assert first + second == Searched(("x=8", "x=4, y=2"), ("x=2, y=4",), ("x=4, y=2",), 35, 64, True)
+
+
+# Programs of tiny tensors, whose variants are many and none is faster
+
+
+def test_rules_that_say_the_same_and_steps_in_any_order_are_followed_once(monkeypatch):
+    """Five rules say of a sum of slices that it is a slice of the sum, and any of them undoes any other; what is
+    rewritten in two places is rewritten in either order."""
+    count, following = [], variants.Moves._following
+
+    def counted(*arguments):
+        count.append(1)
+        return following(*arguments)
+
+    monkeypatch.setattr(variants.Moves, "_following", counted)
+    found = unity.plan(lambda x: jax.lax.associative_scan(jnp.add, x), Shape((8, 16), F32), machine="cpu:8")
+    assert not found.rewrites
+    assert len(count) < 120, len(count)

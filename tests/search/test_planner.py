@@ -123,14 +123,14 @@ def test_an_expert_wins_whose_times_add_up_to_more() -> None:
 
 
 def test_an_expert_that_cannot_win_is_not_assembled() -> None:
-    """On a machine where collectives stop arithmetic, none of the experts could beat the least sum of times."""
+    """On a machine where collectives stop arithmetic, tensor parallelism could not beat the least sum of times."""
     plan = planner(program("bert", layers=1), "cpu:8")
     found = plan.candidates(mesh(8))
     built, collectives = plan._solved(mesh(8)).built, Resharder(plan.machine, mesh(8), slices=False)
     floors = {name: plan_seconds(built, a, collectives) for name, a in plan._expert_seeds(mesh(8)).items()}
     assert all(c.label in ("search", *floors) for c in found)
     ruled_out = {name for name, floor in floors.items() if floor >= best(found, plan.limit).seconds}
-    assert {"tp(x)", "dp(x)"} <= ruled_out
+    assert {"tp(x)", "tp+sp(x)"} <= ruled_out
     assert not ruled_out & {c.label for c in found}
 
 

@@ -50,8 +50,10 @@ def plan(machine, tokens, width, hidden):
 
 def with_rings(found, rings):
     """The same decisions with other rings."""
-    decisions = dataclasses.replace(from_record(found.program.graph, found.record), rings=rings)
-    return finish(found.program, decisions, Resharder(found.priced_on, found.axes), RuleCache(), "")
+    rules = RuleCache()
+    decisions = from_record(found.program.graph, found.record, found.axes, rules)
+    decisions = dataclasses.replace(decisions, rings=rings)
+    return finish(found.program, decisions, Resharder(found.priced_on, found.axes), rules, "")
 
 
 def shifts(graph):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.search.stress import transformer
-from unity_jax.search.eliminate import minimize
+from unity_jax.search.eliminate import minimize, order
 from unity_jax.search.local import Local
 from unity_jax.search.model import Model
 from unity_jax.search.optimum import planned
@@ -256,3 +256,15 @@ def test_equal_on_every_run():
         for h in ("1", "2")
     ]
     assert outputs[0] == outputs[1]
+
+
+def test_more_entries_than_a_float_counts():
+    """Where everything depends on everything, as in large published instances."""
+    whole = tuple(range(600))
+    assert order([4] * 600, [whole]).largest == np.inf
+    assert order([4] * 600, [whole], 10**7) is None
+    pairs = np.random.default_rng(0).integers(0, 800, (2400, 2))
+    table = np.array([[0.0, 2.0, 5.0], [2.0, 0.0, 2.0], [5.0, 2.0, 0.0]])
+    edges = [Edge(int(i), int(j), table) for i, j in pairs if i != j]
+    solution = solve(Problem([np.array([0.0, 1.0, 0.0]), np.array([3.0, 0.0, 1.0])] * 400, edges))
+    assert solution.feasible and 0 <= solution.lower_bound <= solution.cost

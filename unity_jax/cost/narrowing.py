@@ -17,9 +17,11 @@ import numpy as np
 
 from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS
 from unity_jax.cost.kernels import Kernel
+from unity_jax.cost.reshard import COLLECTIVES
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
 _MOVING = frozenset("reshape transpose squeeze broadcast_in_dim slice rev copy".split())
+_MOVES = frozenset(COLLECTIVES) - {"reduce", "reduce_scatter", "replicate"}  # these add, or put zeros in place
 
 
 def narrowed(graph: Graph, kernels: Iterable[Kernel]) -> set[Tensor]:
@@ -44,7 +46,7 @@ def _moved(t: Tensor, op: Op) -> list[Tensor]:
     if op.name == "optimization_barrier":
         return [o for i, o in zip(op.inputs, op.outputs, strict=True) if i is t]
     move = op.params.get("move")
-    only = op.name in _MOVING if move is None else move.kind in ("combine", "slice", "exchange", "shift")
+    only = op.name in _MOVING if move is None else move.kind in _MOVES
     return op.outputs[:1] if only else []
 
 

@@ -33,7 +33,7 @@ _DEPTH = 8
 
 def rows(graph: Graph) -> dict[Op, Rows]:
     """The ops with operands or results that lie row by row."""
-    marked = _spread(graph, {t for op in graph.ops for t in _addressed(op)})
+    marked = _spread(graph, {t for op in graph.ops for t in addressed(op)})
     thin = _spread(graph, {t for op in graph.ops for t in _thin(op)}) - marked
     if not marked and not thin:
         return {}
@@ -57,7 +57,8 @@ def is_partition(op: Op) -> bool:
 _SEEN = frozenset("reshape optimization_barrier copy".split())
 
 
-def _addressed(op: Op) -> Iterable[Tensor]:
+def addressed(op: Op) -> Iterable[Tensor]:
+    """The operands and results of which an op reads or writes whole rows by index."""
     if op.name == "gather":
         return [op.inputs[0], op.outputs[0]] if op.inputs[0].rank > 1 and op.params["slice_sizes"][-1] > 1 else []
     if is_scatter(op) and not compares(op) and op.params["dimension_numbers"].update_window_dims:

@@ -21,6 +21,7 @@ from unity_jax.cost.arrays import stored_bytes
 from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.cost.narrowing import narrowed
 from unity_jax.cost.reshard import Move
+from unity_jax.cost.rows import addressed
 from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import addresses_rows
@@ -91,7 +92,8 @@ class Storage:
     def _visit(self, op: Op, base: dict[Tensor, Tensor]) -> None:
         if addresses_rows(op):
             table = op.inputs[0]
-            if table.rank == 2 and self.rows(table) > stored_bytes(self.device, self.local(table), table.itemsize):
+            by_row = table.rank == 2 or table in addressed(op)  # however many dimensions number the rows
+            if by_row and self.rows(table) > stored_bytes(self.device, self.local(table), table.itemsize):
                 self.tables.add(table.shape)
         elif op.name == "dot_general":
             _, (lhs, rhs) = op.params["dimension_numbers"]

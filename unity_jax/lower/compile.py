@@ -10,10 +10,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from unity_jax import _compat
 from unity_jax.lower.interpreter import run
+from unity_jax.lower.target import separated, target
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.rewrite.packing import Group, apart, gathered, spread
+from unity_jax.rewrite.packing import Group, apart, gathered, others, spread
 
 
 def spmd(graph: Graph, mesh: Any) -> Callable[[Sequence[Any]], list[Any]]:
@@ -23,7 +24,8 @@ def spmd(graph: Graph, mesh: Any) -> Callable[[Sequence[Any]], list[Any]]:
     out_specs = tuple(t.layout.spec() for t in graph.outputs)  # type: ignore[union-attr]
 
     platform = jax.default_backend() if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.devices.flat[0].platform
-    until = True if platform == "cpu" else None
+    needs = target(platform)
+    graph, until = separated(graph, needs.separate), True if needs.ordered else None
 
     def body(*local: Any) -> tuple[Any, ...]:
         outs = run(graph, axes, local, until)
@@ -37,12 +39,16 @@ def spmd(graph: Graph, mesh: Any) -> Callable[[Sequence[Any]], list[Any]]:
     return lambda flat: list(mapped(*flat))
 
 
-def planned(program: Program, graph: Graph, mesh: Any, unpacked: bool = False) -> Callable[..., Any]:
+def planned(
+    program: Program, graph: Graph, mesh: Any, unpacked: bool = False, weak: Sequence[bool] = ()
+) -> Callable[..., Any]:
     """The planned graph of a program as a function of its arguments that are not static; captured arrays, if there are
     any, are a tuple before them. Packed state is given and returned as it is held, or `unpacked`, as the caller has
-    it."""
+    it; the types of results are `weak` where `Program.weak` says so."""
     step, first = spmd(graph, _compat.auto_mesh(mesh)), int(bool(program.constants))
     caller, entering, leaving = _caller(program, unpacked)
+    alone = others(len(weak), program.leaving) if caller is program else range(len(weak))  # held first, by themselves
+    given_way = {i for i, result in enumerate(alone) if weak[result]}
 
     def joined(n: int, arrays: Sequence[Any]) -> Any:
         return entering[n][0].joined(arrays)
@@ -54,13 +60,17 @@ def planned(program: Program, graph: Graph, mesh: Any, unpacked: bool = False) -
     def planned(*args: Any, **kwargs: Any) -> Any:
         constants = args[0] if first else ()
         flat = step(gathered([*constants, *jax.tree.leaves((args[first:], kwargs))], entering, joined))
-        return jax.tree_util.tree_unflatten(caller.out_tree, spread(flat, leaving, part))
+        found = spread(flat, leaving, part)
+        found = [_compat.weakened(x) if i in given_way else x for i, x in enumerate(found)]
+        return jax.tree_util.tree_unflatten(caller.out_tree, found)
 
     planned.__name__ = planned.__qualname__ = program.name
     return planned
 
 
-def jitted(program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False) -> Any:
+def jitted(
+    program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False, weak: Sequence[bool] = ()
+) -> Any:
     """`planned` under `jax.jit`, with the caller's donation; results are on the caller's mesh, whatever the type of its
     axes."""
     caller, _, outs = _boundary(program, graph, mesh, unpacked)
@@ -68,14 +78,16 @@ def jitted(program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False) -
     donated = [i in caller.donated for i in range(constants, len(caller.graph.inputs))]
     args, kwargs = jax.tree_util.tree_unflatten(caller.in_tree, donated)
     return jax.jit(
-        planned(program, graph, mesh, unpacked),
+        planned(program, graph, mesh, unpacked, weak),
         out_shardings=jax.tree_util.tree_unflatten(caller.out_tree, outs),
         donate_argnums=tuple(first + i for i, a in enumerate(args) if any(jax.tree.leaves(a))),
         donate_argnames=tuple(k for k, a in kwargs.items() if any(jax.tree.leaves(a))),
     )
 
 
-def lower(program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False) -> jax.stages.Lowered:
+def lower(
+    program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False, weak: Sequence[bool] = ()
+) -> jax.stages.Lowered:
     """The program that runs, for arguments in their planned layouts; `mesh` may be of devices that are not there."""
     caller, shardings, _ = _boundary(program, graph, mesh, unpacked)
     structs = [
@@ -86,7 +98,7 @@ def lower(program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False) ->
     if n:
         args = (tuple(structs[:n]), *args)
     with jax.sharding.use_abstract_mesh(_compat.auto_mesh(mesh).abstract_mesh):
-        return jitted(program, graph, mesh, unpacked).lower(*args, **kwargs)
+        return jitted(program, graph, mesh, unpacked, weak).lower(*args, **kwargs)
 
 
 def _caller(program: Program, unpacked: bool) -> tuple[Program, list[Group], list[Group]]:

@@ -62,6 +62,8 @@ def communicates(op: Op) -> bool:
     """Whether the op, or one of its bodies, has a collective."""
     if "move" in op.params:
         return COLLECTIVES[op.params["move"].kind] is not None
+    if op.shard is not None and op.shard.rule.inner is not None and op.shard.rule.inner(op.shard):
+        return True
     return _has_own(op)
 
 

@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +23,8 @@ from unity_jax.machine.measure import Effort, Sample, effort, measure, probes
 from unity_jax.machine.network import Level, Matrix
 from unity_jax.machine.overlap import Overlap, fit_contention, overlaps, streams_of
 from unity_jax.report.text import columns, render, seconds, size
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,15 @@ def calibrate(
     devices: Sequence[Any] | None = None,
     wanted: Effort | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    keep: Callable[[Sample | Overlap], Any] = lambda _: None,
 ) -> Calibration:
     """Measure devices and fit the constants of the cost model to them.
 
     The levels of the network are those of the preset of these devices, or one switch where there is none.
 
     **Arguments:** `devices` (default: `jax.devices()`); `wanted`: how much to measure (default: what suits the
-    platform); `track`: what the probes and pairs of streams go through, such as a progress bar.
+    platform); `track`: what the probes and pairs of streams go through, such as a progress bar; `keep`: is called with
+    each sample and overlap as soon as it has been measured.
     **Raises:** `ValueError` for devices of mixed kinds, or of an unknown one that does not tell its memory.
     """
     found = list(jax.devices() if devices is None else devices)
@@ -59,12 +63,18 @@ def calibrate(
     mesh = Mesh(np.array([at[i] for i in range(len(found))]).reshape(axes.sizes), axes.names)
     table = list(probes(wanted, zip(axes.names, axes.sizes, strict=True)))
     with jax.enable_x64(True):  # float64 is measured too
-        samples = tuple(measure(track(table), mesh, wanted.repeats))
+        samples = tuple(_kept(measure(track(table), mesh, wanted.repeats), keep))
         streams = streams_of(table, samples, wanted.overlap)
-        pairs = tuple(overlaps(streams, mesh, wanted.repeats, track))
+        pairs = tuple(_kept(overlaps(streams, mesh, wanted.repeats, track), keep))
     device = replace(fit_device(samples, known.device), contention=fit_contention(pairs))
     network = tuple(fit_level(samples, level, device.kernel_overhead) for level in known.network)
     return Calibration(Machine(f"{known.name} measured", (device,), network), samples, pairs)
+
+
+def _kept(found: Iterable[T], keep: Callable[[Any], Any]) -> Iterator[T]:
+    for x in found:
+        keep(x)
+        yield x
 
 
 def structure(devices: Sequence[Any]) -> Machine:
@@ -113,7 +123,8 @@ def _text(found: Calibration) -> str:
     for s in found.samples:
         guess = predicted(s, found.machine)
         cells = (f"{s.flops:.3g}" if s.flops else "", size(s.nbytes) if s.nbytes else "", seconds(s.seconds))
-        rows.add_row(s.kind.replace("_", "-"), s.about, *cells, seconds(guess), f"{guess / s.seconds:.2f}")
+        about = f"{s.about} x {s.width}" if s.width else s.about
+        rows.add_row(s.kind.replace("_", "-"), about, *cells, seconds(guess), f"{guess / s.seconds:.2f}")
     return "\n".join(lines) + "\n\n" + render(rows) + "\n" + _overlaps(found)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,49 @@ import numpy as np
 from unity_jax.machine.contention import ASYNCHRONOUS, PERFECT, Contention
 
 COMPILERS = ("tpu", "gpu", "cpu")
+Rates = tuple[tuple[str, float], ...]
+"""Flops per second by dtype name."""
+
+
+def _all_kinds(kinds: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(kinds))
+
+
+def _least_rates(rates: Sequence[Rates]) -> Rates:
+    """Every dtype that any device has a rate for; the others compute in it at their vector rate."""
+    by_name = [dict(r) for r in rates]
+    names = dict.fromkeys(name for r in by_name for name in r)
+    return tuple((name, min(r.get(name, r["vector"]) for r in by_name)) for name in names)
+
+
+def _least_limit(limits: Sequence[float]) -> float:
+    """The lowest of some rates, of which 0 is none."""
+    return min((x for x in limits if x), default=0.0)
+
+
+def _largest_tile(tiles: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(max, *tiles))
+
+
+def _most_contention(found: Sequence[Contention]) -> Contention:
+    return Contention(*map(max, *map(dataclasses.astuple, found)))
+
+
+def _common(kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(kind for kind in kinds[0] if all(kind in other for other in kinds))
+
+
+def _the_compiler(names: Sequence[str]) -> str:
+    if len(set(names)) > 1:
+        raise ValueError(f"one program runs on all devices, which differ in compiler: {', '.join(sorted(set(names)))}")
+    return names[0]
+
+
+# What every one of several devices has of a field, from their different values: `field(metadata=...)` of each.
+_LEAST, _MOST = {"weakest": min}, {"weakest": max}
+_KINDS, _RATES, _COMPILER = {"weakest": _all_kinds}, {"weakest": _least_rates}, {"weakest": _the_compiler}
+_LIMIT, _TILE = {"weakest": _least_limit}, {"weakest": _largest_tile}
+_CONTENTION, _COMMON = {"weakest": _most_contention}, {"weakest": _common}
 
 
 @dataclass(frozen=True)
@@ -40,29 +83,29 @@ class Device:
     the compiler starts and awaits apart, the others stop compute.
     """
 
-    kind: str
-    peak_flops: tuple[tuple[str, float], ...]
-    memory_bytes: float
-    memory_bandwidth: float
-    host_bandwidth: float
-    kernel_overhead: float
-    compiler: str = "gpu"
-    matmul_efficiency: float = 1.0
-    memory_efficiency: float = 1.0
-    matmul_tile: tuple[int, int, int] = (1, 1, 1)
-    matmul_units: int = 1
-    results_per_second: float = 0.0
-    unfused_per_second: float = 0.0
-    gathered_rows_per_second: float = 0.0
-    scattered_rows_per_second: float = 0.0
-    layout_tile: tuple[int, int] = (0, 0)
-    fast_bytes: float = 0.0
-    fast_bandwidth: float = 0.0
-    chip_bytes: float = 0.0
-    fast_results_per_second: float = 0.0
-    workspace_bytes: float = 0.0
-    contention: Contention = PERFECT
-    asynchronous: tuple[str, ...] = ASYNCHRONOUS
+    kind: str = field(metadata=_KINDS)
+    peak_flops: Rates = field(metadata=_RATES)
+    memory_bytes: float = field(metadata=_LEAST)
+    memory_bandwidth: float = field(metadata=_LEAST)
+    host_bandwidth: float = field(metadata=_LEAST)
+    kernel_overhead: float = field(metadata=_MOST)
+    compiler: str = field(default="gpu", metadata=_COMPILER)
+    matmul_efficiency: float = field(default=1.0, metadata=_LEAST)
+    memory_efficiency: float = field(default=1.0, metadata=_LEAST)
+    matmul_tile: tuple[int, int, int] = field(default=(1, 1, 1), metadata=_TILE)
+    matmul_units: int = field(default=1, metadata=_MOST)  # more of them stay idle beside the last tiles
+    results_per_second: float = field(default=0.0, metadata=_LIMIT)
+    unfused_per_second: float = field(default=0.0, metadata=_LIMIT)
+    gathered_rows_per_second: float = field(default=0.0, metadata=_LIMIT)
+    scattered_rows_per_second: float = field(default=0.0, metadata=_LIMIT)
+    layout_tile: tuple[int, int] = field(default=(0, 0), metadata=_TILE)
+    fast_bytes: float = field(default=0.0, metadata=_LEAST)
+    fast_bandwidth: float = field(default=0.0, metadata=_LIMIT)
+    chip_bytes: float = field(default=0.0, metadata=_LEAST)
+    fast_results_per_second: float = field(default=0.0, metadata=_LEAST)  # 0 is the rate of the other, slower memory
+    workspace_bytes: float = field(default=0.0, metadata=_MOST)
+    contention: Contention = field(default=PERFECT, metadata=_CONTENTION)
+    asynchronous: tuple[str, ...] = field(default=ASYNCHRONOUS, metadata=_COMMON)
 
     def __hash__(self) -> int:
         return self._hash
@@ -72,9 +115,12 @@ class Device:
         return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
 
     def flops_per_second(self, dtype: Any) -> float:
-        """The peak rate of matmuls in `dtype`; integers, booleans and the rest run at the vector rate."""
-        rates = self._rates
-        return rates.get(str(np.dtype(dtype)) if isinstance(dtype, type) else str(dtype), rates["vector"])
+        """The peak rate of matmuls in `dtype`; integers, booleans and the rest run at the vector rate. Where there is
+        none for floats of less than 16 bits, they are multiplied as bfloat16."""
+        rates, name = self._rates, str(np.dtype(dtype)) if isinstance(dtype, type) else str(dtype)
+        if name.startswith(("float8", "float6", "float4")):
+            return rates.get(name, rates.get("bfloat16", rates["vector"]))
+        return rates.get(name, rates["vector"])
 
     @functools.cached_property
     def _rates(self) -> dict[str, float]:
@@ -85,24 +131,12 @@ def weakest(devices: Sequence[Device]) -> Device:
     """What every one of these devices can do at least: the device that paces a program of equal shards.
 
     An op ends when its slowest device does, and that is the roofline of the least of each rate:
-    `max_d max(flops / F_d, bytes / B_d) = max(flops / min F_d, bytes / min B_d)`.
+    `max_d max(flops / F_d, bytes / B_d) = max(flops / min F_d, bytes / min B_d)`. Each field says beside it what that
+    is. Raises `ValueError` for devices of different compilers.
     """
-    dtypes = dict.fromkeys(name for d in devices for name, _ in d.peak_flops)
-    return dataclasses.replace(
-        devices[0],
-        kind=", ".join(dict.fromkeys(d.kind for d in devices)),
-        peak_flops=tuple((name, min(d.flops_per_second(name) for d in devices)) for name in dtypes),
-        memory_bytes=min(d.memory_bytes for d in devices),
-        memory_bandwidth=min(d.memory_bandwidth for d in devices),
-        host_bandwidth=min(d.host_bandwidth for d in devices),
-        kernel_overhead=max(d.kernel_overhead for d in devices),
-        matmul_efficiency=min(d.matmul_efficiency for d in devices),
-        memory_efficiency=min(d.memory_efficiency for d in devices),
-        fast_bytes=min(d.fast_bytes for d in devices),
-        fast_bandwidth=min(d.fast_bandwidth for d in devices),
-        chip_bytes=min(d.chip_bytes for d in devices),
-        workspace_bytes=max(d.workspace_bytes for d in devices),
-    )
+    different = [f for f in dataclasses.fields(Device) if len({getattr(d, f.name) for d in devices}) > 1]
+    values = {f.name: f.metadata["weakest"]([getattr(d, f.name) for d in devices]) for f in different}
+    return dataclasses.replace(devices[0], **values)
 
 
 def differences(devices: Sequence[Device]) -> str:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,10 @@ class Machine:
             )
         if len(set(self.devices)) == 1:
             object.__setattr__(self, "devices", self.devices[:1])
+        try:
+            weakest(self.devices)
+        except ValueError as error:
+            raise ValueError(f"machine {self.name!r}: {error}") from None
 
     def __hash__(self) -> int:
         return self._hash
@@ -48,6 +53,11 @@ class Machine:
     @functools.cached_property
     def _hash(self) -> int:  # machines are keys of caches that are asked thousands of times
         return hash((self.name, self.devices, self.network))
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Of all its fields, the same in any process."""
+        return hashlib.sha256(repr((self.name, self.devices, self.network)).encode()).hexdigest()[:16]
 
     @functools.cached_property
     def num_devices(self) -> int:

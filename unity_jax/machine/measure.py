@@ -1,6 +1,6 @@
 """What is measured of a machine: small programs that all of its devices run at once, and how long they take.
 
->>> probe = Probe("matmul", "float32", flops=2 * 512**3, nbytes=3 * 512**2 * 4, elements=512**2, chain=4)
+>>> probe = Probe("matmul", "float32", flops=2 * 512**3, nbytes=3 * 512**2 * 4, elements=512**2, chain=4, width=512)
 >>> seconds_of(probe, mesh, repeats=5)  # of one of the four
 0.0021
 
@@ -32,11 +32,13 @@ ARITHMETIC = 128
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: dtypes and sides of square matmuls, bytes per device of streams and host copies, of
-    collectives, how often each is repeated (the median counts), and the seconds that overlapping streams take alone."""
+    """How much is measured: dtypes and shapes (rows, width) of the `x` in matmuls `x @ w` by a square `w`, operations
+    that a program of them should have, bytes per device of streams and host copies, of collectives, how often each is
+    repeated (the median counts), and the seconds that overlapping streams take alone."""
 
     dtypes: tuple[str, ...]
-    sides: tuple[int, ...]
+    matmuls: tuple[tuple[int, int], ...]
+    work: float
     streams: tuple[int, ...]
     collectives: tuple[int, ...]
     repeats: int
@@ -45,7 +47,8 @@ class Effort:
 
 HOST = Effort(
     ("bfloat16", "float16", "float32", "float64"),
-    (64, 256, 512),
+    ((64, 64), (256, 256), (512, 512)),
+    2.0**29,
     (2**23, 2**24),
     (2**10, 2**16, 2**20, 2**22),
     7,
@@ -53,8 +56,9 @@ HOST = Effort(
 )
 ACCELERATOR = Effort(
     ("bfloat16", "float16", "float32", "float64"),
-    (256, 1024, 4096, 8192),
-    (2**28, 2**29),
+    ((256, 256), (1024, 1024), (4096, 4096), (8192, 8192), (64, 8192), (1024, 8192), (2**16, 1024), (2**18, 256)),
+    2.0**40,
+    (2**30, 2**31),
     (2**12, 2**16, 2**20, 2**24, 2**28),
     9,
     0.01,
@@ -71,7 +75,8 @@ def effort(platform: str) -> Effort:
 @dataclass(frozen=True)
 class Probe:
     """One thing to measure: its kind, the dtype or the mesh axis it is about, the work of one step (operations, bytes
-    in the meaning of the cost model), the elements that each device starts with, and the steps in a program."""
+    in the meaning of the cost model), the elements that each device starts with, the steps in a program, and the side
+    of a matmul's weight."""
 
     kind: str
     about: str
@@ -79,17 +84,19 @@ class Probe:
     nbytes: float
     elements: int
     chain: int
+    width: int = 0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one step of a probe took, in seconds."""
+    """What one step of a probe took, in seconds; of a matmul, `width` is the side of its weight."""
 
     kind: str
     about: str
     flops: float
     nbytes: float
     seconds: float
+    width: int = 0
 
 
 # The probes
@@ -97,11 +104,12 @@ class Sample:
 
 def probes(wanted: Effort, levels: Iterable[tuple[str, int]]) -> Iterator[Probe]:
     """All probes, for mesh axes of these names and sizes (one axis for each level of the network)."""
-    yield Probe("launch", "float32", 0.0, 0.0, 16 * 16, 64)
+    yield Probe("launch", "float32", 0.0, 0.0, 16 * 16, 64, 16)
     for dtype in wanted.dtypes:
-        for side in wanted.sides:
-            n, itemsize = side * side, jnp.dtype(dtype).itemsize
-            yield Probe("matmul", dtype, 2.0 * side**3, 3.0 * n * itemsize, n, max(1, min(16, 2**28 // side**3)))
+        for rows, width in wanted.matmuls:
+            flops, nbytes = 2.0 * rows * width**2, (2.0 * rows + width) * width * jnp.dtype(dtype).itemsize
+            chain = max(1, min(16, int(wanted.work / flops)))
+            yield Probe("matmul", dtype, flops, nbytes, rows * width, chain, width)
     for nbytes in wanted.streams:
         yield Probe("stream", "float32", nbytes / 4, 2.0 * nbytes, nbytes // 4, 1)
         yield Probe("vector", "float32", ARITHMETIC * nbytes / 4, 2.0 * nbytes, nbytes // 4, 1)
@@ -114,9 +122,9 @@ def probes(wanted: Effort, levels: Iterable[tuple[str, int]]) -> Iterator[Probe]
                 yield Probe(kind, axis, 0.0, 4.0 * elements, elements, max(1, min(16, 2**22 // nbytes)))
 
 
-def _side(x: jax.Array) -> jax.Array:
-    side = math.isqrt(x.size)
-    return x.reshape(side, side)
+def _matmul(x: jax.Array, w: jax.Array) -> jax.Array:
+    width = math.isqrt(w.size)
+    return (x.reshape(-1, width) @ w.reshape(width, width)).reshape(-1)
 
 
 def _arithmetic(x: jax.Array) -> jax.Array:
@@ -125,13 +133,14 @@ def _arithmetic(x: jax.Array) -> jax.Array:
     return x
 
 
-STEPS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "launch": lambda x: (_side(x) @ _side(x)).reshape(-1),
-    "matmul": lambda x: (_side(x) @ _side(x)).reshape(-1),
+STEPS: dict[str, Callable[..., jax.Array]] = {
+    "launch": _matmul,
+    "matmul": _matmul,
     "stream": lambda x: x * 0.999,
     "vector": _arithmetic,
 }
-"""By kind of probe, a step that makes of the array of one device another one of its shape."""
+"""By kind of probe, a step that makes of the array of one device (and of the weight of a matmul) another one of its
+shape."""
 
 COLLECTIVES: dict[str, Callable[[jax.Array, str, int], jax.Array]] = {
     "all_gather": lambda x, axis, n: lax.all_gather(x[: x.size // n], axis, tiled=True),
@@ -159,9 +168,10 @@ def runner(together: Sequence[Probe], mesh: Mesh) -> Callable[[], Any]:
     host = sharding.with_memory_kind("pinned_host")
     inside = [p for p in together if p.kind not in COPIES]
     program = lowered(inside, mesh).compile() if inside else None
-    operands = [_operand(p, sharding) for p in inside]
-    copied = [(_operand(p, sharding), host) for p in together if p.kind == "device_to_host"]
-    copied += [(jax.device_put(_operand(p, sharding), host), sharding) for p in together if p.kind == "host_to_device"]
+    operands = [operands_of(p, sharding) for p in inside]
+    copied = [(x, host) for p in together if p.kind == "device_to_host" for x in operands_of(p, sharding)]
+    back = [x for p in together if p.kind == "host_to_device" for x in operands_of(p, sharding)]
+    copied += [(jax.device_put(x, host), sharding) for x in back]
 
     def run() -> Any:
         started = program(*operands) if program is not None else ()
@@ -170,19 +180,33 @@ def runner(together: Sequence[Probe], mesh: Mesh) -> Callable[[], Any]:
     return run
 
 
-def _operand(probe: Probe, sharding: NamedSharding) -> jax.Array:
-    count = probe.elements * sharding.mesh.size
-    make = functools.partial(jnp.full, count, 1 / math.isqrt(probe.elements), _dtype(probe))
-    return jax.jit(make, out_shardings=sharding)()  # a matrix of 1 / side is its own square
+def _sizes(probe: Probe) -> list[int]:
+    """Elements per device of each operand."""
+    return [probe.elements] + [probe.width**2] * bool(probe.width)
+
+
+def operands_of(probe: Probe, sharding: NamedSharding) -> tuple[jax.Array, ...]:
+    """What a probe works on: the array, and the weight of a matmul."""
+    counts = [n * sharding.mesh.size for n in _sizes(probe)]
+    return tuple(_values(n, probe.width, _dtype(probe), sharding) for n in counts)
+
+
+@functools.partial(jax.jit, static_argnums=range(4))
+def _values(count: int, width: int, dtype: str, sharding: NamedSharding) -> jax.Array:
+    """Numbers without a pattern: with equal ones a GPU takes less power, and multiplies matrices faster than in a train
+    step. As weights of this width they keep the size of what they multiply."""
+    found = jnp.sin(jnp.arange(count, dtype="float32") ** 2) * (2 / max(width, 2)) ** 0.5
+    return lax.with_sharding_constraint(found.astype(dtype), sharding)
 
 
 def lowered(together: Sequence[Probe], mesh: Mesh) -> jax.stages.Lowered:
     """A program of probes that are no copies: the steps of each one after the other, on every device."""
 
-    def steps(probe: Probe, x: jax.Array) -> jax.Array:
+    def steps(probe: Probe, operands: tuple[jax.Array, ...]) -> jax.Array:
+        x, *weights = operands
         for _ in range(probe.chain):
             if probe.kind in STEPS:
-                x = STEPS[probe.kind](x)
+                x = STEPS[probe.kind](x, *weights)
             else:  # one element is handed on: the next collective waits, and its operand still differs between devices
                 y = COLLECTIVES[probe.kind](x, probe.about, mesh.shape[probe.about])
                 x = lax.dynamic_update_slice(x, y[:1], (0,))
@@ -191,8 +215,11 @@ def lowered(together: Sequence[Probe], mesh: Mesh) -> jax.stages.Lowered:
     spec = PartitionSpec(mesh.axis_names)
     sharding = NamedSharding(mesh, spec)
     run = _compat.shard_map(lambda *xs: tuple(map(steps, together, xs)), mesh, spec, spec)
-    shapes = [jax.ShapeDtypeStruct((p.elements * mesh.size,), _dtype(p), sharding=sharding) for p in together]
-    return jax.jit(run).lower(*shapes)
+
+    def shape(probe: Probe, elements: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((elements * mesh.size,), _dtype(probe), sharding=sharding)
+
+    return jax.jit(run).lower(*(tuple(shape(p, n) for n in _sizes(p)) for p in together))
 
 
 def _dtype(probe: Probe) -> str:
@@ -210,10 +237,9 @@ def medians(runs: Sequence[Callable[[], Any]], repeats: int) -> list[float]:
     return [statistics.median(times[1:]) for times in taken]
 
 
-def measure(found: Iterable[Probe], mesh: Mesh, repeats: int) -> list[Sample]:
+def measure(found: Iterable[Probe], mesh: Mesh, repeats: int) -> Iterator[Sample]:
     """Every probe, one after the other, without the time of a call."""
     call = seconds_of(Probe("stream", "float32", 0.0, 0.0, 1, 1), mesh, 3 * repeats)
-    samples: list[Sample] = []
     launch = 0.0
     for probe in found:
         total = seconds_of(probe, mesh, repeats)
@@ -223,5 +249,4 @@ def measure(found: Iterable[Probe], mesh: Mesh, repeats: int) -> list[Sample]:
             launch = step
         elif probe.kind in COLLECTIVES:
             step = max(step - launch, step / 100)  # the kernel that hands on one element
-        samples.append(Sample(probe.kind, probe.about, probe.flops, probe.nbytes, step))
-    return samples
+        yield Sample(probe.kind, probe.about, probe.flops, probe.nbytes, step, probe.width)

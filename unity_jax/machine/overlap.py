@@ -11,7 +11,7 @@ compiler or the backend runs one after the other show as such: their coefficient
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jax.sharding import Mesh
@@ -57,14 +57,12 @@ Pair = tuple[str, str]
 
 def overlaps(
     streams: Mapping[str, Probe], mesh: Mesh, repeats: int, track: Callable[[Sequence[Pair]], Iterable[Pair]] = iter
-) -> list[Overlap]:
+) -> Iterator[Overlap]:
     """Every pair of streams; `track`: what the pairs go through, such as a progress bar."""
-    found = []
     for a, b in track(list(itertools.combinations(streams, 2))):
         both = streams[a], streams[b]
         first, second, together = medians([runner([p], mesh) for p in both] + [runner(both, mesh)], repeats)
-        found.append(Overlap((a, b), (first, second), together))
-    return found
+        yield Overlap((a, b), (first, second), together)
 
 
 def fit_contention(found: Sequence[Overlap]) -> Contention:

@@ -143,9 +143,12 @@ def make_rule(
 
     Sizes come from the shapes where a label stands alone on a dimension, else from `sizes`. Dimensions of size 1 have
     no factor, whatever their label. `None` labels a dimension that must not be split. `flops` defaults to one per
-    result element.
+    result element. No reduction is left to do over results of less than 16 bits, which no collective reduces: what
+    would be reduced must not be split.
     """
     kinds, sizes, halos, no_pad = dict(kinds or {}), dict(sizes or {}), dict(halos or {}), set(no_pad)
+    if any(_compat.is_narrow(t.dtype) for t in op.outputs):
+        kinds = {label: "replicate" if kind in REDUCTIONS else kind for label, kind in kinds.items()}
     order: dict[Label, int] = {}
     fresh = itertools.count()
 
@@ -384,12 +387,12 @@ LINEAR: dict[str, tuple[frozenset[int], ...]] = {
 
 def linear_sets(op: Op) -> tuple[frozenset[int], ...]:
     """The operand sets in which a pointwise op is linear over floating-point numbers."""
-    if not all(jnp.issubdtype(t.dtype, jnp.inexact) for t in op.outputs):
+    if not all(_compat.is_float(t.dtype) for t in op.outputs):
         return ()
     if op.name == "convert_element_type":
         # Rounding to a narrower type is not linear: sums are finished first, in the type the user chose for them.
         source, target = op.inputs[0].dtype, op.outputs[0].dtype
-        wider = jnp.issubdtype(source, jnp.inexact) and jnp.promote_types(source, target) == target
+        wider = _compat.is_float(source) and _compat.represents(target, source)
         return (frozenset({0}),) if wider else ()
     if op.name == "select_n":
         return (frozenset(range(1, len(op.inputs))),)
@@ -447,7 +450,7 @@ FLOPS = dict.fromkeys(TRANSCENDENTAL, 8) | {"erf": 20, "erf_inv": 33, "erfc": 64
 POINTWISE = TRANSCENDENTAL | frozenset(
     "abs add add_any and bessel_i0 bessel_i0e bessel_i1 bessel_i1e bitcast_convert_type ceil clamp clz "
     "complex conj convert_element_type copy copy_p div eq floor ge gt igamma_grad_a imag integer_pow "
-    "is_finite le lt max min mul mulhi name nan_to_num ne neg nextafter not one_minus_square or pcast "
+    "is_finite le le_to lt lt_to max min mul mulhi name nan_to_num ne neg nextafter not one_minus_square or pcast "
     "polygamma polynomial population_count pvary random_gamma_grad real reduce_precision "
     "regularized_incomplete_beta rem round select_n shift_left shift_right_arithmetic shift_right_logical "
     "sign square stop_gradient sub xor zeta".split()

@@ -109,7 +109,9 @@ def _results(op: Instruction, instructions: dict[str, Instruction]) -> list[Arra
     return next(done, [])
 
 
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(\[?([\d,]*)\]?\))? \{([^}]*)\}")
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(\[?([\d,]*)\]?(?:T\(([\d,]*)\))?\))? \{([^}]*)\}"
+)
 
 
 def _axes(attributes: str, mesh: MeshAxes) -> tuple[str, ...]:
@@ -130,20 +132,30 @@ def replica_groups(attributes: str) -> Sequence[Sequence[int]]:
     """The groups of devices of a collective, in any of the three ways to write them.
 
     `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` (an iota, reshaped, transposed, reshaped: `IotaReplicaGroupList` in XLA) and
-    `mesh['data'=2,'model'=4] {'model'}` (JAX 0.12).
+    `mesh['data'=2,'model'=4] {'model'}`, with `device_ids=([4,2]T(1,0))` for such an iota or a list of numbers where
+    devices do not lie on the mesh in their order (`MeshAxesReplicaGroupList`).
     """
     if match := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", attributes):
         return _braced(match[1])
     if match := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
-        shape, source, order = ([int(n) for n in part.split(",")] if part else None for part in match.groups())
-        devices = np.arange(math.prod(source)).reshape(source)
-        return devices.transpose(order).reshape(shape).tolist()
+        shape, source, order = (_numbers(part) for part in match.groups())
+        return _iota(source, order).reshape(shape).tolist()
     if match := _MESH_GROUPS.search(attributes):
         sizes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", match[1])]
-        picked = [name + part for name, part in re.findall(r"'([^']+)'(:\(\d+\)\d+)?", match[3])]
-        return mesh_axes_groups(sizes, picked, [int(n) for n in (match[2] or "").split(",") if n])
+        picked = [name + part for name, part in re.findall(r"'([^']+)'(:\(\d+\)\d+)?", match[4])]
+        devices, order = _numbers(match[2]), _numbers(match[3])
+        return mesh_axes_groups(sizes, picked, _iota(devices, order).tolist() if order else devices)
     raise ValueError(f"replica groups written in a way this reader does not know: {attributes[:200]}")
 
 
+def _numbers(text: str | None) -> list[int]:
+    return [int(n) for n in (text or "").split(",") if n]
+
+
+def _iota(shape: Sequence[int], order: Sequence[int]) -> np.ndarray:
+    """The numbers from 0 in an array of this shape, transposed (`order` may be empty), flat."""
+    return np.arange(math.prod(shape)).reshape(shape).transpose(order or None).ravel()
+
+
 def _braced(text: str) -> list[list[int]]:
-    return [[int(n) for n in group.split(",") if n] for group in re.findall(r"\{([\d,]*)\}", text)]
+    return [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", text)]

@@ -9,6 +9,7 @@ import functools
 import io
 import itertools
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,10 @@ from unity_jax.pcg.mesh import MeshAxes
 if TYPE_CHECKING:
     from unity_jax.cost.program import Collective
     from unity_jax.plan import Plan
+    from unity_jax.search.searched import Searched
 
 WIDTH = 100
+WORTH_A_LINE = 2.0  # times its lower bound that a step may take for the bound to be told
 SHOWN = 16  # rows of collectives, most expensive first
 SHOWN_GROUPS = 4  # of the innermost mesh axis, where the placement is told
 
@@ -36,10 +39,15 @@ def table(plan: Plan) -> str:
         f"  step         {seconds(p.step_seconds)} = {seconds(p.compute_seconds)} compute + "
         f"{seconds(p.exposed_communication_seconds)} exposed communication",
     ]
-    if p.lower_bound_seconds > 0:
+    if p.lower_bound_seconds > 0 and p.step_seconds <= WORTH_A_LINE * p.lower_bound_seconds:
         gap = p.step_seconds / p.lower_bound_seconds - 1
-        bound = "this is the optimum" if gap < 5e-5 else f"no plan for this mesh is more than {gap:.2%} faster"
-        lines.append(f"  lower bound  {seconds(p.lower_bound_seconds)}, the arithmetic split best; {bound}")
+        faster = "faster" if gap < 5e-5 else f"more than {gap:.2%} faster"
+        form = "as rewritten" if plan.rewrites else "as written"
+        lines.append(
+            f"  lower bound  {seconds(p.lower_bound_seconds)}: {form}, no plan for this mesh and machine is {faster}"
+        )
+    if plan.searched.meshes:
+        lines.append(f"  searched     {extent(plan.searched)}")
     lines.append(f"  work         {p.flops:.3g} flops per device")
     lines.append(
         f"  peak memory  {size(p.peak_bytes)} of {size(plan.memory_limit)} per device"
@@ -57,9 +65,37 @@ def table(plan: Plan) -> str:
         lines.append(f"  packed       {held(plan)}")
     text = "\n".join(lines) + "\n\n" + render(_layouts(plan)) + "\n" + render(_collectives(p.collectives))
     if plan.replicated:
-        lines = [f"  {r}\n" for r in plan.replicated]
-        text += "\nComputed in full on every device, for want of a rule:\n" + "".join(lines)
+        lines = [f"{_wrapped(r)}\n" for r in plan.replicated]
+        text += "\nComputed in full on every device:\n" + "".join(lines)
     return text
+
+
+def extent(searched: Searched) -> str:
+    """`1 of 3 meshes, exactly; 5 of 32 rewritten programs`."""
+    tried, every = len(searched.meshes), len(searched.meshes) + len(searched.skipped)
+    meshes = f"{tried} of {every} meshes" if searched.skipped else f"{tried} mesh{'es' * (tried > 1)}"
+    count = len(searched.inexact)
+    how = (f"{count} of them " if count < tried else "") + "not exactly" if count else "exactly"
+    if not searched.allowed:
+        rewrites = "none rewritten"
+    elif not searched.variants:
+        rewrites = "no rewrite was worth a plan"
+    else:
+        ended = ", where the budget ended" if searched.out_of_budget else ""
+        rewrites = f"{searched.variants} of {searched.allowed} rewritten programs{ended}"
+    compiled = f"; the best of {searched.compiled} by the compiler's own estimate" if searched.compiled else ""
+    return f"{meshes}, {how}; {rewrites}{compiled}"
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(
+        line,
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def sweep(plans: Sequence[Plan], grows: bool) -> str:

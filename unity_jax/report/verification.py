@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import jax
+
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Predicted
 from unity_jax.report.account import Account
@@ -25,6 +27,12 @@ class CompiledMemory:
     temp: int
     alias: int
     host: int
+
+    @staticmethod
+    def of(program: jax.stages.Compiled) -> CompiledMemory:
+        memory = program.memory_analysis()
+        sizes = (getattr(memory, f"{of}_size_in_bytes") for of in ("argument", "output", "temp", "alias", "host_temp"))
+        return CompiledMemory(*sizes)
 
     @property
     def peak(self) -> int:

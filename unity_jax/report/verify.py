@@ -87,16 +87,15 @@ def _untimed(plan: Plan) -> tuple[Collective, ...]:
 def _compiled(
     program: jax.stages.Compiled, plan: Plan, axes: MeshAxes, repeated: list[Collective], clock: float | None
 ) -> Compiled:
-    module, memory, planned = parse(program.as_text()), program.memory_analysis(), _untimed(plan)
+    module, planned = parse(program.as_text()), _untimed(plan)
     found = tuple(module_collectives(module, axes))
     runs = [(c, p.trips) for c, p in zip(planned, plan.predicted.collectives, strict=True)]
-    sizes = (getattr(memory, f"{of}_size_in_bytes") for of in ("argument", "output", "temp", "alias", "host_temp"))
     cycles = estimated_cycles(with_schedules(module, schedules(module))) if clock else None
     return Compiled(
         collectives=found,
         differences=tuple(bytes_difference(planned, found)),
         account=account(runs, module, axes, repeated),
-        memory=CompiledMemory(*sizes),
+        memory=CompiledMemory.of(program),
         cycles=cycles,
         seconds=cycles.total / clock if cycles and clock else None,
     )

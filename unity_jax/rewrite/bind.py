@@ -164,13 +164,16 @@ def _shared(match: Match, variables: Sequence[Term]) -> bool:
     if len(match.rule.source) == 1:
         return True
     for a, b in itertools.combinations(variables, 2):
-        later = any(
-            p in a.type.dims and q in b.type.dims
+        parts = [
+            (p, q)
             for s in sums(match.rule)
             for p, q in itertools.permutations(s.parts, 2)
-        )
+            if p in a.type.dims and q in b.type.dims
+        ]
+        later = bool(parts)
         if later and not match.first:
             continue
+        counted = any(all(sum(d in v.type.dims for v in variables) == 1 for d in pair) for pair in parts)
         ids = {v.name: match.dims.all(match.values[v.name].ids) for v in variables}
         bound = {i for name in match.names for i in match.ids(name)}
         for name in a.type.dims:
@@ -182,6 +185,8 @@ def _shared(match: Match, variables: Sequence[Term]) -> bool:
             for v, w in ((a, b), (b, a)):
                 others = {i for n in (ids.keys() - {v.name} if later else {w.name}) for i in ids[n]}
                 left.append([i for i in ids[v.name] if i not in bound and i not in others])
+            if counted:  # what counts towers comes first, and is joined
+                left = [ids[1:] for ids in left]
             if len(left[0]) != len(left[1]):
                 return False
             if not each(match.dims.unite(i, j) for i, j in zip(*left, strict=True)):

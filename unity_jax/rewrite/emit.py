@@ -132,6 +132,13 @@ class Emitter:
             self.fresh[name] = self.dims.fresh(sum(self.size(p) for p in name.parts))
         return (self.fresh[name],)
 
+    def named(self, term: Term) -> Ids:
+        """The dimensions that an op names, once its operands are made: they may make one of them, as `stack` does."""
+        for a in term.args:
+            if a.op:
+                self.term(a)
+        return tuple(i for name in term.attrs for i in self.ids(name))
+
     def plain(self, ids: Ids) -> Ids:
         """Identities of dimensions none of which is a product."""
         found = self.dims.all(ids)
@@ -260,7 +267,7 @@ def _dot(e: Emitter, term: Term) -> Named:
     settings = {(str(op.params["precision"]), str(op.outputs[0].dtype)) for op in like}
     if len(settings) != 1:
         raise CannotEmit("products of different precision")
-    contracted = tuple(i for name in term.attrs for i in e.ids(name))
+    contracted = e.named(term)
     x, y = e.arguments(term, contracted)
     contracted = tuple(i for i in contracted if e.dims.size[i] > 1 or i in (*x.ids, *y.ids))
     x, y = (e.with_ids(a, *contracted) for a in (x, y))
@@ -287,13 +294,16 @@ def _conv(e: Emitter, term: Term) -> Named:
     image, window = (e.plain(ids) for ids in seen.attrs[1:])
     x, w = e.arguments(term, (features, *image, *window))
     places = e.plain(tuple(source.ids[d] for d in like.params["dimension_numbers"].out_spec[2:]))
-    (batch,) = (i for i in x.ids if i not in (features, *image))
-    (channels,) = (i for i in w.ids if i not in (features, *window))
+    batch = tuple(i for i in x.ids if i not in (features, *image))
+    channels = tuple(i for i in w.ids if i not in (features, *window))
+    if not set(batch).isdisjoint(channels):
+        raise CannotEmit("a convolution of which both operands have a dimension more, as a grouped one")
+    alone = e.dims.product(batch), e.dims.product(channels)
     numbers = lax.ConvDimensionNumbers(*[tuple(range(2 + len(image)))] * 3)
     params = {**like.params, "dimension_numbers": numbers}
-    operands = [e.aligned(x, (batch, features, *image)), e.aligned(w, (channels, features, *window))]
+    operands = [e.aligned(x, (alone[0], features, *image)), e.aligned(w, (alone[1], features, *window))]
     (array,) = _compat.bind(like.eqn, operands, params)
-    return Named(array, (batch, channels, *places))
+    return e.opened(Named(array, (*alone, *places)))
 
 
 def _pointwise(function: Callable[..., Any]) -> Callable[[Emitter, Term], Named]:
@@ -321,14 +331,14 @@ def _function(e: Emitter, term: Term) -> Named:
 
 
 def _sum(e: Emitter, term: Term) -> Named:
-    gone = tuple(i for name in term.attrs for i in e.ids(name))
+    gone = e.named(term)
     x = e.with_ids(*e.arguments(term, gone), *gone)
     array = lax.reduce_sum(x.array, [x.ids.index(i) for i in gone])
     return Named(array, tuple(i for i in x.ids if i not in gone))
 
 
 def _fold(e: Emitter, term: Term) -> Named:
-    gone = tuple(i for name in term.attrs for i in e.ids(name))
+    gone = e.named(term)
     (x,) = e.arguments(term, gone)
     left = [i for i in gone if i in x.ids]  # folding equal values changes nothing
     op = e.matched("fold")

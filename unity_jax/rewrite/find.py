@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -10,55 +9,12 @@ from typing import TypeVar
 from unity_jax.pcg.graph import Tensor
 from unity_jax.rewrite.bind import Match, complete, each, same_function
 from unity_jax.rewrite.dims import Dims, Ids, Seen, Selection, Value
-from unity_jax.rewrite.language import PARALLEL, Dim, Term
-from unity_jax.rewrite.prune import is_own_inverse
+from unity_jax.rewrite.directions import COMMUTATIVE
+from unity_jax.rewrite.language import Dim, Term
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import View, outline, seen_as
 
 _Item = TypeVar("_Item")
-
-COMMUTATIVE = frozenset({"dot", "add", "mul"})
-_UNSEEN = PARALLEL | {"split", "merge", "onehot", "window", "zeros", "ones", "broadcast", "transpose"}
-_FUSED = frozenset("add sub mul neg f g h convert".split())
-
-
-def is_applicable(rule: Rule) -> bool:
-    """Whether the rule is about what a traced program holds: layouts, which the search chooses, are no part of it.
-
-    Row numbers are taken as they are, and what XLA fuses anyway is left to it, side by side as well.
-    """
-    every = [t for side in (rule.source, rule.target) for r in side for t in r.walk()]
-    numbers = [t for t in every if t.type.ids is not None]
-    return (
-        not rule.when
-        and not rule.unbound
-        and not any(t.op in _UNSEEN for t in every)
-        and not any(t.op for t in numbers)
-        and all(r.op for r in rule.source)
-        and any(t.op and t.op not in _FUSED for t in every)
-        and (len(rule.source) == 1 or not all(r.op in _FUSED for r in rule.source))
-        and not all(r.op in COMMUTATIVE and not any(a.op for a in r.args) for r in (*rule.source, *rule.target))
-    )
-
-
-def both_ways(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """The rules of a library as they can be applied: from left to right, and back (`inverse`) where that is another."""
-    found = []
-    for rule in rules:
-        found.append(rule)
-        known = {t for r in rule.target for t in r.walk() if not t.op}
-        if set(rule.given) <= known and not (len(rule.source) == 1 and is_own_inverse(rule)):
-            found.append(dataclasses.replace(rule, name=inverse(rule.name), source=rule.target, target=rule.source))
-    return tuple(r for r in found if is_applicable(r))
-
-
-_BACK = ", back"
-
-
-def inverse(name: str) -> str:
-    """The name of a rule the other way round."""
-    return name.removesuffix(_BACK) if name.endswith(_BACK) else name + _BACK
-
 
 def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
     """Every way in which `root` is the first result of the rule's source."""

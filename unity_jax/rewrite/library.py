@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from unity_jax.rewrite.find import both_ways
+from unity_jax.rewrite.directions import both_ways, refusal
 from unity_jax.rewrite.rule import Rule
 
 FILE = Path(__file__).with_name("library.json")
@@ -29,8 +29,9 @@ def applicable() -> tuple[Rule, ...]:
 def stacking() -> tuple[Rule, ...]:
     """The rules by which two ops become one on stacked or joined operands, and by which these cancel: those for
     towers."""
-    siblings = [r for r in library() if len(r.source) == 2 and (_is_made_of(r, "unstack") or _is_made_of(r, "slice"))]
-    return (*siblings, *(r for r in library() if r.source[0].op in ("stack", "concat") and not r.target[0].op))
+    possible = [r for r in library() if refusal(r, towers=True) is None]
+    siblings = [r for r in possible if len(r.source) == 2 and (_is_made_of(r, "unstack") or _is_made_of(r, "slice"))]
+    return (*siblings, *(r for r in possible if r.source[0].op in ("stack", "concat") and not r.target[0].op))
 
 
 @functools.cache

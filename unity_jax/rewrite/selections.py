@@ -53,7 +53,7 @@ def _cut(op: Op, value: Value, dims: Dims, at: int, start: int, limit: int) -> I
 def seen_pad(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
     config = op.params["padding_config"]
     cut = [d for d, c in enumerate(config) if tuple(c) != (0, 0, 0)]
-    if len(cut) != 1 or not _is_zero(op.inputs[1]):
+    if len(cut) != 1 or not _is_zero(view.cast_from(op.inputs[1])):
         return
     (at,) = cut
     low, high, inside = map(int, config[at])
@@ -79,7 +79,7 @@ def seen_dynamic_slice(view: View, op: Op, value: Value, dims: Dims) -> Iterator
 
 def seen_gather(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
     """Rows of one dimension, by numbers; dimensions that operand and numbers share are a batch."""
-    x, indices = op.inputs
+    x, numbered = op.inputs
     n = op.params["dimension_numbers"]
     batch = tuple(n.operand_batching_dims)
     if len(n.start_index_map) != 1 or n.collapsed_slice_dims != n.start_index_map:
@@ -95,13 +95,14 @@ def seen_gather(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
     numbers = [i for d, i in enumerate(value.ids) if d not in n.offset_dims]
     for d, at in zip(batch, n.start_indices_batching_dims, strict=True):
         found[d] = numbers[at]
-    selection = Selection("gather", tuple(numbers), Value(indices, (*numbers, dims.fresh(1))), 0, _rows(op))
+    indices = Value(view.same.get(numbered, numbered), (*numbers, dims.fresh(1)))
+    selection = Selection("gather", tuple(numbers), indices, 0, _rows(op))
     yield Seen("take", (Value(x, tuple(found)),), ((found[rows],),), selection)
 
 
 def seen_scatter(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
     """Rows added at their numbers: into zeros, or into a table."""
-    table, indices, updates = op.inputs
+    table, numbered, updates = op.inputs
     n = op.params["dimension_numbers"]
     batch = tuple(n.operand_batching_dims)
     if len(n.scatter_dims_to_operand_dims) != 1 or n.inserted_window_dims != n.scatter_dims_to_operand_dims:
@@ -121,9 +122,10 @@ def seen_scatter(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]
     for at in added:
         found[at] = dims.fresh(updates.shape[at])
     numbers = tuple(found[at] for at in places)
-    selection = Selection("gather", numbers, Value(indices, (*numbers, dims.fresh(1))), 0, _rows(op))
+    indices = Value(view.same.get(numbered, numbered), (*numbers, dims.fresh(1)))
+    selection = Selection("gather", numbers, indices, 0, _rows(op))
     attrs = (tuple(found[at] for at in added), (value.ids[rows],))
-    if _is_zero(view.source(table)):
+    if _is_zero(view.cast_from(view.source(table))):
         yield Seen("put", (Value(updates, tuple(found)),), attrs, selection)
     else:
         yield Seen("scatter", (Value(table, value.ids), Value(updates, tuple(found))), attrs, selection)
@@ -200,7 +202,7 @@ def emit_put(e: Emitter, term: Term) -> Named:
     u, ids = _rows_of(e, term)
     if how.kind == "slice":
         return _padded(e, u, ids[0], rows, how.start)
-    added = [i for name in term.attrs for i in e.ids(name)]
+    added = e.named(term)
     kept = tuple(i for i in u.ids if i not in added)
     zeros = Named(jnp.zeros([e.dims.size[i] for i in (rows, *kept)], u.array.dtype), (rows, *kept))
     return _added(e, zeros, u, how, ids, rows, added)
@@ -212,7 +214,7 @@ def emit_scatter(e: Emitter, term: Term) -> Named:
     if how.kind != "gather":
         raise CannotEmit("rows in order are added, not scattered")
     u, ids = _rows_of(e, term)
-    added = [i for name in term.attrs for i in e.ids(name)]
+    added = e.named(term)
     return _added(e, e.with_ids(t, rows, *(i for i in u.ids if i not in added)), u, how, ids, rows, added)
 
 

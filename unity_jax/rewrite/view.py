@@ -19,6 +19,7 @@ from unity_jax.rewrite import selections
 from unity_jax.rewrite.dims import Dims, Ids, Seen, Value, put_at, values
 from unity_jax.rewrite.language import Term
 from unity_jax.rewrite.relabel import relabelled, relabels
+from unity_jax.trace import has_effects
 
 
 def computes(op: Op) -> object:
@@ -88,6 +89,24 @@ class View:
         if found is None:
             op = self.maker.get(t)
             found = self.sources[t] = self.source(op.inputs[0]) if op is not None and relabels(op) else t
+        return found
+
+    def cast_from(self, t: Tensor) -> Tensor:
+        """The tensor that `t` is before a change of type: `jnp.pad` casts its zero, an integer, in the program."""
+        op = self.maker.get(t)
+        return self.cast_from(op.inputs[0]) if op is not None and op.name == "convert_element_type" else t
+
+    @functools.cached_property
+    def same(self) -> dict[Tensor, Tensor]:
+        """For each result of an op the first that is computed alike: `a[i]` and `b[i]` both make `i` count from the
+        end where it is negative. Barriers keep apart what they were put between."""
+        first: dict[object, Tensor] = {}
+        found: dict[Tensor, Tensor] = {}
+        for op in self.graph.ops:
+            operands = tuple(id(found.get(t, t)) for t in op.inputs if t.literal is None)
+            alone = op.bodies or op.name.startswith(("random", "optimization_barrier")) or has_effects(op)
+            for i, t in enumerate(op.outputs):
+                found[t] = t if alone else first.setdefault((op.signature, operands, i), t)
         return found
 
     def may_be(self, outline: Outline, t: Tensor) -> bool:

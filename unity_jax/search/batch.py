@@ -1,97 +1,249 @@
-"""Which dimensions run over the examples of a batch, found by following factors from the batch arguments."""
+"""Which dimensions run over the examples of a batch: those whose splitting divides the work.
+
+An index class runs through the factors of op rules (`ops/rule.py`): the rows of `x[b,k]` are those of `x @ w`, of its
+cotangent and of the loss. The batch is, of the index classes of the arguments that are not state, the one that divides
+most arithmetic into independent parts. So it is dimension 0 of tokens `[B, T]`, and dimension 1 of rollouts `[T, B]`
+and of the images `[5, B, ...]` of five updates in a row. What is drawn in the step (noise that becomes images) has a
+batch of its own, unless it meets that of an argument.
+"""
 
 from __future__ import annotations
 
-import collections
+import math
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from unity_jax import _compat
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.ops.rule import Dims as Factors
+from unity_jax.ops.rule import Rule
+from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
 from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
 
-Dims = set[tuple[Tensor, int]]
+Dims = Mapping[tuple[Tensor, int], int]
+"""Dimensions that hold an index, each with the number of elements major to the index in it: 1, but `T` for the index
+`b` of a dimension that merges `[T, B]`."""
+
+TIE = 0.01
+"""What part of the work an index may divide less than another and count as equal: then the first dimension is it."""
+
+_known: weakref.WeakKeyDictionary[Graph, dict[int, Dims]] = weakref.WeakKeyDictionary()
 
 
-def batch_inputs(program: Program) -> list[Tensor]:
-    """The graph inputs that hold a batch: those that no output replaces, of the batch's leading size.
+def batch_dims(program: Program, rules: RuleCache, ways: int) -> Dims:
+    """Every dimension of the traced graph, sub-graphs included, that runs over the examples of a batch.
 
-    A function that replaces nothing has its batch in its last argument.
+    **Arguments:** `ways`: the number of devices; a dimension of 5 divides nothing by 8.
     """
+    known = _known.setdefault(program.graph, {})
+    if ways not in known:
+        known[ways] = _Batch(program, rules, ways).found
+    return known[ways]
+
+
+def position_dims(program: Program, rules: RuleCache, batch: Dims) -> Dims:
+    """Every dimension that comes from the first dimension beside the batch of an argument: positions of sequences."""
     state = set(program.ties.values())
-    n = len(program.constants)
-    names = program.in_paths
-    candidates = [t for i, t in enumerate(program.graph.inputs) if i >= n and i not in state and t.rank > 0]
-    if not state and names:
-        last = max(name.split("]")[0] for name in names)
-        inputs = program.graph.inputs[n:]
-        candidates = [t for t, name in zip(inputs, names, strict=True) if name.startswith(last) and t.rank > 0]
-    sizes = collections.Counter(t.shape[0] for t in candidates)
-    if not sizes:
-        return []
-    common = max(sizes, key=lambda s: (sizes[s], s))
-    return [t for t in candidates if t.shape[0] == common]
-
-
-def batch_dims(program: Program, rules: RuleCache, dim: int = 0) -> Dims:
-    """Every (tensor, dimension) of the traced graph, sub-graphs included, that comes from dimension `dim` of the batch.
-
-    Dimension 0 indexes examples; in batches of token sequences dimension 1 indexes positions.
-    """
-    found: Dims = {(t, dim) for t in batch_inputs(program) if t.rank > dim}
-    _visit(program.graph, rules, found)
-    return found
-
-
-def _visit(graph: Graph, rules: RuleCache, found: Dims) -> None:
-    for op in graph.ops:
-        if op.name == "optimization_barrier":
-            found |= {
-                (o, d) for i, o in zip(op.inputs, op.outputs, strict=True) for d in range(i.rank) if (i, d) in found
-            }
-        elif op.bodies:
-            _visit_bodies(op, rules, found)
-        else:
-            rule, factors = rules(op), batch_factors(op, rules, found)
-            found |= {
-                (t, d)
-                for t, dims in zip(op.outputs, rule.results, strict=True)
-                for d, f in enumerate(dims)
-                if f and f[0] in factors
-            }
+    held = dict(batch.keys())
+    others = [
+        (t, next(d for d in range(t.rank) if d != held[t]))
+        for i, t in enumerate(program.graph.inputs)
+        if i not in state and t in held and t.rank > 1
+    ]
+    return _Paths(program.graph, rules).forward(others)
 
 
 def batch_factors(op: Op, rules: RuleCache, found: Dims) -> set[int]:
     """The factors of an op that one of the dimensions in `found` indexes."""
     rule = rules(op)
     return {
-        f[0]
-        for t, dims in zip(op.inputs, rule.operands, strict=True)
-        for d, f in enumerate(dims)
-        if f and (t, d) in found
+        f
+        for tensors, side in ((op.inputs, rule.operands), (op.outputs, rule.results))
+        for t, dims in zip(tensors, side, strict=True)
+        for d in range(t.rank)
+        if (t, d) in found and (at := _factor_at(rule, dims[d], found[t, d])) is not None
+        for f in at[:1]
     }
 
 
-def _visit_bodies(op: Op, rules: RuleCache, found: Dims) -> None:
-    def bind(inner: Tensor, outer: Tensor, shift: int = 0) -> None:
-        found.update((inner, d - shift) for d in range(shift, outer.rank) if (outer, d) in found)
+class _Paths:
+    """Follows indices through the ops of a graph and of its sub-graphs."""
 
+    def __init__(self, graph: Graph, rules: RuleCache) -> None:
+        self.rules = rules
+        self.ops: dict[Tensor, dict[Op, None]] = {}  # by each tensor that an op reads or makes
+        self.same: dict[Tensor, list[tuple[Tensor, int, bool]]] = {}  # equal tensors: dimensions lost, whether forward
+        for _, inner, _ in nested(graph):
+            for op in inner.ops:
+                if op.bodies or op.name == "optimization_barrier":
+                    for a, b, lost in _equal(op):
+                        self.same.setdefault(a, []).append((b, lost, True))
+                        self.same.setdefault(b, []).append((a, -lost, False))
+                else:
+                    for t in (*op.inputs, *op.outputs):
+                        self.ops.setdefault(t, {})[op] = None
+
+    def everywhere(self, seeds: Iterable[tuple[Tensor, int]]) -> Dims:
+        """All dimensions that an index reaches, forward and backward; of a tensor only the first."""
+        found: dict[tuple[Tensor, int], int] = {}
+        held: set[Tensor] = set()
+        self._spread([(t, d, 1) for t, d in seeds], found, held)
+        return found
+
+    def forward(self, seeds: Iterable[tuple[Tensor, int]]) -> Dims:
+        """All dimensions that are computed from dimensions of inputs."""
+        found: dict[tuple[Tensor, int], int] = {}
+        self._spread([(t, d, 1) for t, d in seeds], found, None)
+        return found
+
+    def _spread(
+        self,
+        seeds: Sequence[tuple[Tensor, int, int]],
+        found: dict[tuple[Tensor, int], int],
+        held: set[Tensor] | None,
+    ) -> None:
+        queue: deque[tuple[Tensor, int, int]] = deque()
+
+        def reach(t: Tensor, d: int, major: int) -> None:
+            if (t, d) not in found and t.literal is None and (held is None or t not in held):
+                found[t, d] = major
+                queue.append((t, d, major))
+                if held is not None:
+                    held.add(t)
+
+        for seed in seeds:
+            reach(*seed)
+        while queue:
+            t, d, major = queue.popleft()
+            for other, lost, ahead in self.same.get(t, ()):
+                if (ahead or held is not None) and 0 <= d - lost < other.rank:
+                    reach(other, d - lost, major)
+            for op in self.ops.get(t, ()):
+                for place in self._reached(op, t, d, major, backward=held is not None):
+                    reach(*place)
+
+    def _reached(self, op: Op, t: Tensor, d: int, major: int, backward: bool) -> Iterator[tuple[Tensor, int, int]]:
+        rule = self.rules(op)
+        sides = [(op.inputs, rule.operands), (op.outputs, rule.results)]
+        for tensors, side in sides if backward else sides[:1]:
+            for own, dims in zip(tensors, side, strict=True):
+                if own is not t or (at := _factor_at(rule, dims[d], major)) is None:
+                    continue
+                factor, inner = at
+                for others, places in sides if backward else sides[1:]:
+                    yield from _holding(rule, factor, inner, others, places)
+
+
+def _factor_at(rule: Rule, dims: Sequence[int], major: int) -> tuple[int, int] | None:
+    """The factor of a dimension that has an index with so many elements major to it, and how many of them it has."""
+    outer = 1
+    for f in dims:
+        size = rule.factors[f].size
+        if outer <= major < outer * size:
+            return (f, major // outer) if major % outer == 0 else None
+        outer *= size
+    return None
+
+
+def _holding(
+    rule: Rule, factor: int, inner: int, tensors: Sequence[Tensor], side: Sequence[Factors]
+) -> Iterator[tuple[Tensor, int, int]]:
+    for t, dims in zip(tensors, side, strict=True):
+        for d, factors in enumerate(dims):
+            if factor in factors:
+                before = factors[: factors.index(factor)]
+                yield t, d, math.prod(rule.factors[f].size for f in before) * inner
+
+
+def _equal(op: Op) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Tensors that are the same inside and outside of sub-graphs, from what is known first to what follows from it, and
+    how many leading dimensions are lost."""
+    if op.name == "optimization_barrier":
+        yield from ((i, o, 0) for i, o in zip(op.inputs, op.outputs, strict=True))
     for body in op.bodies:
         if op.name == "scan":
             consts, carries = _compat.scan_arity(op.params)
             for i, (inner, outer) in enumerate(zip(body.inputs, op.inputs, strict=True)):
-                bind(inner, outer, int(i >= consts + carries))
-            for _ in range(2):  # what a carry learns in the first trip reaches everything in the second
-                _visit(body, rules, found)
-                for i, t in enumerate(body.outputs[:carries]):
-                    bind(body.inputs[consts + i], t)
+                yield outer, inner, int(i >= consts + carries)
             for i, (inner, outer) in enumerate(zip(body.outputs, op.outputs, strict=True)):
-                shift = int(i >= carries)
-                found.update((outer, d + shift) for d in range(inner.rank) if (inner, d) in found)
+                yield inner, outer, -int(i >= carries)
+                if i < carries:
+                    yield inner, body.inputs[consts + i], 0
         else:
             skip = 1 if op.name == "cond" else len(op.inputs) - len(body.inputs)
-            for inner, outer in zip(body.inputs, op.inputs[skip:], strict=True):
-                bind(inner, outer)
-            _visit(body, rules, found)
-            if body.outputs and len(body.outputs) == len(op.outputs):
-                for inner, outer in zip(body.outputs, op.outputs, strict=True):
-                    bind(outer, inner)
+            yield from ((outer, inner, 0) for inner, outer in zip(body.inputs, op.inputs[skip:], strict=True))
+            if len(body.outputs) == len(op.outputs):
+                yield from ((inner, outer, 0) for inner, outer in zip(body.outputs, op.outputs, strict=True))
+
+
+class _Batch:
+    """Chooses the index classes that are the batch. **Fields:** `found`: their dimensions."""
+
+    def __init__(self, program: Program, rules: RuleCache, ways: int) -> None:
+        graph, self.rules, self.ways = program.graph, rules, ways
+        self.paths = _Paths(graph, rules)
+        self.work = {op: repeat * rules(op).flops for op, repeat in _ahead(graph)}
+        self.state = {graph.inputs[i] for i in program.ties.values()}
+        self.classes: list[Dims] = []
+        held: dict[Tensor, int] = {}
+        self.found: dict[tuple[Tensor, int], int] = {}
+        drawn = [t for _, g, _ in nested(graph) for op in g.ops if op.name.startswith("random_") for t in op.outputs]
+        for roots in (self._arguments(program), *([t] for t in drawn)):
+            while index := self._best([t for t in roots if t not in held]):
+                self.found |= index
+                held |= dict(index.keys())
+
+    def _arguments(self, program: Program) -> list[Tensor]:
+        """Those that no output replaces; of a function that replaces nothing (an evaluation), those of its last one."""
+        last = max((name.split("]")[0] for name in program.in_paths), default="")
+        named = zip(program.leaves, program.in_paths, strict=True)
+        return [t for t, name in named if t not in self.state and (self.state or name.startswith(last))]
+
+    def _best(self, roots: Sequence[Tensor]) -> Dims | None:
+        """The index class of these tensors that divides most; of equal ones that of the first dimension.
+
+        After the first one, none that runs over a dimension of the state, or over another dimension of what has one.
+        """
+        free = [(t.shape[d], d, index) for t in roots for d, index in self._of(t) if self._is_free(index)]
+        scores = [(self._divided(index, n), d, index) for n, d, index in free]
+        most = max((score for score, *_ in scores), default=0.0)
+        near = [(d, -score, index) for score, d, index in scores if score >= (1 - TIE) * most > 0]
+        return min(near, key=lambda n: n[:2])[2] if near else None
+
+    def _of(self, t: Tensor) -> Iterator[tuple[int, Dims]]:
+        """The index classes of the dimensions of a tensor."""
+        for d, n in enumerate(t.shape):
+            if n > 1:
+                index = next((c for c in self.classes if c.get((t, d)) == 1), None)
+                if index is None:
+                    index = self.paths.everywhere([(t, d)])
+                    self.classes.append(index)
+                yield d, index
+
+    def _is_free(self, index: Dims) -> bool:
+        held = {t for t, _ in self.found}
+        return not self.found or not any(t in self.state or t in held for t, _ in index)
+
+    def _divided(self, index: Dims, size: int) -> float:
+        """Arithmetic of the forward pass that no device has to do if so many split an index of this size, of the ops
+        that do not sum over it: examples do not meet before their gradients do."""
+        apart = 0.0
+        for op in {op: None for t, _ in index for op in self.paths.ops.get(t, ()) if op in self.work}:
+            factors = batch_factors(op, self.rules, index)
+            if factors and all(self.rules(op).factors[f].kind == "pass" for f in factors):
+                apart += self.work[op]
+        return apart * (1 - -(-size // self.ways) / size)
+
+
+def _ahead(graph: Graph, repeat: int = 1) -> Iterator[tuple[Op, int]]:
+    """The ops before any of the backward pass, of sub-graphs too, and how often each runs in a step."""
+    late: set[Tensor] = set()
+    for op in graph.ops:
+        if op.backward or not late.isdisjoint(op.inputs):
+            late.update(op.outputs)
+        elif op.bodies:
+            for body in op.bodies:
+                yield from _ahead(body, repeat * trips(op))
+        else:
+            yield op, repeat

@@ -5,9 +5,11 @@ Its graph is the program as every device runs it; its peak memory and the simula
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from unity_jax.cost.memory import Memory, memory
 from unity_jax.cost.reshard import Resharder
@@ -21,12 +23,13 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.decompose import decompose
+from unity_jax.search.searched import UNKNOWN, Searched
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One complete plan: the program, rewritten or not, decisions, the graph they make, what it costs, and a lower
-    bound (0 if unknown) of the seconds of every plan for its mesh."""
+    """One complete plan: the program, rewritten or not, decisions, the graph they make, what it costs, a lower bound
+    (0 if unknown) of the seconds of every plan of that program for its mesh, and what it was chosen from."""
 
     program: Program
     mesh: MeshAxes
@@ -36,6 +39,8 @@ class Candidate:
     traffic: Traffic
     label: str
     lower_bound: float = 0.0
+    rivals: tuple[Candidate, ...] = ()
+    searched: Searched = UNKNOWN
 
     @functools.cached_property
     def memory(self) -> Memory:
@@ -52,6 +57,13 @@ class Candidate:
 
     def fits(self, limit: float) -> bool:
         return self.memory.peak_bytes <= limit
+
+    def noting(self, **notes: Any) -> Candidate:
+        """The same plan with other `searched` or `rivals`; what has been found of it is not found again."""
+        other = dataclasses.replace(self, **notes)
+        found = ("memory", "timeline")
+        other.__dict__.update({name: self.__dict__[name] for name in found if name in self.__dict__})
+        return other
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,8 @@ JOINT_AT_ONCE = 2**18  # entries of a sum that is made whole; larger ones are mi
 
 @dataclass(frozen=True)
 class Order:
-    """An elimination order, with the entries of the largest table and of all joint sums that it brings."""
+    """An elimination order, with the entries of the largest table and of all joint sums that it brings (inf: more than
+    a float counts)."""
 
     variables: tuple[int, ...]
     largest: float
@@ -66,8 +67,8 @@ def order(
         near = around.pop(v)
         chosen.append(v)
         largest = max(largest, score[v])
-        work += 2.0 ** (score[v] + weight[v])
-        if work > most_work or 2.0**largest > most:
+        work += _entries(score[v] + weight[v])
+        if work > most_work or _entries(largest) > most:
             return None
         for n in near:
             other = around[n]
@@ -79,7 +80,12 @@ def order(
             if abs(new - score[n]) > 1e-9:
                 score[n] = new
                 heapq.heappush(heap, (round(new, 6), n))
-    return Order(tuple(chosen), 2.0**largest, work)
+    return Order(tuple(chosen), _entries(largest), work)
+
+
+def _entries(bits: float) -> float:
+    """Two to this power, of which a float holds the first thousand."""
+    return 2.0**bits if bits < 1024 else inf
 
 
 def minimize(net: Network, plan: Order, table_limit: float) -> Minimum:

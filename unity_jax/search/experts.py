@@ -20,7 +20,7 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
-from unity_jax.search.batch import Dims, batch_dims, batch_factors
+from unity_jax.search.batch import batch_dims, batch_factors, position_dims
 from unity_jax.search.build import Built, Node
 
 
@@ -99,8 +99,8 @@ class _Completion:
 
     def __init__(self, program: Program, built: Built, mesh: MeshAxes, rules: RuleCache) -> None:
         self.built, self.mesh, self.rules = built, mesh, rules
-        self.batch: Dims = batch_dims(program, rules)
-        self.positions: Dims = batch_dims(program, rules, dim=1)
+        self.batch = batch_dims(program, rules, mesh.num_devices)
+        self.positions = position_dims(program, rules, self.batch)
         self.neighbours: list[list[_Neighbour]] = [[] for _ in built.nodes]
         for e in built.problem.edges:
             self._join(e.i, e.j, e.table)
@@ -274,8 +274,14 @@ class _Completion:
         used = [where.get(a) for a in expert.data]
         if not sharded:
             return all(u is None for u in used)
-        together = [lay for lay in node.layouts if _dim_of(lay, expert.data) is not None]
-        return not together or _dim_of(layout, expert.data) is not None
+        if any(_dim_of(lay, expert.data) is not None for lay in node.layouts):
+            return _dim_of(layout, expert.data) is not None
+        return self._shards(layout, expert) == max(self._shards(lay, expert) for lay in node.layouts)
+
+    def _shards(self, layout: Layout, expert: Expert) -> int:
+        """Into how many parts the data axes split a tensor: where not all of them can, as many as can do (hybrid
+        sharding), and the others hold copies."""
+        return self.mesh.size(tuple(a for a in expert.data if a in layout.axis_dim))
 
     def _fits(self, node: Node, dims: set[int], axes: tuple[str, ...]) -> bool:
         return any(all(lay.axis_dim.get(a) in dims for a in axes) for lay in node.layouts)
@@ -290,6 +296,9 @@ class _Completion:
             on_batch = self._split(strategies, expert.data, batch).all(axis=1)
             if on_batch.any():
                 allowed &= on_batch
+        elif not (expert.tables or expert.shard_params or expert.shard_state):
+            # Whoever keeps weights whole sums gradients whole and updates all of them everywhere.
+            allowed &= ~self._split(strategies, expert.data, range(len(self.rules(first).factors))).any(axis=1)
         if expert.model:
             # Model axes never split the batch, and split positions only between the matmuls, if at all.
             moves = expert.sequence and first.name not in _WEIGHTED

@@ -20,12 +20,14 @@ from unity_jax.machine.network import Level
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pins import code_mesh
 from unity_jax.program import Program
-from unity_jax.rewrite.find import is_applicable
+from unity_jax.rewrite.directions import is_applicable
 from unity_jax.rewrite.library import stacking
 from unity_jax.rewrite.rule import Rule
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
+from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.searched import Searched
 from unity_jax.search.twin import replayed, shallow
 from unity_jax.search.variants import WORSE, Moves, Search, is_better
 
@@ -37,25 +39,32 @@ def plan(
     pins: Pins,
     meshes: Sequence[MeshAxes],
     rules: Sequence[Rule],
+    options: SearchOptions = DEFAULTS,
 ) -> Candidate:
-    """The best plan over meshes and rewrites. Never worse than that of the program as it is, nor, unless it is deep,
-    than that of the program rewritten for one device.
+    """The best plan over meshes and rewrites, if `options` allow those. Never worse than that of the program as it is,
+    nor, unless it is deep, than that of the program rewritten for one device.
 
     A program that does not fit as it is is not rewritten: what it needs is memory, which is not what rewriting saves.
     """
-    planner = Planner(program, machine, limit, pins)
+    planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
+    if not options.rewrite:
+        return planner.plan(meshes).noting(searched=planner.searched(meshes))
     sketches = planner.sketch(meshes)
     first = best(sketches, planner.limit)
     if not first.fits(planner.limit):
         first, sketches = planner.plan(meshes), []
-    found = _rewritten(planner, first, rules) if first.fits(planner.limit) else []
+    found, searched = _rewritten(planner, first, rules) if first.fits(planner.limit) else ([], Searched())
     if not found:
-        return planner.plan(meshes) if sketches else first
+        chosen = planner.plan(meshes) if sketches else first
+        return chosen.noting(searched=planner.searched(meshes) + searched)
     chosen = planner.plan([c.mesh for c in sketches], [v.plan for v in found])
     likely = dict.fromkeys([first.mesh, chosen.mesh, *(c.mesh for c in sketches if c.seconds <= WORSE * first.seconds)])
+    searched += planner.searched(meshes)
     for variant in found:
-        chosen = planner.like(variant.plan.program).plan(list(likely) if variant.deep else meshes, [chosen])
-    return chosen
+        other = planner.like(variant.plan.program)
+        chosen = other.plan(list(likely) if variant.deep else meshes, [chosen])
+        searched += other.searched(meshes)
+    return chosen.noting(searched=searched)
 
 
 def alone(program: Program, machine: Machine, rules: Sequence[Rule]) -> Candidate:
@@ -76,9 +85,9 @@ class _Variant(NamedTuple):
     deep: bool
 
 
-def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> list[_Variant]:
+def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tuple[list[_Variant], Searched]:
     """Variants for the same mesh that may be faster, none if nothing is; of a deep program, made of what its shallow
-    twin finds, but for its towers: a twin may have cut one of two.
+    twin finds, but for its towers: a twin may have cut one of two. And how many were tried.
 
     A twin needs less memory than the program: its plans have no limit.
     """
@@ -86,23 +95,26 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> lis
     single = [r for r in rules if is_applicable(r)]
     twin = shallow(first.program)
     if len(twin.program.graph.ops) > len(first.program.graph.ops) // 2:
-        return [_Variant(c, False) for c in _explored(planner, first, single, paired)[0]]
-    base = Search(planner, _moves(planner, first, [], paired)).run(first)
+        every, _, searched = _explored(planner, first, single, paired)
+        return [_Variant(c, False) for c in every], searched
+    towers = Search(planner, _moves(planner, first, [], paired))
+    base = towers.run(first)
     variants = [_Variant(base, False)] if base is not first else []
     program, pins, mesh = base.program, planner.pins, first.mesh
     twin = shallow(program) if variants else twin
     outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
     scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
     start = scout.promising(mesh)
-    found, moves = _explored(scout, start, single, [])
+    found, moves, searched = _explored(scout, start, single, [])
+    searched += towers.searched
     if not found:
-        return variants
+        return variants, searched
     before = len(twin.program.rewrites)
     graph, done = replayed(program.graph, twin.program.graph, found[0].program.rewrites[before:], rules, moves.seconds)
     if not done:
-        return variants
+        return variants, searched
     made = planner.like(program.rewritten(graph, (*program.rewrites, *done))).promising(mesh)
-    return [_Variant(made, True)] if is_better(made, base, planner.limit) else variants
+    return ([_Variant(made, True)] if is_better(made, base, planner.limit) else variants), searched
 
 
 def _moves(planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]) -> Moves:
@@ -111,28 +123,36 @@ def _moves(planner: Planner, start: Candidate, single: Sequence[Rule], paired: S
 
 def _explored(
     planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]
-) -> tuple[list[Candidate], Moves]:
+) -> tuple[list[Candidate], Moves, Searched]:
     """Variants that may be the fastest, the best first: what the search finds, and the program as it is best on one
-    device, which another layout may suit better, if there is one: code that names mesh axes is for several."""
+    device, which another layout may suit better, if there is one: code that names mesh axes is for several. Also how
+    many were tried."""
     limit, several = planner.limit, planner.machine.num_devices > 1 and code_mesh(start.program.graph) is None
     moves = _moves(planner, start, single, paired)
-    found = Search(planner, moves).run(start)
-    seed = _seed(planner, start, moves) if several else start
+    search = Search(planner, moves)
+    found, searched = search.run(start), search.searched
+    seed, alone = _seed(planner, start, moves) if several else (start, Searched())
+    searched += alone
     if is_better(seed, found, limit):
-        found = Search(planner, moves).run(seed)
+        search = Search(planner, moves)
+        found = search.run(seed)
+        searched += search.searched
     rivals = [seed] if seed is not found and seed.fits(limit) else []
-    return [c for c in (found, *rivals) if c is not start], moves
+    return [c for c in (found, *rivals) if c is not start], moves, searched
 
 
-def _seed(planner: Planner, start: Candidate, moves: Moves) -> Candidate:
-    """The program rewritten for one device, planned; what its rewrites save together is divided as it is there."""
+def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, Searched]:
+    """The program rewritten for one device, planned; what its rewrites save together is divided as it is there. And how
+    many variants were tried."""
     single = one_device(planner.machine)
     scout = Planner(start.program, single, math.inf)
     before = scout.promising(*mesh_candidates(1, single))
-    after = Search(scout, moves).run(before)
+    search = Search(scout, moves)
+    after = search.run(before)
     if after is before:
-        return start
+        return start, search.searched
     made = planner.like(after.program).promising(start.mesh)
     share = (start.seconds - made.seconds) / (before.seconds - after.seconds)
     rewrites = tuple(dataclasses.replace(r, saved=r.saved * share) for r in after.program.rewrites)
-    return dataclasses.replace(made, program=after.program.rewritten(after.program.graph, rewrites))
+    program = after.program.rewritten(after.program.graph, rewrites)
+    return dataclasses.replace(made, program=program), search.searched

@@ -188,7 +188,7 @@ def _branched(
     """Look through everything whose priced cost is below the best; returns the bound that this proves."""
     model = priced(problem, base, prices)
     net, plan = planned(model, table_limit)
-    if plan.largest > min(table_limit, MODEST_TABLE):
+    if plan is None or plan.largest > MODEST_TABLE:
         return bound
     found = minimize(net, plan, table_limit)
     allowance = problem.limit * sum(prices.values())

@@ -44,7 +44,7 @@ def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int, rounds:
     """
     small = pruned(model)
     net, plan = planned(small, table_limit)
-    if plan.largest <= table_limit and plan.work <= MODEST_WORK:
+    if plan is not None and plan.work <= MODEST_WORK:
         return _exact(small, net, plan, table_limit)
     known = [_settled(model, s) for s in (*seeds, _first(small))]
     best, floor = min(known, key=lambda k: k.cost), -np.inf
@@ -62,20 +62,19 @@ def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int, rounds:
         fixed = small.choose(lambda i, b=bound, c=best.cost: b.least[i] < c)
         small = pruned(fixed) if fixed.strategies() < WORTHWHILE * small.strategies() else fixed
         net, plan = planned(small, table_limit)
-        if plan.largest <= table_limit:
+        if plan is not None:
             break
-    if plan.largest <= table_limit:  # heavy work, or what is left after fixing
+    if plan is not None:  # heavy work, or what is left after fixing
         exact = _exact(small, net, plan, table_limit)
         best, floor = min(best, exact, key=lambda k: k.cost), exact.cost
     return Optimum(best.assignment, best.cost, min(floor, best.cost))
 
 
-def planned(model: Model, table_limit: int) -> tuple[Network, Order]:
-    """The model as a network, and the order to eliminate it in."""
+def planned(model: Model, table_limit: int) -> tuple[Network, Order | None]:
+    """The model as a network, and the order to eliminate it in; None if a table would have more entries than the limit.
+    """
     net = network(model, table_limit)
-    found = order(net.sizes, [scope for scope, _ in net.factors])
-    assert found is not None
-    return net, found
+    return net, order(net.sizes, [scope for scope, _ in net.factors], table_limit)
 
 
 def _exact(small: Model, net: Network, plan: Order, table_limit: int) -> Optimum:
@@ -136,7 +135,7 @@ def _restricted(
     while True:
         trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n)))
         net, plan = planned(trial, table_limit)
-        if plan.largest <= limit and plan.work <= MODEST_WORK:
+        if plan is not None and plan.largest <= limit and plan.work <= MODEST_WORK:
             return _settled(model, trial.original(minimize(net, plan, table_limit).assignment))
         if low == 0:
             return None

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from unity_jax import progress
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
@@ -29,11 +30,15 @@ from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.problem import Usage
 from unity_jax.search.refine import by_axis, coarser, refined
 from unity_jax.search.rings import with_rings
+from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
 from unity_jax.search.tables import Store
 
 CLOSE = 1.1
 """How much slower than without a memory limit a plan may be that makes a search under the limit superfluous."""
+
+PROVED = 1e-6
+"""The gap, as a part of its cost, that rounding alone may leave between an assignment and its lower bound."""
 
 MANY_CHOICES = 100_000
 """Strategies of all ops together, beyond which two axes are planned one at a time."""
@@ -51,18 +56,22 @@ are worth trying."""
 
 
 class Solved(NamedTuple):
-    """A problem without a memory limit, the best assignment found, and plans of coarser meshes where that began."""
+    """A problem without a memory limit, the best assignment found, plans of coarser meshes where that began, and
+    whether the assignment is proved to be the best."""
 
     built: Built
     assignment: np.ndarray
     lifted: dict[str, np.ndarray]
+    exact: bool
 
 
 class Planner:
     """Plans one program on one machine; caches what meshes share."""
 
-    def __init__(self, program: Program, machine: Machine, limit: float | None = None, pins: Pins = NO_PINS) -> None:
-        self.program, self.machine, self.pins = program, machine, pins
+    def __init__(
+        self, program: Program, machine: Machine, limit: float | None = None, pins: Pins = NO_PINS, rivals: int = 0
+    ) -> None:
+        self.program, self.machine, self.pins, self.rivals = program, machine, pins, rivals
         self.limit = machine.device.memory_bytes if limit is None else limit
         self.rules = RuleCache()
         self.traffic = Traffic.of(program.graph, machine.device.compiler)
@@ -73,11 +82,12 @@ class Planner:
         self._resharders: dict[MeshAxes, Resharder] = {}
         self._interned: dict[MeshAxes, dict[Hashable, Any]] = {}
         self._stores: dict[MeshAxes, Store] = {}
+        self._limited: set[MeshAxes] = set()
 
     def like(self, program: Program, limit: float | None = None, pins: Pins | None = None) -> Planner:
         """A planner for a variant of the program, with the same limit and pins unless given; what equal ops share is
         shared."""
-        other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins)
+        other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins, self.rivals)
         other.rules, other._resharders, other._interned = self.rules, self._resharders, self._interned
         other._stores = self._stores
         return other
@@ -86,6 +96,7 @@ class Planner:
         """The planner's own answers without a memory limit; meshes are tried as in `plan`."""
         found: list[Candidate] = []
         for mesh in meshes:
+            progress.stage(f"mesh ({mesh})")
             found.append(self._proposed(mesh))
             if self._is_enough(found, mesh):
                 break
@@ -104,7 +115,17 @@ class Planner:
             self._compete(found, mesh)
             if self._is_enough(found, mesh):
                 break
-        return self._with_rings(found)
+        return self._with_rivals(self._with_rings(found), found)
+
+    def _with_rivals(self, chosen: Candidate, found: Sequence[Candidate]) -> Candidate:
+        """The chosen candidate with the next best ones that fit, as many as are wanted."""
+        if not self.rivals:
+            return chosen
+        others = (c for f in found for c in (f, *f.rivals))
+        known = {(c.seconds, c.memory.peak_bytes): c for c in others if c.fits(self.limit)}
+        known.pop((chosen.seconds, chosen.memory.peak_bytes), None)
+        nearest = sorted(known.values(), key=lambda c: c.seconds)[: self.rivals]
+        return chosen.noting(rivals=tuple(c.noting(rivals=()) for c in nearest))
 
     def _is_enough(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
         """Whether no more meshes are tried after this one."""
@@ -115,6 +136,13 @@ class Planner:
             uneven = uneven_seconds(solved.built, solved.assignment)
             return now.timeline.exposed_communication_seconds + undivided + uneven < NEGLIGIBLE * now.seconds
         return len(mesh.names) == 1 and self._is_hopeless(mesh)
+
+    def searched(self, meshes: Sequence[MeshAxes]) -> Searched:
+        """Which of these meshes have been planned for so far, and how."""
+        tried = [m for m in meshes if m in self._proposals]
+        skipped = (str(m) for m in meshes if m not in self._proposals)
+        inexact = (str(m) for m in tried if m in self._limited or not self._solved(m).exact)
+        return Searched(tuple(map(str, tried)), tuple(skipped), tuple(inexact))
 
     def promising(self, mesh: MeshAxes) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be."""
@@ -131,10 +159,11 @@ class Planner:
 
     def _compete(self, found: list[Candidate], mesh: MeshAxes) -> None:
         """Add the planner's answer for one mesh, and the seeds that could be better than all that is there."""
+        progress.stage(f"mesh ({mesh}), and what experts would do on it")
         solved, own = self._solved(mesh), self._proposed(mesh)
         found.append(own)
         self._contend(found, solved.built, True, solved.lifted)
-        if best(found, self.limit).seconds > least_seconds(solved.built):
+        if self.rivals or best(found, self.limit).seconds > least_seconds(solved.built):
             self._contend(found, solved.built, True, self._expert_seeds(mesh))
         if not own.fits(self.limit):
             self._within_limit(found, own)
@@ -158,11 +187,12 @@ class Planner:
         return with_rings(found, now, self.limit, make) if now.fits(self.limit) else now
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
-        """Add every seed that could be faster than the fastest of `found` that fits."""
+        """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted."""
         collectives = Resharder(self.machine, built.mesh, slices=False)
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
             now = best(found, self.limit)
-            if not now.fits(self.limit) or plan_seconds(built, seed, collectives) < now.seconds:
+            may_win = not now.fits(self.limit) or plan_seconds(built, seed, collectives) < now.seconds
+            if may_win or self.rivals:
                 found.append(self._finish(built, seed, keep, name))
 
     def _builder(self, mesh: MeshAxes) -> Builder:
@@ -187,18 +217,20 @@ class Planner:
             lifted = self._lifted(built, mesh)
             if len(mesh.names) == 1:
                 store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
-                assignment = solve(built.problem, store=store).assignment  # exact: seeds could add nothing
+                solution = solve(built.problem, store=store)  # exact, mostly: seeds could add nothing
+                assignment, exact = solution.assignment, solution.gap < PROVED
             else:
                 # Plans of coarser meshes stand for the experts that those could express.
                 combined = [e for e in experts(mesh) if e.is_combined] if len(mesh.names) == 2 else []
                 styles = combined if len(lifted) == len(mesh.names) - 1 else None
                 seeds = [*expert_seeds(self.program, built, mesh, self.rules, styles).values(), *lifted.values()]
                 if by_one_axis_at_a_time(built):
-                    assignment = by_axis(built, seeds)
+                    assignment, exact = by_axis(built, seeds), False
                 else:
                     store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
-                    assignment = solve(built.problem, seeds=seeds, store=store).assignment
-            self._solutions[mesh] = Solved(built, assignment, lifted)
+                    solution = solve(built.problem, seeds=seeds, store=store)
+                    assignment, exact = solution.assignment, solution.gap < PROVED
+            self._solutions[mesh] = Solved(built, assignment, lifted, exact)
         return self._solutions[mesh]
 
     def _lifted(self, built: Built, mesh: MeshAxes) -> dict[str, np.ndarray]:
@@ -227,6 +259,7 @@ class Planner:
         what its liveness misses tightens its limit, and it is solved again.
         """
         mesh = free.mesh
+        self._limited.add(mesh)
         built = self._builder(mesh).build(keep=False)
         problem = built.problem
         problem.usage = usage(self.program, built, self.traffic.written)
@@ -251,6 +284,10 @@ class Planner:
             limit = min(limit, problem.peak(assignment)) - excess
             if excess <= 0 or limit <= 0 or not possible:
                 return
+
+    def least_seconds(self, mesh: MeshAxes) -> float:
+        """No plan for this mesh takes less."""
+        return least_seconds(self._builder(mesh).build(keep=True))
 
     def least_bytes(self, mesh: MeshAxes) -> float:
         """Bytes per device that any plan on as many devices keeps alive at some time: every tensor split all ways it

@@ -16,17 +16,19 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from unity_jax import progress
 from unity_jax.machine.network import slowest
 from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.rewrite.directions import inverse
 from unity_jax.rewrite.estimate import Seconds, by_kernels, one_by_one
-from unity_jax.rewrite.find import inverse
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, counterparts, fingerprint, rewrite, still
 from unity_jax.rewrite.towers import Towers, exchanged, stacked, towers
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.planner import Planner
+from unity_jax.search.searched import Searched
 
 WORSE = 1.05
 """How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""
@@ -63,11 +65,28 @@ class Move(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What a move leads to: the whole graph, its fingerprint, and the steps with what followed from the first."""
+    """A move made: the whole graph, its fingerprint, and the steps with what followed from the first."""
 
     graph: Graph
     fingerprint: tuple[int, ...]
     steps: tuple[tuple[Path, Step], ...]
+
+
+class First(NamedTuple):
+    """The first step of a move: the graph that it rewrites, the ops to look at next, the step, and the fingerprint of
+    the whole."""
+
+    graph: Graph
+    near: frozenset[Op]
+    step: Step
+    fingerprint: tuple[int, ...]
+
+
+class Outcome(NamedTuple):
+    """Where a move ends: the fingerprint of the whole graph, and what the graph takes that it rewrites."""
+
+    fingerprint: tuple[int, ...]
+    seconds: Seconds
 
 
 class Moves:
@@ -88,6 +107,8 @@ class Moves:
         self.emitted: dict[object, Graph | str] = {}
         self._found: dict[Graph, list[Move]] = {}
         self._made: dict[Place | Towers, Made | None] = {}
+        self._firsts: dict[Place, First | None] = {}
+        self._outcomes: dict[object, Outcome] = {}
 
     def __call__(self, whole: Graph) -> list[Move]:
         """Every move that does not cost too much."""
@@ -107,35 +128,75 @@ class Moves:
             self._made[move.place] = self._make(whole, move)
         return self._made[move.place]
 
+    def outcome(self, whole: Graph, move: Move) -> Outcome | None:
+        """Where a move of a graph ends, if it can be made.
+
+        Rules that say the same of the same ops, and steps in another order, are the same program after the first step:
+        what follows from that is found once.
+        """
+        key = self._key(whole, move)
+        if key is None:
+            return None
+        if key not in self._outcomes:
+            made = self.made(whole, move)
+            if made is None and isinstance(move.place, Towers):
+                return None
+            graph = whole if made is None else made.graph  # None: undone
+            number = fingerprint(whole, self.known) if made is None else made.fingerprint
+            self._outcomes[key] = Outcome(number, self.in_all(graph_at(graph, move.path)))
+        return self._outcomes[key]
+
+    def _key(self, whole: Graph, move: Move) -> object | None:
+        """What decides where a move ends, None if it cannot be made."""
+        if isinstance(move.place, Towers):
+            return move.place
+        first = self._first(whole, move)
+        return None if first is None else (move.path, first.fingerprint)
+
     def gain(self, whole: Graph, move: Move) -> Seconds | None:
         """What a move of a graph saves together with what follows from it, each time it runs, if it can be made."""
-        made = self.made(whole, move)
-        if made is None:
-            return None
-        before, after = (self.in_all(graph_at(graph, move.path)) for graph in (whole, made.graph))
-        return before.less(after, 1)
+        outcome = self.outcome(whole, move)
+        return None if outcome is None else self.in_all(graph_at(whole, move.path)).less(outcome.seconds, 1)
 
     def _make(self, whole: Graph, move: Move) -> Made | None:
         if isinstance(move.place, Towers):
             made = stacked(move.finder.graph, move.place.pairs, self.stacking, self.emitted)
         else:
-            made = self._rewritten(move.finder, move.place)
+            first = self._first(whole, move)
+            made = None if first is None else self._followed(first, fingerprint(move.finder.graph, self.known))
         if made is None:
             return None
         graph, steps = made
         found = with_graph(whole, move.path, graph)
         return Made(found, fingerprint(found, self.known), tuple((move.path, step) for step in steps))
 
-    def _rewritten(self, finder: Finder, place: Place) -> tuple[Graph, list[Step]] | None:
-        """A place rewritten, and what follows from it."""
-        made = rewrite(finder, place)
-        if made is None:
-            return None
-        graph, near, first = made
-        near |= counterparts(place, finder.view, graph)
-        steps, total = [first], self.apart(graph).work
+    def _first(self, whole: Graph, move: Move) -> First | None:
+        finder, place = move.finder, move.place
+        assert isinstance(place, Place)
+        if place not in self._firsts:
+            made = rewrite(finder, place)
+            if made is None:
+                self._firsts[place] = None
+            else:
+                graph, near, step = made
+                near |= counterparts(place, finder.view, graph)
+                self._firsts[place] = First(
+                    graph, near, step, fingerprint(with_graph(whole, move.path, graph), self.known)
+                )
+        return self._firsts[place]
+
+    def _followed(self, first: First, before: tuple[int, ...]) -> tuple[Graph, list[Step]] | None:
+        """The graph after a first step and all that follows from it, and the steps; None if a rule that says the same
+        as the first one undoes it.
+
+        **Arguments:** `before`: the fingerprint of the graph before.
+        """
+        graph, near, steps = first.graph, first.near, [first.step]
+        total = self.apart(graph).work
         while following := self._following(graph, near, total, [inverse(step.rule) for step in steps]):
             graph, new, step, total = following
+            if fingerprint(graph, self.known) == before:
+                return None
             near = still(near | new, graph)
             steps.append(step)
         return graph, steps
@@ -165,11 +226,12 @@ class Search:
         self.tried: set[object] = set()
         self.saved: dict[object, float] = {}
         self.makes = 0
+        self.searched = Searched()
         self.done: dict[Graph, tuple[Rewrite, ...]] = {}
 
     def run(self, first: Candidate) -> Candidate:
         """The fastest variant that fits, within the budget."""
-        left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
+        allowed = left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
         self.makes = MADE * left
         self.seen.add(fingerprint(first.program.graph, self.moves.known))
         chosen, order = first, itertools.count()
@@ -179,6 +241,7 @@ class Search:
             if seconds > WORSE * chosen.seconds:
                 break
             for move in self._worth_a_plan(variant):
+                progress.stage(f"rewritten programs on {self.planner.machine.name}", allowed - left, allowed)
                 if variant is not chosen and move.place.key in self.tried:
                     continue  # of slower variants only what is new is rewritten further
                 made = self._planned(variant, move)
@@ -192,6 +255,8 @@ class Search:
                     chosen = made
                 if better or not left:
                     break  # what else there is, is found again in the better variant
+        ended = not left or not self.makes
+        self.searched = Searched(variants=allowed - left, allowed=allowed, out_of_budget=ended)
         if chosen is first:
             return first
         graph = chosen.program.graph
@@ -234,8 +299,11 @@ class Search:
                 wait(number, move)
 
     def _planned(self, variant: Candidate, move: Move) -> Candidate | None:
-        """The variant after a move, planned; None if it cannot be made or is known."""
+        """The variant after a move, planned; None if it cannot be made, or is known."""
         before = variant.program
+        outcome = self.moves.outcome(before.graph, move)
+        if outcome is None or outcome.fingerprint in self.seen:
+            return None
         made = self.moves.made(before.graph, move)
         if made is None or made.fingerprint in self.seen:
             return None

@@ -1,0 +1,137 @@
+"""Rows say which version of the code made them; a row of this version is what this version makes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))  # scripts import each other by name
+
+import ablation
+import expert_plans
+import made_by
+import mesh_sweep
+import readme
+import unity_table
+import zoo_table
+from made_by import PLANNED, code_of
+from rows import MADE_BY, Rows
+
+CHEAP = {
+    zoo_table: {"model": "mlp", "machine": "h100:8"},
+    unity_table: {"model": "mlp", "machine": "v100-summit:1x6"},
+    expert_plans: {"model": "gpt", "machine": "a100-40gb:2", "batch": "2"},
+    mesh_sweep: {"devices": "8"},
+    ablation: {"machine": "h100:8", "layers": "1", "reuse": "all reuse"},
+}
+"""The row of each table that is made again, if it is of this version: the tables that are planned and not compiled."""
+TIMED = ("planning CPU seconds", "planning seconds", MADE_BY)
+
+
+def made_again(script, row):
+    """What the script makes today of a row's settings."""
+    settings = {s: int(row[s]) if row[s].isdecimal() else row[s] for s in script.SETTINGS}
+    if script is expert_plans:
+        return script.measure(row)
+    return script.measure(*settings.values())
+
+
+@pytest.mark.parametrize("script", CHEAP, ids=lambda s: s.__name__)
+def test_a_row_is_of_this_version_or_the_page_calls_it_stale(script):
+    section = next(s for s in readme.SECTIONS if s.script is script)
+    row = next(r for r in section.rows if CHEAP[script].items() <= r.items())
+    if section.file_rows.is_stale(row):
+        said = readme.freshness(section, section.rows)
+        assert "stale" in said and said in readme.PAGE.read_text(), "run python experiments/readme.py"
+        return
+    made = {name: value for name, value in made_again(script, row).items() if name not in TIMED}
+    for name, value in made.items():
+        stored = type(value)(float(row[name])) if isinstance(value, float) else row[name]
+        what = f"{name}: another version made this row, and the hash of its code does not tell"
+        assert (stored == pytest.approx(value, rel=1e-4)) if isinstance(value, float) else stored == str(value), what
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A repository of one package and one model."""
+    monkeypatch.setattr(made_by, "ROOT", tmp_path)
+    made_by._hash.cache_clear()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "package" / "a.py").write_text('"""One."""\n\nx = 1  # one\n')
+    (tmp_path / "package" / "rules.json").write_text("[]")
+    for model in ("mlp", "gpt", "bert"):
+        (tmp_path / "models" / f"{model}.py").write_text("width = 8\n")
+    yield tmp_path
+    made_by._hash.cache_clear()
+
+
+def version(model=None):
+    made_by._hash.cache_clear()
+    return made_by.made_by(("package",), model)
+
+
+def test_the_version_follows_from_code_and_not_from_words(package):
+    first, of_mlp = version(), version("mlp")
+    (package / "package" / "a.py").write_text('"""Two,\n\nand more."""\n\n# Why.\nx = 1  # one\n')
+    assert version() == first
+    (package / "package" / "a.py").write_text('"""Two."""\nx = 2  # one\n')
+    changed = version()
+    assert changed != first
+    (package / "package" / "rules.json").write_text("[1]")
+    assert version() not in (first, changed)
+    (package / "package" / "rules.json").write_text("[]")
+    (package / "package" / "a.py").write_text('"""One."""\n\nx = 1  # one\n')
+    assert version() == first
+    (package / "models" / "mlp.py").write_text("width = 16\n")
+    assert version() == first and version("mlp") != of_mlp
+    (package / "package" / "b.py").write_text("")
+    assert version() != first, "a file more"
+
+
+def test_code_without_words(package):
+    path = package / "package" / "a.py"
+    path.write_text('def f():\n    """What."""\n    # How.\n\n    return "# not a comment"\n')
+    assert code_of(path) == 'def f():\n    return "# not a comment"'
+
+
+def test_code_that_is_not_there_is_an_error():
+    with pytest.raises(FileNotFoundError, match="depend"):
+        made_by.made_by(("unity_jax/none",))
+
+
+def test_rows_of_another_version_are_stale_and_made_again_when_asked(package, tmp_path):
+    rows = Rows(tmp_path / "rows.csv", ("model", "n"), ("package",))
+    made_by._hash.cache_clear()
+    for n in (1, 2):
+        rows.make({"model": "mlp", "n": n}, lambda n=n: {"x": n})
+    wanted = [{"model": "mlp", "n": n} for n in (1, 2, 3)]
+    assert rows.missing(wanted, stale=True) == wanted[2:]
+    (package / "package" / "a.py").write_text("x = 3\n")
+    made_by._hash.cache_clear()
+    assert all(map(rows.is_stale, rows.found))
+    assert rows.missing(wanted) == wanted[2:] and rows.missing(wanted, stale=True) == wanted
+    rows.make_all(wanted[1:2], lambda w: {"x": 10 * w["n"]}, "{n}")
+    assert [(r["x"], rows.is_stale(r)) for r in rows.found] == [("1", True), ("20", False)]
+
+
+def test_rows_without_a_version_are_stale(tmp_path):
+    (tmp_path / "old.csv").write_text("model,x\nmlp,1\n")
+    rows = Rows(tmp_path / "old.csv", ("model",), PLANNED)
+    assert list(map(rows.is_stale, rows.found)) == [True]
+
+
+def test_the_page_counts_stale_rows_and_names_the_fewer(package, tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    section = readme.Section("", zoo_table, "rows.csv", lambda rows: "", lambda rows: [], ("package",))
+    rows = Rows(tmp_path / "rows.csv", zoo_table.SETTINGS, ("package",))
+    for model in ("mlp", "gpt", "bert"):
+        rows.make({"model": model, "size": "full", "machine": "h100:8", "batch per device": 1}, dict)
+    assert readme.freshness(section, section.rows).startswith("All rows")
+    (package / "models" / "mlp.py").write_text("width = 32\n")
+    made_by._hash.cache_clear()
+    assert "1 of 3 rows are stale" in readme.freshness(section, section.rows)
+    assert readme.freshness(section, section.rows).endswith(": mlp full h100:8.")
+    (package / "package" / "a.py").write_text("x = 4\n")
+    made_by._hash.cache_clear()
+    assert readme.freshness(section, section.rows) == "**3 of 3 rows are stale**, made by another version of the code."

@@ -1,0 +1,41 @@
+"""What one compiler needs of a lowered program and others do not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.numerics.harness import QUICK, Case
+from unity_jax.lower.compile import spmd
+from unity_jax.lower.target import TARGETS, separated
+from unity_jax.pcg.graph import nested
+
+
+def attention(x, w):
+    """A softmax outside and one inside a loop."""
+    y, _ = jax.lax.scan(lambda c, _: (jax.nn.softmax(c @ w, -1), None), x, None, length=2)
+    return jax.nn.softmax(y @ w, -1)
+
+
+def barriers(graph):
+    return [op for _, g, _ in nested(graph) for op in g.ops if op.name == "optimization_barrier"]
+
+
+def test_what_is_separate_stands_behind_a_barrier_everywhere_and_the_program_computes_the_same():
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        case = Case.of(attention, [jnp.asarray(rng.normal(size=(8, 8))) for _ in range(2)], options=QUICK)
+        plan = case.sample((2, 4), 0)
+        apart = separated(plan.graph, TARGETS["tpu"].separate)
+        maxima = [op for op in plan.graph.walk() if op.name == "reduce_max"]
+        assert len(maxima) == 2
+        assert len(barriers(apart)) == len(barriers(plan.graph)) + 2
+        made = {t for op in apart.walk() if op.name == "reduce_max" for t in op.outputs}
+        readers = [op.name for op in apart.walk() for t in op.inputs if t in made]
+        assert readers == ["optimization_barrier"] * 2
+        got = jax.jit(spmd(apart, plan.mesh))(case.flat)
+        assert case.differences(got) == []
+
+
+def test_a_program_without_such_results_is_itself():
+    case = Case.traced(lambda x: x + 1, [jnp.ones(8)])
+    assert separated(case.program.graph, TARGETS["tpu"].separate) is case.program.graph

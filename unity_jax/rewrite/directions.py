@@ -1,0 +1,134 @@
+"""Which rules of a library rewrite traced programs, each way round, and why the others do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from unity_jax.rewrite.language import PARALLEL, Dim, Term
+from unity_jax.rewrite.prune import is_own_inverse
+from unity_jax.rewrite.rule import Rule
+
+COMMUTATIVE = frozenset({"dot", "add", "mul"})
+_UNSEEN = frozenset({"split", "merge", "onehot", "window", "zeros", "ones", "broadcast", "transpose"})
+_FUSED = frozenset("add sub mul neg f g h convert".split())
+
+
+def refusal(rule: Rule, towers: bool = False) -> str | None:
+    """Why a rule, as it is written, does not rewrite traced programs: the first reason there is.
+
+    **Arguments:** `towers`: whether only reasons count for which it could not, as of rules that stack towers.
+    """
+    reasons = _IMPOSSIBLE if towers else (*_IMPOSSIBLE, *_USELESS)
+    return next((reason for reason, holds in reasons if holds(rule)), None)
+
+
+def is_applicable(rule: Rule) -> bool:
+    """Whether the rule is about what a traced program holds, and worth a try."""
+    return refusal(rule) is None
+
+
+def _terms(rule: Rule) -> list[Term]:
+    return list(dict.fromkeys(t for r in (*rule.source, *rule.target) for t in r.walk()))
+
+
+def _has_unknown_size(rule: Rule) -> bool:
+    """A size that only the target has; that of a stack is the number of its operands."""
+    made = {str(t.attrs[0]) for t in _terms(rule) if t.op == "stack"}
+    return not set(_sizes(rule.target)) <= {*_sizes(rule.source), *made}
+
+
+def _sizes(side: Sequence[Term]) -> Iterator[str]:
+    for t in (t for r in side for t in r.walk()):
+        for d in (*t.type.dims, *t.attrs, t.type.ids):
+            yield from d.names() if isinstance(d, Dim) else ()
+
+
+def _reduced_names(t: Term) -> set[Dim]:
+    """The names that an op sums over; of a convolution, its features."""
+    attrs = t.attrs[:1] if t.op == "conv" else t.attrs if t.op in _REDUCING else ()
+    return {a for a in attrs if isinstance(a, Dim)}
+
+
+def _has_twins(rule: Rule) -> bool:
+    """One name for two dimensions: one is summed over in an operand, and another operand still has the other."""
+    for t in _terms(rule):
+        inside = [{n for s in a.walk() if len(_reduced_names(s)) == 1 for n in _reduced_names(s)} for a in t.args]
+        for a, b in itertools.permutations(range(len(t.args)), 2):
+            if (inside[a] - set(t.args[a].type.dims)) & set(t.args[b].type.dims):
+                return True
+    return False
+
+
+def _parts_a_sum(rule: Rule) -> bool:
+    """A sum over names that the same variables have is taken apart: all of its dimensions belong to the first."""
+    variables = [v for r in rule.source for v in r.walk() if not v.op]
+    empty: set[Dim] = set()
+    for t in (t for r in rule.source for t in r.walk()):
+        met = set()
+        for name in (a for a in t.attrs if a in _reduced_names(t)):
+            having = frozenset(v.name for v in variables if name in v.type.dims)
+            empty |= {name} if having in met else set()  # type: ignore[arg-type]
+            met.add(having)
+    named = (_reduced_names(t) for r in rule.target for t in r.walk())
+    return any(names and names <= empty for names in named)
+
+
+def _has_groups(rule: Rule) -> bool:
+    """A convolution of which both operands have a dimension besides its features, and one that there must be: that
+    counts what is stacked, or is summed over elsewhere."""
+    every = _terms(rule)
+    needed = {t.attrs[0] for t in every if t.op in ("stack", "unstack")}.union(*map(_reduced_names, every))
+    shared = (set(t.args[0].type.dims) & set(t.args[1].type.dims) - {t.attrs[0]} for t in every if t.op == "conv")
+    return any(names & needed for names in shared)
+
+
+_REDUCING = frozenset("dot sum fold".split())
+
+_IMPOSSIBLE: tuple[tuple[str, Callable[[Rule], bool]], ...] = (
+    ("it is about layouts, which the search chooses", lambda r: any(t.op in PARALLEL for t in _terms(r))),
+    ("its ops are no ops of a view: what only relabels dimensions is looked through, and constants are not made",
+     lambda r: any(t.op in _UNSEEN for t in _terms(r))),
+    ("it computes row numbers, which are taken as they are", lambda r: any(t.op and t.type.ids for t in _terms(r))),
+    ("it holds for some sizes alone", lambda r: bool(r.when)),
+    ("its target has inputs of its own", lambda r: bool(r.unbound)),
+    ("its source is an input", lambda r: not all(t.op for t in r.source)),
+    ("its target has a size of its own", _has_unknown_size),
+    ("it gives one name to two dimensions, of which a program does not say that they are equal", _has_twins),
+    ("it takes a sum apart whose dimensions nothing tells apart", _parts_a_sum),
+    ("it convolves in groups, which are no op of a view", _has_groups),
+)  # fmt: skip
+"""Why rules never match, or never make anything."""
+
+_USELESS: tuple[tuple[str, Callable[[Rule], bool]], ...] = (
+    ("the compiler fuses all of it anyway", lambda r: all(not t.op or t.op in _FUSED for t in _terms(r))),
+    ("the compiler fuses it anyway, side by side",
+     lambda r: len(r.source) > 1 and all(t.op in _FUSED for t in r.source)),
+    ("it makes a reduction of what the compiler fuses",
+     lambda r: all(not t.op or t.op in _FUSED for s in r.source for t in s.walk()) and r.target[0].op == "sum"),
+    ("it computes of all rows what its source computes of some",
+     lambda r: any(t.op == "put" and any(s.op == "take" for s in t.walk()) for side in r.source for t in side.walk())),
+    ("it only turns operands round",
+     lambda r: all(t.op in COMMUTATIVE and not any(a.op for a in t.args) for t in (*r.source, *r.target))),
+)  # fmt: skip
+"""Why rules are not tried at single places."""
+
+
+def both_ways(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules of a library as they can be applied: from left to right, and back (`inverse`) where that is another."""
+    found = []
+    for rule in rules:
+        found.append(rule)
+        known = {t for r in rule.target for t in r.walk() if not t.op}
+        if set(rule.given) <= known and not (len(rule.source) == 1 and is_own_inverse(rule)):
+            found.append(dataclasses.replace(rule, name=inverse(rule.name), source=rule.target, target=rule.source))
+    return tuple(r for r in found if is_applicable(r))
+
+
+_BACK = ", back"
+
+
+def inverse(name: str) -> str:
+    """The name of a rule the other way round."""
+    return name.removesuffix(_BACK) if name.endswith(_BACK) else name + _BACK

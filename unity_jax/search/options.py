@@ -1,0 +1,26 @@
+"""What a search may do, as far as its caller decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """The settings of a search. Plans are kept by all of them (`planning.make`), so that another setting plans anew.
+
+    **Fields:** `rewrite`: whether programs are rewritten by the rules of the library, or planned as they are;
+    `compile_candidates`: how many of the best candidates are compiled for the devices (or, offline, for the topology
+    that the machine is called by), so that the compiler's own estimates of time and memory decide between them; 0 and 1
+    compile none.
+    """
+
+    rewrite: bool = True
+    compile_candidates: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.compile_candidates, int) or self.compile_candidates < 0:
+            raise ValueError(f"compile_candidates= takes a number of plans, 0 or more, not {self.compile_candidates!r}")
+
+
+DEFAULTS = SearchOptions()
