@@ -29,13 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from baselines import program_of
+from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
 
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard, rule_of, strategies
-from unity_jax.planning import uncollected
+from unity_jax.planning import alone
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.placement import mesh_candidates
@@ -83,7 +84,7 @@ def measure(machine: str, layers: int, reuse: str) -> dict[str, Any]:
     on = Machine.preset(machine)
     program = program_of("bert", layers=layers, batch_size=8 * on.num_devices)
     SWITCHES[reuse]()
-    with uncollected():
+    with alone():
         start = time.process_time()
         plan = Planner(program, on).plan(mesh_candidates(on.num_devices, on))
         spent = time.process_time() - start
@@ -131,14 +132,14 @@ def main() -> None:
     if options.case:
         print(json.dumps(measure(**json.loads(options.case))))
         return
-    rows = Rows(options.out, SETTINGS)
+    rows = Rows(options.out, SETTINGS, PLANNED)
     wanted = [
         {"machine": machine, "layers": layers, "reuse": reuse}
         for layers in options.depths
         for machine in options.machines
         for reuse in SWITCHES
     ]
-    rows.make_all(wanted, lambda w: in_process(w, options.limit), "{layers} layers on {machine}, {reuse}")
+    rows.make_all(rows.missing(wanted), lambda w: in_process(w, options.limit), "{layers} layers on {machine}, {reuse}")
     shown = rows.made(wanted)
     Console(width=120).print(table(shown))
 

@@ -1,7 +1,18 @@
-"""What a step would cost without the planner: what an expert would have run, and rewriting before parallelization.
+"""What a step would cost without the planner, or with half of it.
+
+    data parallel, fsdp, megatron, tables   the best plan of that style over the meshes that it can use
+    expert                                  the best of these, ZeRO-1 and their products: what an expert would have run
+    rewritten expert                        the best expert on the program as the planner rewrites it: sparse updates of
+                                            tables, only masked positions onto the vocabulary, as written by hand
+    search                                  the planner's answer for the program as it is written, without rewrites
+    sequential                              rewritten for one device, then parallelized
 
 Every baseline is a `Candidate`: a full plan, its seconds by the same simulation as the planner's and its peak bytes;
-it may not fit. `experiments/unity_table.py` and `experiments/mesh_sweep.py` print them side by side.
+it may not fit. `experiments/zoo_table.py`, `unity_table.py`, `expert_plans.py` and `mesh_sweep.py` print them.
+
+Where the devices do not divide the weights (1,024 rows over 96), an expert who shards weights does what FSDP does: it
+pads. `padded` is the same step with the weights stored padded to the next multiple, cut back where they are used. And
+it may shard them over those of two axes that divide them, and replicate over the other (hybrid sharding).
 """
 
 from __future__ import annotations
@@ -12,11 +23,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import optax
+from padded import padded
 
 import models
+from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import nested
 from unity_jax.program import Program, trace
 from unity_jax.rewrite.library import searched
 from unity_jax.search import joint as search
@@ -31,11 +45,15 @@ STYLES: dict[str, Callable[[Expert], bool]] = {
     "data parallel": lambda e: not (e.model or e.tables or e.shard_params or e.shard_state),
     "fsdp": lambda e: not e.model and e.shard_params,
     "megatron": lambda e: bool(e.model) and not e.shard_params,
-    "others": lambda e: bool(e.tables or (e.model and e.shard_params) or (not e.model and e.shard_state)),
+    "tables": lambda e: bool(e.tables),
+    "others": lambda e: bool(e.model and e.shard_params) or (not e.model and e.shard_state and not e.shard_params),
 }
 """Every expert belongs to one style. Megatron's data parallelism is plain or shards the optimizer state (ZeRO-1)."""
 
-BEST = "expert"
+WHOLE = 0.95
+"""The least part that data parallelism divides of the arithmetic; the rest multiplies weights alone, as LoRA does."""
+
+BEST, REWRITTEN, SEARCH = "expert", "rewritten expert", "search"
 
 
 def program_of(
@@ -45,7 +63,18 @@ def program_of(
 
     **Arguments:** `optimizer`: instead of the model's own; `overrides`: fields of its Config.
     """
-    made = models.get(model, size, **overrides)
+    return _traced(models.get(model, size, **overrides), optimizer)
+
+
+def padded_program(
+    model: str, size: str, devices: int, optimizer: optax.GradientTransformation | None = None, **overrides: Any
+) -> Program | None:
+    """The same with weights stored padded, so that so many devices divide them; None if nothing is to be padded."""
+    made = padded(models.get(model, size, **overrides), devices)
+    return None if made is None else _traced(made, optimizer)
+
+
+def _traced(made: models.Model, optimizer: optax.GradientTransformation | None) -> Program:
     if optimizer is not None:
         made = dataclasses.replace(made, optimizer=optimizer)
     return trace(made.train_step, (made.abstract_state(), made.abstract_batch()), {}, donate_argnums=0)
@@ -57,29 +86,80 @@ def columns(name: str, plan: Candidate, limit: float) -> dict[str, Any]:
     return {f"{name} {what}": value for what, value in found.items()}
 
 
-def baselines(program: Program, machine: Machine, limit: float | None = None) -> dict[str, Candidate]:
-    """The best plan of each style over the meshes that it can use, and under `BEST` the best of all.
+def others(
+    program: Program,
+    machine: Machine,
+    chosen: Candidate,
+    limit: float | None = None,
+    stored: Program | None = None,
+) -> dict[str, Candidate]:
+    """What stands beside the planner's answer: `baselines`, the best expert on the program as it was rewritten there,
+    and the planner's answer without rewrites.
 
-    **Arguments:** `limit`: bytes per device, those of the machine by default.
+    **Arguments:** `chosen`: the planner's answer (`joint`).
     """
     limit = machine.device.memory_bytes if limit is None else limit
-    experts_of = _Experts(program, machine)
+    found = baselines(program, machine, limit, stored)
+    on_rewritten = [baselines(chosen.program, machine, limit)[BEST]] if chosen.program.rewrites else []
+    found[REWRITTEN] = best([found[BEST], *on_rewritten], limit)
+    found[SEARCH] = unrewritten(program, machine, chosen, limit)
+    return found
+
+
+def unrewritten(program: Program, machine: Machine, chosen: Candidate, limit: float | None = None) -> Candidate:
+    """The planner's answer for a program as it is written, which is the chosen one if that rewrites nothing."""
+    if not chosen.program.rewrites:
+        return chosen
+    return Planner(program, machine, limit).plan(mesh_candidates(machine.num_devices, machine))
+
+
+def baselines(
+    program: Program, machine: Machine, limit: float | None = None, stored: Program | None = None
+) -> dict[str, Candidate]:
+    """The best plan of each style over the meshes that it can use, and under `BEST` the best of all.
+
+    **Arguments:** `limit`: bytes per device, those of the machine by default; `stored`: the same step with its weights
+    stored padded, where the devices do not divide them (`padded_program`).
+    """
+    limit = machine.device.memory_bytes if limit is None else limit
+    of = [Experts(p, machine) for p in (program, stored) if p is not None]
     found: dict[str, Candidate] = {}
     for style in STYLES:
-        plans = list(experts_of(style, keep=True))
+        plans = [c for experts_of in of for c in experts_of(style, keep=True)]
         if not any(c.fits(limit) for c in plans):
-            plans += experts_of(style, keep=False)
+            plans += [c for experts_of in of for c in experts_of(style, keep=False)]
         if plans:
             found[style] = best(plans, limit)
     found[BEST] = best(list(found.values()), limit)
     return {name: c for name, c in found.items() if name != "others"}
 
 
-class _Experts:
+def divided(plan: Candidate) -> float:
+    """The part of the arithmetic of all matmuls and convolutions that a device would do if all shared it evenly, over
+    what it does: 1 for data parallelism, unless a batch does not divide or weights alone are multiplied."""
+    ops = [(op, n) for _, graph, n in nested(plan.graph) for op in graph.ops if op.name in PRODUCTS]
+    whole, own = (sum(n * flops(op.shard) for op, n in ops) for flops in (lambda s: s.rule.flops, lambda s: s.flops))
+    return whole / (own * plan.mesh.num_devices) if own else 1.0
+
+
+def checked(plan: Candidate) -> float:
+    """What data parallelism divides, of batches that the devices divide.
+
+    **Raises:** `ValueError` if that is not the whole: a baseline that repeats work on every device is none.
+    """
+    part = divided(plan)
+    if part < WHOLE:
+        raise ValueError(f"{plan.label}: data parallelism divides only {part:.2f} of the arithmetic")
+    return part
+
+
+class Experts:
     """Completes experts to plans; holds what styles share."""
 
     def __init__(self, program: Program, machine: Machine) -> None:
         self.program, self.machine, self.rules = program, machine, RuleCache()
+        state = [program.graph.inputs[i] for i in program.ties.values()]
+        self.uneven = any(t.rank > 1 and all(n % machine.num_devices for n in t.shape) for t in state)
         self.traffic = Traffic.of(program.graph, machine.device.compiler)
         self.builders = {
             mesh: Builder(program.graph, program.ties, Resharder(machine, mesh), machine, self.rules, self.traffic)
@@ -94,7 +174,7 @@ class _Experts:
         """
         for mesh, builder in self.builders.items():
             one = len(mesh.names) == 1
-            styles = [e for e in experts(mesh) if STYLES[style](e) and (one or e.is_combined)]
+            styles = [e for e in experts(mesh) if STYLES[style](e) and (one or e.is_combined or self.uneven)]
             if not styles:
                 continue
             built = self.built(mesh, keep)
@@ -102,15 +182,6 @@ class _Experts:
                 decisions = built.decisions(seed, keep)
                 label = f"{name} on {mesh}"
                 yield finish(self.program, decisions, builder.resharder, self.rules, label)
-
-
-def additive_seconds(plan: Candidate) -> float:
-    """A step in which nothing is hidden: its arithmetic, then all of its communication.
-
-    What Unity's simulator and those before it count (OSDI 22, section 5). Of the data-parallel plan of a program as it
-    is written this is the baseline that such papers compare with: gradients of tables are dense, and summed whole.
-    """
-    return plan.timeline.compute_seconds + plan.timeline.communication_seconds
 
 
 def alone(program: Program, machine: Machine) -> Candidate:

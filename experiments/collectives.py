@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-from compiled import COMPILED, FOUR, SIZES, TOPOLOGIES, Case, stablehlo_facts
+from compiled import COMPILED, FOUR, SETS, TOPOLOGIES, Case, named, stablehlo_facts
 from rich.console import Console
 from rich.table import Table
 
@@ -84,7 +84,8 @@ def add(table: Table, case: Case) -> Account:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--programs", default=",".join(SETS), help="which sets")
+    parser.add_argument("--models", help="of these sets; all by default")
     parser.add_argument("--on", default=",".join(TOPOLOGIES))
     parser.add_argument("--plans", default=",".join(FOUR))
     options = parser.parse_args()
@@ -93,7 +94,8 @@ def main() -> None:
     for column in ("model", "topology", "plan", "StableHLO", "collective", "planned", "compiled"):
         table.add_column(column)
     broken, notes = 0, []
-    for case in COMPILED.cases(options.models.split(","), options.on.split(",")):
+    names = options.models.split(",") if options.models else named(options.programs)
+    for case in COMPILED.cases(names, options.on.split(",")):
         if case.label not in options.plans.split(","):
             continue
         name = f"{case.model} on {case.topology}, {case.label}"

@@ -1,6 +1,7 @@
-"""Plans of the zoo compiled for machines that are not there: what the tables about predictions are measured against.
+"""Plans compiled for machines that are not there: what the tables about predictions are measured against.
 
-    python experiments/compiled.py                                  # chosen, dp, fsdp, tp of every model
+    python experiments/compiled.py                                  # chosen, dp, fsdp, tp of every tuning program
+    python experiments/compiled.py --programs validation --plain    # of every validation program; jax.jit beside them
     python experiments/compiled.py --corpus ranking --plans all --random 20 --limit 240
     python experiments/compiled.py --corpus together --models xdl,dlrm --on h100:4x8 --plans joint,sequential
 
@@ -10,9 +11,15 @@ XLA:TPU how long the kernels are scheduled for which it has no estimate.
 What is there already is not made again. `experiments/agreement.py` and `experiments/collectives.py` read the corpus
 `compiled`, `experiments/ranking.py` the corpus `ranking`, `experiments/together.py` the corpus `together`.
 
-The models have their published widths and fewer layers, so that data parallelism fits on every machine; in the corpus
-of many plans still fewer, because each takes the compiler up to minutes. Those of `together` are the whole models of
+Programs are of two sets, and of one only. With the *tuning* programs the constants and passes of the cost model were
+chosen: seven models at their published widths, with fewer layers, so that data parallelism fits on every machine. The
+*validation* programs (`experiments/validation/programs/`) judge it. In the corpus of many plans tuning programs have
+still fewer layers, because each plan takes the compiler up to minutes. Those of `together` are the whole models of
 `experiments/unity_table.py`, with as much of a batch for each device.
+
+With `--plain` the user's own step under plain `jax.jit`, with the shardings of the plan for arguments and results, is
+compiled too, into `build/plain/MODEL/TOPOLOGY/PLAN/`: what our program is compared with
+(`experiments/against_jit.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +29,11 @@ import os
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import argparse
+import dataclasses
 import functools
 import gzip
 import json
+import math
 import random
 import signal
 import subprocess
@@ -41,6 +50,8 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from unity_table import CASES, program_on
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from validation.programs import VALIDATION, TrainStep
 
 import models
 from unity_jax.cost.reshard import Resharder
@@ -59,9 +70,10 @@ from unity_jax.report.hlo import Module, parse
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, finish
+from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import Planner
+from unity_jax.search.rings import with_rings
 from unity_jax.search.sample import sample
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
@@ -94,6 +106,36 @@ SHALLOW: dict[str, dict[str, Any]] = {
 }
 FOUR = ("chosen", "dp", "fsdp", "tp")
 TWO = ("joint", "sequential")
+PLAIN = ("chosen", "dp", "fsdp")
+"""The plans whose shardings plain `jax.jit` is given."""
+TUNING = tuple(SIZES)
+SETS: dict[str, tuple[str, ...]] = {"tuning": TUNING, "validation": tuple(VALIDATION)}
+"""The programs of each set."""
+
+
+def named(sets: str) -> list[str]:
+    """The programs of sets whose names are joined by commas."""
+    return [model for name in sets.split(",") for model in SETS[name]]
+
+
+def arguments(doc: str, out: Path) -> argparse.ArgumentParser:
+    """The options of a script that reads what has been compiled; `out`: where its rows are."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", default=",".join(SETS), help="which sets")
+    parser.add_argument("--models", help="of these sets; all by default")
+    parser.add_argument("--on", default=",".join(TOPOLOGIES))
+    parser.add_argument("--out", default=out, type=Path, metavar="CSV")
+    return parser
+
+
+def asked(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The programs and the topologies that a script is asked about."""
+    return options.models.split(",") if options.models else named(options.programs), options.on.split(",")
+
+
+def set_of(model: str) -> str:
+    """Which set a program is of."""
+    return next(name for name, members in SETS.items() if model in members)
 
 
 @dataclass(frozen=True)
@@ -152,14 +194,29 @@ class Corpus:
         ]
 
 
+@functools.cache
+def _validation(name: str) -> TrainStep:
+    return VALIDATION[name]()  # once: functions that it makes are part of the structure of its state
+
+
+def step_of(model: str, sizes: dict[str, dict[str, Any]] = SIZES) -> TrainStep:
+    """A validation program, or a model of these sizes (fields of its Config)."""
+    if model in VALIDATION:
+        return _validation(model)
+    made = models.get(model, **sizes[model])
+    arguments = made.abstract_state(), made.abstract_batch()
+    return TrainStep(
+        made.train_step, arguments, lambda seed: (made.make_state(seed), made.make_batch(seed)), f"models/{model}.py"
+    )
+
+
 def of_sizes(sizes: dict[str, dict[str, Any]]) -> Callable[[str, str], Program]:
-    """The programs of models of these sizes (fields of their Config), the same on every topology; each is traced
-    once."""
+    """The programs of train steps, the same on every topology; each is traced once."""
 
     @functools.cache
     def program(model: str) -> Program:
-        made = models.get(model, **sizes[model])
-        return trace(made.train_step, (made.abstract_state(), made.abstract_batch()), {}, donate_argnums=0)
+        made = step_of(model, sizes)
+        return trace(made.step, made.arguments, {}, donate_argnums=made.donate_argnums)
 
     return lambda model, _: program(model)
 
@@ -168,9 +225,10 @@ def of_unity(model: str, on: str) -> Program:
     return program_on(model, Machine.preset(on), CASES[model].batch)
 
 
-COMPILED = Corpus("compiled", of_sizes(SIZES), ["lstm_lm"])
-RANKING = Corpus("ranking", of_sizes(SHALLOW), ["lstm_lm"])
-TOGETHER = Corpus("together", of_unity, CASES)
+COMPILED = Corpus("compiled", of_sizes(SIZES), ("lstm_lm",))
+JIT = Corpus("plain", COMPILED.program, COMPILED.untiled)
+RANKING = Corpus("ranking", of_sizes(SHALLOW), ("lstm_lm",))
+TOGETHER = Corpus("together", of_unity, tuple(CASES))
 CORPORA = {corpus.name: corpus for corpus in (COMPILED, RANKING, TOGETHER)}
 
 
@@ -189,14 +247,14 @@ def two(program: Program, machine: Machine) -> Iterator[tuple[str, Plan]]:
 def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: int) -> Iterator[tuple[str, Plan]]:
     """The planner's choice, the experts on one and two axes, and random plans, each with a name for its folder.
 
-    On two axes only experts that use them apart: the others are those of one axis.
+    On two axes only experts that use them apart: the others are those of one axis. Experts have rings, as we do.
     """
 
-    planner, rules = Planner(program, machine), RuleCache()
+    rules = RuleCache()
     traffic = Traffic.of(program.graph, machine.device.compiler)
     meshes = mesh_candidates(machine.num_devices, machine)
     if "chosen" in wanted or "all" in wanted:
-        yield "chosen", made(machine, planner.plan(meshes))
+        yield "chosen", made(machine, joint(program, machine))
     for axes in meshes if "all" in wanted else meshes[:1]:
         resharder = Resharder(machine, axes)
         built = Builder(program.graph, program.ties, resharder, machine, rules, traffic).build(keep=False)
@@ -208,12 +266,21 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
                 label = kind if len(axes.names) == 1 else f"{name} on {axes}"
                 keep = kind != "fsdp" or len(axes.names) > 1
                 found = finish(program, built.decisions(seed, keep), resharder, rules, name)
-                yield _file_name(label), made(machine, found)
+                yield _file_name(label), made(machine, ringed(found, resharder, rules))
     for i in range(randoms):
         axes = meshes[i % len(meshes)]
         decisions = sample(program.graph, program.ties, axes, rules, random.Random(i))
         found = finish(program, decisions, Resharder(machine, axes), rules, "random")
         yield f"random{i:02}", made(machine, found)
+
+
+def ringed(expert: Candidate, resharder: Resharder, rules: RuleCache) -> Candidate:
+    """An expert's plan with rings where the simulated step gains by it: XLA:TPU gives these to anybody's FSDP."""
+
+    def make(base: Candidate, places: frozenset[Place]) -> Candidate:
+        return finish(base.program, dataclasses.replace(base.decisions, rings=places), resharder, rules, base.label)
+
+    return with_rings([expert], expert, math.inf, make)
 
 
 def _file_name(text: str) -> str:
@@ -231,11 +298,12 @@ def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
 
 
 def compile_into(
-    folder: Path, plan: Plan, devices: Sequence[jax.Device], options: Mapping[str, Any], limit: int
+    folder: Path, program: Callable[[], jax.stages.Lowered], plan: Plan, options: Mapping[str, Any], limit: int
 ) -> dict[str, Any]:
-    """Compile a plan with these options of the compiler, and keep it in its folder; what is known of it then.
+    """Compile a program that is made of a plan, with these options of the compiler, and keep it in a folder; what is
+    known of it then.
 
-    A plan that takes the compiler more than `limit` seconds (0: none) ends the process, as one that crashes it does.
+    A program that takes the compiler more than `limit` seconds (0: none) ends the process, as one that crashes it does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
@@ -243,8 +311,7 @@ def compile_into(
     (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
     start = time.monotonic()
     try:
-        assert plan.stored is not None
-        lowered = lower(plan.stored, plan.pcg, mesh_over(plan, devices))
+        lowered = program()
         empty()
         signal.alarm(limit)
         compiled = lowered.compile(compiler_options=dict(options))
@@ -252,7 +319,6 @@ def compile_into(
         text, m = compiled.as_text(), compiled.memory_analysis()
         sizes = ("argument", "output", "temp", "alias", "host_temp")
         facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
-        facts["stablehlo"] = stablehlo_facts(plan, lowered)
         facts["schedules"] = schedules(parse(text))
         (folder / "hlo.txt.gz").write_bytes(gzip.compress(text.encode(), 5))
     except jax.errors.JaxRuntimeError as error:
@@ -262,33 +328,60 @@ def compile_into(
     return facts
 
 
-def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int) -> None:
-    """Compile what is missing of one model on one topology."""
+def planned(plan: Plan, devices: Sequence[jax.Device]) -> jax.stages.Lowered:
+    """The program of a plan."""
+    assert plan.stored is not None
+    return lower(plan.stored, plan.pcg, mesh_over(plan, devices))
+
+
+def plain(made: TrainStep, plan: Plan, devices: Sequence[jax.Device]) -> jax.stages.Lowered:
+    """The user's step under `jax.jit`, with the plan's shardings for arguments and results, and nothing else of it."""
+    placed = dataclasses.replace(plan, mesh=mesh_over(plan, devices))
+    shardings = {"in_shardings": placed.in_shardings, "out_shardings": placed.out_shardings}
+    return jax.jit(made.step, donate_argnums=made.donate_argnums, **shardings).lower(*made.arguments)
+
+
+def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int, beside: bool) -> None:
+    """Compile what is missing of one program on one topology; `beside`: plain `jax.jit` as well."""
     program, machine, devices = corpus.program(name, on), Machine.preset(on), topology(on.replace("-cores", ""))
     platform, both = devices[0].platform, set(wanted) <= set(TWO)
     options = COMPILER_OPTIONS[platform] | (WITHOUT_TRITON if platform == "gpu" and name in corpus.untiled else {})
+    folders = [corpus] + [JIT] * beside
+    if randoms == 0 and all((c.folder(name, on) / w / "facts.json").exists() for c in folders for w in wanted):
+        return
     for label, plan in two(program, machine) if both else plans(program, machine, wanted, randoms):
-        folder = corpus.folder(name, on) / label
-        if not (folder / "facts.json").exists():
-            facts = compile_into(folder, plan, devices, options, limit)
-            print(f"{name} {on} {label}: {facts['seconds']:.0f} s {facts.get('error', '')}", flush=True)
+        makers = {corpus: functools.cache(functools.partial(planned, plan, devices))}
+        if beside and label in PLAIN:
+            makers[JIT] = functools.partial(plain, step_of(name), plan, devices)
+        for into, maker in makers.items():
+            folder = into.folder(name, on) / label
+            if (folder / "facts.json").exists():
+                continue
+            facts = compile_into(folder, maker, plan, options, limit)
+            if into is not JIT and "error" not in facts:
+                facts["stablehlo"] = stablehlo_facts(plan, maker())
+                (folder / "facts.json").write_text(json.dumps(facts))
+            print(f"{into.name} {name} {on} {label}: {facts['seconds']:.0f} s {facts.get('error', '')}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--programs", default="tuning", choices=SETS, help="which set")
+    parser.add_argument("--models", help="of the set; all by default")
     parser.add_argument("--on", default=",".join(TOPOLOGIES))
+    parser.add_argument("--plain", action="store_true", help="plain jax.jit with the same shardings as well")
     parser.add_argument("--plans", default=",".join(FOUR), help=f"of {', '.join(FOUR)}, or all; or {', '.join(TWO)}")
     parser.add_argument("--random", type=int, default=0, help="how many random plans of each")
     parser.add_argument("--corpus", default="compiled", choices=CORPORA)
     parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    jobs = [(name, on) for name in options.models.split(",") for on in options.on.split(",")]
+    names = options.models.split(",") if options.models else SETS[options.programs]
+    jobs = [(name, on) for name in names for on in options.on.split(",")]
     if options.worker:
         wanted = tuple(options.plans.split(","))
         with written():
-            return work(CORPORA[options.corpus], *jobs[0], wanted, options.random, options.limit)
+            return work(CORPORA[options.corpus], *jobs[0], wanted, options.random, options.limit, options.plain)
     with Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         for name, on in progress.track(jobs, description="compiling"):
             again = [*sys.argv[1:], "--models", name, "--on", on, "--worker"]

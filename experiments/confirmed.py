@@ -3,8 +3,9 @@
     python experiments/confirmed.py                             # reads what experiments/compiled.py has compiled
     python experiments/confirmed.py --models bert,gpt --on h100:8
 
-Predicted ratios of step times beside those of the judge of compiled programs (`experiments/judge/`), for every model
-and topology of the corpus `compiled`: data parallelism, FSDP and tensor parallelism, and the planner's choice. Both
+Predicted ratios of step times beside those of the judge of compiled programs (`experiments/judge/`), for every program
+and topology of the corpus `compiled`, tuning and validation: data parallelism, FSDP and tensor parallelism, and the
+planner's choice. Both
 should say the same of who is faster, and by how much within 15 %. The exit code tells.
 """
 
@@ -14,12 +15,11 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from compiled import COMPILED, SIZES, TOPOLOGIES
+from compiled import COMPILED, SETS, arguments, asked, set_of
 from ranking import Candidate, ranking
 from rich.console import Console
 from rich.table import Table
@@ -64,15 +64,19 @@ def near(row: Row) -> bool:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    both = sum(same_direction(r) and near(r) for r in rows)
-    return (
-        f"{sum(map(same_direction, rows))} of {len(rows)} rows confirmed in direction, {both} of them also in size "
-        f"within {NEAR:.0%}"
-    )
+    said = []
+    for name, members in reversed(SETS.items()):
+        if some := [r for r in rows if r["model"] in members]:
+            both = sum(same_direction(r) and near(r) for r in some)
+            said.append(
+                f"{name} programs: {sum(map(same_direction, some))} of {len(some)} comparisons confirmed in direction, "
+                f"{both} of them also in size within {NEAR:.0%}"
+            )
+    return "; ".join(said)
 
 
 def table(rows: Sequence[Row]) -> Table:
-    made = Table("model", "topology", "against", "predicted", "judged", "predicted", "judged", "confirmed")
+    made = Table("set", "model", "topology", "against", "predicted", "judged", "predicted", "judged", "confirmed")
     for row in rows:
         steps = (
             " / ".join(seconds(float(row[f"{who} {how}"])) for who in ("other", "chosen"))
@@ -80,19 +84,18 @@ def table(rows: Sequence[Row]) -> Table:
         )
         ratios = (f"{ratio(row, how):.2f}" for how in ("predicted", "judged"))
         held = "yes" if same_direction(row) and near(row) else "direction" if same_direction(row) else "no"
-        made.add_row(row["model"], row["topology"], f"{row['against']} ({row['other']})", *steps, *ratios, held)
+        shown = set_of(row["model"]), row["model"], row["topology"]
+        made.add_row(*shown, f"{row['against']} ({row['other']})", *steps, *ratios, held)
     return made
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(SIZES))
-    parser.add_argument("--on", default=",".join(TOPOLOGIES))
-    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
-    options = parser.parse_args()
+    names, topologies = asked(options := arguments(__doc__, RESULTS).parse_args())
     rows, shown = Rows(options.out, SETTINGS), []
-    for model in options.models.split(","):
-        for topology in options.on.split(","):
+    for model in names:
+        for topology in topologies:
+            if not COMPILED.cases([model], [topology]):
+                continue
             found = ranking(model, topology, COMPILED).candidates
             chosen = next((c for c in found if c.label == "chosen"), None)
             for name, other in against(found).items() if chosen else ():

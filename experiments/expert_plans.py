@@ -12,7 +12,7 @@ network.
 
 An expert's plan is completed to every operation as in `unity_jax/search/experts.py`, with and without splitting
 activations between tensor-parallel blocks, with plain data parallelism or ZeRO-1, and on every mesh of its sizes; the
-best that fits counts. With context
+best that fits counts; beside it the same on the program as the planner rewrites it. With context
 parallelism, which no such expert has, its layouts are pins: the batch is split over both axes, the parameters are whole
 and the optimizer's state is sharded; the planner decides the rest. The exit code tells whether the planner's plan is
 never slower.
@@ -31,7 +31,8 @@ from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from baselines import columns, program_of
+from baselines import REWRITTEN, SEARCH, columns, joint, program_of, unrewritten
+from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
@@ -42,9 +43,7 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.report.text import seconds, size
-from unity_jax.rewrite.library import searched
-from unity_jax.search import joint
-from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
+from unity_jax.search.candidate import Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
@@ -66,11 +65,15 @@ def measure(what: Mapping[str, str]) -> dict[str, Any]:
     program = program_of(what["model"], what["size"], length=int(what["length"]), batch_size=int(what["batch"]))
     limit = machine.device.memory_bytes
     start = time.perf_counter()
-    found = joint.plan(program, machine, limit, NO_PINS, mesh_candidates(machine.num_devices, machine), searched())
+    found = joint(program, machine)
     took = time.perf_counter() - start
-    expert = best(list(experts_plans(program, machine, {a: int(what[a]) for a in AXES})), limit)
+    sizes = {a: int(what[a]) for a in AXES}
+    expert = best(list(experts_plans(program, machine, sizes)), limit)
+    on_rewritten = experts_plans(found.program, machine, sizes) if found.program.rewrites else ()
     row = {"devices": machine.num_devices, "planning seconds": took}
     row |= columns("expert", expert, limit) | columns("plan", found, limit)
+    row |= columns(REWRITTEN, best([expert, *on_rewritten], limit), limit)
+    row |= columns(SEARCH, unrewritten(program, machine, found), limit)
     row["plan plan"] = f"{found.label} on {found.mesh}"
     row["rewrites"] = "; ".join(f"{r.rule} x {r.count}" for r in found.program.rewrites)
     return row
@@ -140,6 +143,8 @@ def table(rows: Sequence[Row]) -> Table:
         "our step",
         "memory",
         "ratio",
+        "expert, rewritten",
+        "search",
         "ours",
     ):
         shown.add_column(column, overflow="fold")
@@ -151,8 +156,14 @@ def table(rows: Sequence[Row]) -> Table:
             cells.append(size(int(float(row[f"{who} bytes"]))))
         where = f"{row['machine']} ({row['devices']})"
         model = f"{row['model']} {row['size']}, {row['length']}"
-        shown.add_row(model, where, row["batch"], axes, *cells, f"{ratio(row):.3f}", row["plan plan"])
+        shown.add_row(model, where, row["batch"], axes, *cells, f"{ratio(row):.3f}", *_half(row), row["plan plan"])
     return shown
+
+
+def _half(row: Row) -> list[str]:
+    """Seconds of the expert's plan of the rewritten program, and of ours without rewrites."""
+    found = (row.get(f"{name} seconds") for name in (REWRITTEN, SEARCH))
+    return [seconds(float(text)) if text else "" for text in found]
 
 
 def main() -> int:
@@ -160,14 +171,15 @@ def main() -> int:
     parser.add_argument("--models", help="comma-separated (default: all that the zoo has)")
     parser.add_argument("--on", help="comma-separated machines (default: all)")
     parser.add_argument("--rows", type=int, help="make at most so many")
+    parser.add_argument("--stale", action="store_true", help="make again what another version of the code made")
     parser.add_argument("--out", default=HERE / "results" / "expert_plans.csv", type=Path, metavar="CSV")
     options = parser.parse_args()
     chosen = options.models.split(",") if options.models else models.names()
     wanted = [
         p for p in published() if p["model"] in chosen and (not options.on or p["machine"] in options.on.split(","))
     ]
-    rows = Rows(options.out, SETTINGS)
-    rows.make_all(rows.missing(wanted)[: options.rows], measure, "{model} {size} on {machine}")
+    rows = Rows(options.out, SETTINGS, PLANNED)
+    rows.make_all(rows.missing(wanted, options.stale)[: options.rows], measure, "{model} {size} on {machine}")
     found = rows.made(wanted)
     console = Console(width=150, highlight=False)
     console.print(table(found))

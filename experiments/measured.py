@@ -42,6 +42,7 @@ from unity_jax.report.text import seconds
 
 console = Console(width=130, highlight=False, markup=False)
 RESULTS = Path(__file__).parent / "results"
+SETTINGS = ("model", "size", "on")
 WAYS = ("one device", "data parallel", "fsdp", "plan")
 REFERENCE = "data parallel"
 CASES: dict[str, dict[str, Any]] = {
@@ -195,7 +196,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "measured.csv", metavar="CSV")
     options = parser.parse_args()
     machine = profile(options.machine)
-    rows = Rows(options.out, ("model", "size", "on"))
+    rows = Rows(options.out, SETTINGS)
     found = []
     for name in options.models.split(","):
         settings = {"model": name, "size": options.size, "on": machine.name}

@@ -6,8 +6,8 @@
 
 Nothing is compiled or run, no accelerator is needed. Speed-up is in examples per second over one device of the same
 kind, whose time is by the same cost model, whatever it can hold. A `!` marks a plan that needs more memory than a
-device has: its time is only computed. Rows are kept in a CSV file, and those that are there are not made again; the
-figure is drawn from it (extra `experiments`).
+device has: its time is only computed. The others are those of `experiments/baselines.py`. Rows are kept in a CSV file,
+and those that are there are not made again; the figure is drawn from it (extra `experiments`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baselines import alone, baselines, columns, joint, program_of
+from baselines import BEST, REWRITTEN, SEARCH, alone, columns, joint, others, padded_program, program_of
+from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
@@ -34,6 +35,8 @@ from unity_jax.report.text import seconds, size
 RESULTS = Path(__file__).parent / "results" / "sweep.csv"
 SETTINGS = ("model", "size", "machine", "devices", "batch", "batch on one")
 OTHERS = ("data parallel", "fsdp", "megatron")
+"""What is drawn beside the plan."""
+ALL = (*OTHERS, BEST, REWRITTEN, SEARCH)
 
 
 def batches(fixed: int, per_device: int | None, devices: int) -> tuple[int, int]:
@@ -59,7 +62,8 @@ def measure(model: str, size: str, machine: str, devices: int, batch: int, batch
     row["one device seconds"] = _one(model, size, machine, batch_of_one)
     row["speed-up"] = speed_up(batch, plan.seconds, batch_of_one, row["one device seconds"])
     row["efficiency"] = row["speed-up"] / devices
-    for name, found in baselines(program, on).items():
+    stored = padded_program(model, size, devices, batch_size=batch)
+    for name, found in others(program, on, plan, stored=stored).items():
         row |= columns(name, found, limit)
     return row
 
@@ -70,7 +74,7 @@ def _one(model: str, size: str, machine: str, batch: int) -> float:
 
 
 def table(rows: Sequence[Row], title: str) -> Table:
-    head = ("devices", "batch", "mesh", "plan", "step", "exposed", "memory", "speed-up", "efficiency", *OTHERS)
+    head = ("devices", "batch", "mesh", "plan", "step", "exposed", "memory", "speed-up", "efficiency", *ALL)
     made = Table(*head, title=title, padding=(0, 0))
     for row in rows:
         made.add_row(
@@ -83,7 +87,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
             size(float(row["chosen bytes"])),
             f"{float(row['speed-up']):.1f}",
             f"{float(row['efficiency']):.0%}",
-            *(_step(row, name) for name in OTHERS),
+            *(_step(row, name) for name in ALL),
         )
     return made
 
@@ -146,6 +150,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="examples in a step, whatever the devices; default: the model's own")
     parser.add_argument("--batch-per-device", type=int, help="instead: so many for each device (weak scaling)")
     parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
+    parser.add_argument("--stale", action="store_true", help="make again what another version of the code made")
     parser.add_argument("--figure", type=Path, metavar="PNG", help="draw it; needs the extra experiments")
     options = parser.parse_args()
     sizes = [int(n) for n in options.devices.split(",")]
@@ -156,11 +161,11 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     fixed = options.batch or made.config.batch_size
-    rows, wanted = Rows(options.out, SETTINGS), []
+    rows, wanted = Rows(options.out, SETTINGS, PLANNED), []
     for n in sizes:
         batch, one = batches(fixed, options.batch_per_device, n)
         wanted.append(dict(zip(SETTINGS, (options.model, options.size, options.machine, n, batch, one), strict=True)))
-    rows.make_all(wanted, lambda w: measure(*w.values()), "{devices} devices")
+    rows.make_all(rows.missing(wanted, options.stale), lambda w: measure(*w.values()), "{devices} devices")
     shown = rows.made(wanted)
     each = f"{options.batch_per_device} per device" if options.batch_per_device else f"batch {fixed}"
     title = f"{options.model} {options.size} on {options.machine}, {each}"

@@ -2,12 +2,15 @@
 
     python experiments/ranking.py --compile                          # make what is missing, then read
     python experiments/ranking.py --models bert,mlp --on h100:8 --candidates
+    python experiments/ranking.py --programs validation             # their four plans of the corpus `compiled`
 
-Candidates of each model and topology: every expert, 20 seeded random plans, and the planner's choice, compiled by
-`experiments/compiled.py` (its corpus `ranking`). The predicted and the judged seconds of a step must have a Spearman
-correlation of at least 0.95 within each model, and the planner's choice must be judged within 3 % of the best
-candidate. The exit code tells. Printed beside: how much faster than data parallelism the choice is, as predicted and as
-judged.
+Candidates of each tuning program and topology: every expert, 20 seeded random plans, and the planner's choice, compiled
+by `experiments/compiled.py` (its corpus `ranking`); of a validation program the planner's choice and the three experts
+that are compiled of it anyway. The predicted and the judged seconds of a step must have a Spearman correlation of at
+least 0.95 within each tuning program, and the planner's choice must be judged within 3 % of the best candidate. The
+exit code tells. Printed beside: the correlation over the experts alone, since random plans lie far apart and are easy
+to tell apart; and how much faster than data parallelism the choice is, as predicted and as judged. A plan that the
+compiler did not compile is missing, and a row that misses one is incomplete.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiled import RANKING, SIZES, TOPOLOGIES, Corpus
+from compiled import COMPILED, FOUR, RANKING, Corpus, arguments, asked, set_of
 from judge import judge
 from rich.console import Console
 from rich.progress import track
@@ -62,13 +64,20 @@ class Ranking:
 
     @property
     def complete(self) -> bool:
-        """Whether all candidates were tried; the random ones are the last that are made."""
-        tried = [*(c.label for c in self.candidates), *self.failed]
-        return sum(label.startswith("random") for label in tried) >= RANDOM
+        """Whether all candidates were compiled; the random ones are the last that are made."""
+        labels = [c.label for c in self.candidates]
+        if set_of(self.model) == "validation":
+            return set(FOUR) <= set(labels)
+        return not self.failed and sum(label.startswith("random") for label in labels) >= RANDOM
 
     @property
     def correlation(self) -> float:
-        return float(spearmanr([c.predicted for c in self.candidates], [c.judged for c in self.candidates]).statistic)
+        return correlation(self.candidates)
+
+    @property
+    def experts(self) -> list[Candidate]:
+        """The candidates that a person might have written."""
+        return [c for c in self.candidates if c.label != "chosen" and not c.label.startswith("random")]
 
     @property
     def chosen_over_best(self) -> float:
@@ -86,10 +95,24 @@ class Ranking:
 
     @property
     def passes(self) -> bool:
-        return self.complete and self.correlation >= CORRELATION and self.chosen_over_best <= NEAR_BEST
+        near = self.chosen_over_best <= NEAR_BEST
+        return self.complete and near and (set_of(self.model) == "validation" or self.correlation >= CORRELATION)
 
 
-def ranking(model: str, topology: str, corpus: Corpus = RANKING) -> Ranking:
+def correlation(candidates: Sequence[Candidate]) -> float:
+    """Spearman's, of predicted and judged seconds; not a number of fewer than three."""
+    if len(candidates) < 3:
+        return float("nan")
+    return float(spearmanr([c.predicted for c in candidates], [c.judged for c in candidates]).statistic)
+
+
+def corpus_of(model: str) -> Corpus:
+    """Where the candidates of a program are."""
+    return RANKING if set_of(model) == "tuning" else COMPILED
+
+
+def ranking(model: str, topology: str, corpus: Corpus | None = None) -> Ranking:
+    corpus = corpus or corpus_of(model)
     program, machine = corpus.program(model, topology), Machine.preset(topology)
     candidates: list[Candidate] = []
     failed: dict[str, str] = {}
@@ -127,6 +150,7 @@ def columns(found: Ranking) -> dict[str, Any]:
         "candidates": len(found.candidates),
         "not compiled": len(found.failed),
         "Spearman": found.correlation,
+        "Spearman of experts": correlation(found.experts),
         "chosen / best": found.chosen_over_best,
         "best": found.candidates[0].label,
         "dp / chosen predicted": predicted,
@@ -136,29 +160,35 @@ def columns(found: Ranking) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    made = Table("model", "topology", "candidates", "Spearman", "chosen / best", "best", "dp / chosen", "passes")
+    names = "candidates", "Spearman", "of experts", "chosen / best", "best", "dp / chosen", "passes"
+    made = Table("set", "model", "topology", *names)
     for row in rows:
         speed_up = (f"{float(row[f'dp / chosen {how}']):.2f} {how}" for how in ("predicted", "judged"))
-        numbers = (f"{float(row[name]):.3f}" for name in ("Spearman", "chosen / best"))
+        of = (row.get(name) or "nan" for name in ("Spearman", "Spearman of experts", "chosen / best"))
+        numbers = (f"{float(value):.3f}" for value in of)
         made.add_row(
-            row["model"], row["topology"], row["candidates"], *numbers, row["best"], ", ".join(speed_up), row["passes"]
+            set_of(row["model"]),
+            row["model"],
+            row["topology"],
+            row["candidates"],
+            *numbers,
+            row["best"],
+            ", ".join(speed_up),
+            row["passes"],
         )
     return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(SIZES))
-    parser.add_argument("--on", default=",".join(TOPOLOGIES))
+    parser = arguments(__doc__, RESULTS)
     parser.add_argument("--compile", action="store_true", help="make what is missing first")
     parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")
     parser.add_argument("--candidates", action="store_true", help="print every candidate")
-    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
-    options = parser.parse_args()
-    if options.compile:
-        compile_missing(options.models, options.on, options.limit)
-    console = Console(width=120)
-    found = [ranking(name, on) for on in options.on.split(",") for name in options.models.split(",")]
+    names, topologies = asked(options := parser.parse_args())
+    if options.compile and (tuning := [name for name in names if set_of(name) == "tuning"]):
+        compile_missing(",".join(tuning), options.on, options.limit)
+    console = Console(width=140)
+    found = [ranking(name, on) for on in topologies for name in names]
     rows = Rows(options.out, SETTINGS)
     for r in found:
         if r.candidates:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import io
 import re
-import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import ablation
+import against_jit
 import agreement
 import confirmed
 import expert_plans
@@ -28,16 +29,35 @@ import rules_used
 import together
 import unity_table
 import zoo_table
+from made_by import COMPILED, PLANNED
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
+from summaries import middle, ratios
+from validation import on_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
 README, PAGE, FIGURE = ROOT / "README.md", RESULTS / "README.md", RESULTS / "sweep.png"
 BEGIN, END = "<!-- made by experiments/readme.py -->\n", "<!-- end -->\n"
 COMMAND = re.compile(r"^    (python experiments/\S+.*?)(?:  +#.*)?$", re.MULTILINE)
+
+WORDS = """\
+Each ratio says how many times as fast a predicted step of our plan is as one of a baseline, as a geometric mean, with
+the median and the number of plans behind it; a plan that needs more memory than a device has is left out. The baselines
+run the same program on the same machine, priced by the same cost model:
+
+* *data parallelism*: each device has all weights and a part of the batch, as `jax.jit` does with the batch sharded;
+* *the best expert*: the best of data parallelism, ZeRO-1, FSDP, Megatron, split tables and products of two of them, on
+  every mesh of the machine;
+* *the best expert on the rewritten program*: the same where an expert also writes by hand what our rewrites do (updates
+  of only those rows of a table that were read, a vocabulary projection of only the masked positions);
+* *the search without rewrites*: our own planner on the program as it is written.
+
+A row is *stale* if another version of the code made it: `--stale` makes it again.
+"""
+"""What a reader has to know to read the tables."""
 
 Summary = Callable[[Sequence[Row]], str]
 Tables = Callable[[Sequence[Row]], Sequence[Table | str]]
@@ -47,61 +67,61 @@ Tables = Callable[[Sequence[Row]], Sequence[Table | str]]
 class Section:
     """The rows of one script.
 
-    **Fields:** `title`; `script`: its name; `file`: of the rows; `summary`: a sentence or two for the README; `tables`:
-    all of it, for the page.
+    **Fields:** `title`; `script`; `file`: of the rows; `summary`: a sentence or two for the README; `tables`:
+    all of it, for the page; `code`: what the rows follow from.
     """
 
     title: str
-    script: str
+    script: ModuleType
     file: str
     summary: Summary
     tables: Tables
+    code: tuple[str, ...] = COMPILED
+
+    @property
+    def file_rows(self) -> Rows:
+        return Rows(RESULTS / self.file, (), self.code)
 
     @property
     def rows(self) -> list[Row]:
-        return Rows(RESULTS / self.file, ()).found
+        return self.file_rows.found
+
+    def stale(self, rows: Sequence[Row]) -> list[Row]:
+        """Those that another version of the code made."""
+        return list(filter(self.file_rows.is_stale, rows))
 
     @property
     def command(self) -> str:
         """The first one that the script's docstring has."""
-        found = COMMAND.search((ROOT / "experiments" / f"{self.script}.py").read_text())
+        found = COMMAND.search(self.script.__doc__ or "")
         assert found is not None
         return found[1]
-
-
-def span(ratios: Sequence[float]) -> str:
-    """Geometric mean and range."""
-    if not ratios:
-        return "nothing to compare"
-    return f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} plans)"
 
 
 def zoo(rows: Sequence[Row]) -> str:
     said = []
     for on in dict.fromkeys(r["machine"] for r in rows):
         here = [r for r in rows if r["machine"] == on]
-        each = []
-        for name, text in (("data parallel", "data parallelism"), (zoo_table.BEST, "the best expert")):
-            both = [r for r in here if r[f"{name} fits"] == r["plan fits"] == "True"]
-            each.append(f"{span([zoo_table.over(r, name) for r in both])} over {text}")
-        said.append(f"{on}, {len({r['model'] for r in here})} models: {'; '.join(each)}")
+        times = against(here, "plan", zoo_table.AGAINST)
+        said.append(f"{on}, {len({r['model'] for r in here})} models, times as fast as {times}")
     return ". ".join(said)
 
 
+def against(rows: Sequence[Row], ours: str, others: Mapping[str, str]) -> str:
+    """How many times as fast as each of the others, in words."""
+    found = ((text, [q for _, q in ratios(rows, ours, name)]) for name, text in others.items())
+    return ", ".join(f"{text}: {middle(qs)}" for text, qs in found if qs)
+
+
 def unity(rows: Sequence[Row]) -> str:
-    summit = [r for r in rows if r["machine"].startswith("v100-summit")]
-    ratios = unity_table.most(summit, lambda r: unity_table.over(r, "additive"))
-    published = {m: unity_table.CASES[m].published for m in ratios}
-    each = ", ".join(f"{m} {ratio:.2f}" + f" ({published[m]})" * bool(published[m]) for m, ratio in ratios.items())
-    fair = [r for r in rows if unity_table.comparable(r, "expert")]
-    stronger = span([unity_table.over(r, "expert") for r in fair])
-    return f"most over data parallelism as the paper counts it (published): {each}; over the best expert {stronger}"
+    return f"times as fast as {against(rows, 'joint', unity_table.AGAINST)}"
 
 
 def experts(rows: Sequence[Row]) -> str:
     fit = [expert_plans.ratio(r) for r in rows if r["expert fits"] == r["plan fits"] == "True"]
     worse = sum(map(expert_plans.is_worse, rows))
-    return f"{len(rows)} plans; ours is slower in {worse}; where the expert's fits, as fast by {span(fit)}"
+    times = f"where both fit, times as fast: {middle(fit)}"
+    return f"{len(rows)} published plans; ours is slower than {worse} of them; {times}"
 
 
 def judged(rows: Sequence[Row]) -> str:
@@ -120,10 +140,10 @@ def sweep(rows: Sequence[Row]) -> str:
     row = max(rows, key=lambda r: int(r["devices"]))
     fits = [r for r in rows if r["chosen fits"] == "True"]
     others = [min(float(r[f"{o} seconds"]) for o in mesh_sweep.OTHERS if r[f"{o} fits"] == "True") for r in fits]
-    ratios = [other / float(r["chosen seconds"]) for other, r in zip(others, fits, strict=True)]
+    faster = [other / float(r["chosen seconds"]) for other, r in zip(others, fits, strict=True)]
     return (
         f"{row['model']} {row['size']} on {row['machine']}: speed-up {float(row['speed-up']):.0f} on {row['devices']} "
-        f"devices; over the best of the three experts {span(ratios)}"
+        f"devices; times as fast as the best of data parallelism, FSDP and Megatron: {middle(faster)}"
     )
 
 
@@ -157,72 +177,97 @@ def by_machine(table: Callable[[Sequence[Row], str], Table]) -> Tables:
 SECTIONS = (
     Section(
         "The models at published sizes, against what experts would run",
-        "zoo_table",
+        zoo_table,
         "zoo.csv",
         zoo,
-        lambda rows: [*by_machine(zoo_table.table)(rows), *zoo_table.means(rows)],
+        lambda rows: [*by_machine(zoo_table.table)(rows), *zoo_table.said(rows)],
+        PLANNED,
     ),
     Section(
         "Unity's evaluation",
-        "unity_table",
+        unity_table,
         "unity.csv",
         unity,
-        lambda rows: [unity_table.table(rows, "Unity's models"), *unity_table.verdicts(rows)],
+        unity_table.told,
+        PLANNED,
     ),
     Section(
         "Published plans of MaxText, Megatron and Mist",
-        "expert_plans",
+        expert_plans,
         "expert_plans.csv",
         experts,
         lambda rows: [expert_plans.table(rows)],
+        PLANNED,
     ),
     Section(
         "More devices",
-        "mesh_sweep",
+        mesh_sweep,
         "sweep.csv",
         sweep,
         lambda rows: [mesh_sweep.table(rows, f"{rows[0]['model']} {rows[0]['size']} on {rows[0]['machine']}")],
+        PLANNED,
     ),
     Section(
         "Predicted memory and compute, against XLA:GPU and XLA:TPU",
-        "agreement",
+        agreement,
         "agreement.csv",
         agreement.verdict,
         lambda rows: [agreement.table(rows), agreement.verdict(rows)],
     ),
     Section(
         "Predicted order of plans, against the compiled programs",
-        "ranking",
+        ranking,
         "judged.csv",
         judged,
         lambda rows: [ranking.table(rows)],
     ),
     Section(
         "Predicted gains, against the compiled programs",
-        "confirmed",
+        confirmed,
         "confirmed.csv",
         confirmed.verdict,
         lambda rows: [confirmed.table(rows), confirmed.verdict(rows)],
     ),
     Section(
+        "Our compiled programs beside those of plain jax.jit",
+        against_jit,
+        "against_jit.csv",
+        against_jit.verdict,
+        lambda rows: [against_jit.table(rows), against_jit.verdict(rows)],
+    ),
+    Section(
         "Rewriting together with or before parallelizing, against the compiled programs",
-        "together",
+        together,
         "together.csv",
         together.verdict,
         lambda rows: [together.table(rows), together.verdict(rows)],
     ),
-    Section("Measured, tiny models", "measured", "measured.csv", wall, lambda rows: [measured.table(rows)]),
-    Section("Rewrites in the plans", "rules_used", "zoo.csv", rules, lambda rows: [rules_used.table(rows)]),
-    Section("What reuse saves of planning", "ablation", "ablation.csv", planning, lambda rows: [ablation.table(rows)]),
+    Section("Measured, tiny models", measured, "measured.csv", wall, lambda rows: [measured.table(rows)]),
+    Section("Rewrites in the plans", rules_used, "zoo.csv", rules, lambda rows: [rules_used.table(rows)], PLANNED),
+    Section(
+        "What reuse saves of planning",
+        ablation,
+        "ablation.csv",
+        planning,
+        lambda rows: [ablation.table(rows)],
+        PLANNED,
+    ),
+    Section("Predicted and measured on a GPU", on_gpu, "gpu.csv", on_gpu.verdict, on_gpu.tables),
+    Section("What a GPU reaches", on_gpu, "calibration.csv", on_gpu.best, on_gpu.reached),
 )
 
 
 def summary() -> str:
     """The README's section."""
-    lines = ["| What | Result | Command |", "|---|---|---|"]
+    zoo_rows, unity_rows, *_ = (section.rows for section in SECTIONS)
+    first = [*zoo_table.families(zoo_rows), unity_table.paper(unity_rows)]
+    lines = [WORDS, *map(as_markdown, first)]
+    lines += ["| What | Result | Rows | Command |", "|---|---|---|---|"]
     for section in SECTIONS:
         if rows := section.rows:
-            lines.append(f"| {section.title} | {section.summary(rows)} | `{section.command}` |")
+            old = len(section.stale(rows))
+            many = f"{len(rows)}, {old} stale" if old else f"{len(rows)}"
+            lines.append(f"| {section.title} | {section.summary(rows)} | {many} | `{section.command}` |")
     if FIGURE.exists():
         lines += ["", f"![Seconds of a step, and speed-up for each device, by devices]({FIGURE.relative_to(ROOT)})"]
     return "\n".join(lines) + "\n"
@@ -234,9 +279,26 @@ def page() -> str:
     for section in SECTIONS:
         if not (rows := section.rows):
             continue
-        parts.append(f"## {section.title}\n\n`{section.command}`\n")
+        parts.append(f"## {section.title}\n\n`{section.command}`\n\n{freshness(section, rows)}\n")
         parts += [as_markdown(t) if isinstance(t, Table) else f"{t}\n" for t in section.tables(rows)]
     return "\n".join(parts)
+
+
+def freshness(section: Section, rows: Sequence[Row]) -> str:
+    """How many rows another version of the code made, and which, by the settings that say what they are about."""
+    stale = section.stale(rows)
+    if not stale:
+        return "All rows are of this version of the code."
+    fresh = [r for r in rows if r not in stale]
+    named, only = (fresh, "all but ") if len(fresh) < len(stale) else (stale, "")
+    which = f": {only}{'; '.join(about(row, section.script.SETTINGS) for row in named)}" if named else ""
+    return f"**{len(stale)} of {len(rows)} rows are stale**, made by another version of the code{which}."
+
+
+def about(row: Row, settings: Sequence[str]) -> str:
+    """What a row is about, in a few words."""
+    left_out = "source", "batch per device", "batch on one"
+    return " ".join(row[name] for name in settings if name in row and name not in left_out)
 
 
 def as_markdown(table: Table) -> str:

@@ -2,9 +2,10 @@
 
     rows = Rows(Path("sweep.csv"), settings=("model", "devices"))
     rows.make({"model": "gpt", "devices": 8}, lambda: measure(8))       # not again if the file has such a row
-    rows.make_all([{"model": "gpt", "devices": n} for n in sizes], measure, "{devices} devices")   # with progress
+    rows.make_all(rows.missing(wanted), measure, "{devices} devices")                              # with progress
 
-Whoever wants a row made again, with another version of the planner for instance, deletes it.
+Each row says which version of the code made it (`experiments/made_by.py`). One that another version made is stale: the
+pages say so, and a script with `--stale` makes it again.
 """
 
 from __future__ import annotations
@@ -16,20 +17,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from made_by import COMPILED, made_by
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from unity_jax.planning import uncollected
+from unity_jax.planning import alone
 
 Row = Mapping[str, str]
+
+MADE_BY = "made by"
+"""The column with the version of the code."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a file. **Fields:** `settings`: the columns that say what a row is about; the others are results."""
+    """The rows of a file.
+
+    **Fields:** `settings`: the columns that say what a row is about; the others are results; `code`: folders and files
+    whose code the results follow from.
+    """
 
     path: Path
     settings: tuple[str, ...]
+    code: tuple[str, ...] = COMPILED
+
+    def version(self, settings: Mapping[str, Any]) -> str:
+        """The version of the code, as it is now, that a row about these settings follows from."""
+        return made_by(self.code, settings.get("model"))
+
+    def is_stale(self, row: Row) -> bool:
+        """Whether another version of the code made a row."""
+        return row.get(MADE_BY) != self.version(row)
 
     @property
     def found(self) -> list[Row]:
@@ -51,14 +69,16 @@ class Rows:
 
     def make(self, settings: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> Row:
         """The row about these settings, with what `measure` returns; made once."""
-        row = self.get(settings)
-        if row is None:
-            row = self.put(settings, measure())
-        return row
+        return self.get(settings) or self.remake(settings, measure)
+
+    def remake(self, settings: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> Row:
+        """The row about these settings, made again if it is there."""
+        self.version(settings)  # that of the code as it is before a long measurement, whatever happens to it meanwhile
+        return self.put(settings, measure())
 
     def put(self, settings: Mapping[str, Any], values: Mapping[str, Any]) -> Row:
         """Keep these values as the row about these settings, in the place of what it was."""
-        row = {name: _text(value) for name, value in {**settings, **values}.items()}
+        row = {name: _text(value) for name, value in {**settings, **values, MADE_BY: self.version(settings)}.items()}
         rows = {tuple(r[s] for s in self.settings): r for r in [*self.found, row]}
         self._write([*rows.values()])
         return row
@@ -69,7 +89,7 @@ class Rows:
         measure: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         description: str,
     ) -> None:
-        """All these rows, with a line of progress.
+        """All these rows, those that are there too, with a line of progress.
 
         **Arguments:** `description`: what the line says of the row at hand, with its settings in braces.
         """
@@ -78,13 +98,14 @@ class Rows:
             task = progress.add_task("", total=len(wanted))
             for what in wanted:
                 progress.update(task, description=description.format_map(what))
-                with uncollected():
-                    self.make(what, lambda w=what: measure(w))
+                with alone():
+                    self.remake(what, lambda w=what: measure(w))
                 progress.advance(task)
 
-    def missing(self, wanted: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """What has not been made yet."""
-        return [w for w in wanted if self.get(w) is None]
+    def missing(self, wanted: Sequence[Mapping[str, Any]], stale: bool = False) -> list[Mapping[str, Any]]:
+        """What has not been made yet, and what is stale if wanted."""
+        rows = {id(w): self.get(w) for w in wanted}
+        return [w for w in wanted if (row := rows[id(w)]) is None or (stale and self.is_stale(row))]
 
     def made(self, wanted: Sequence[Mapping[str, Any]]) -> list[Row]:
         """The rows that there are."""
@@ -95,7 +116,7 @@ class Rows:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(f".{os.getpid()}")
         with part.open("w", newline="") as file:
-            columns = dict.fromkeys(name for row in rows for name in row)
+            columns = dict.fromkeys((*(name for row in rows for name in row if name != MADE_BY), MADE_BY))
             writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)

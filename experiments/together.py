@@ -5,8 +5,9 @@
 
 The joint plan and the sequential one (`baselines.sequential`: rewritten for one device, then parallelized) of models of
 `experiments/unity_table.py`, compiled by `experiments/compiled.py` (its corpus `together`). The step times that we
-predict and those of the judge of compiled programs (`experiments/judge/`) must say the same of which is faster. The
-exit code tells. Rows are kept in `experiments/results/together.csv`.
+predict and those of the judge of compiled programs (`experiments/judge/`) must say the same of which is faster. Where
+both plans are the same there is nothing to agree on: such pairs are shown, and not counted. The exit code tells. Rows
+are kept in `experiments/results/together.csv`.
 """
 
 from __future__ import annotations
@@ -52,12 +53,20 @@ def table(rows: Sequence[Row]) -> Table:
         for how in ("predicted", "judged"):
             told.append(" / ".join(seconds(float(row[f"{who} {how}"])) for who in ("chosen", "other")))
             told.append(f"{ratio(row, how):.3f}")
-        made.add_row(row["model"], row["topology"], *told, "yes" if same_direction(row) else "no")
+        same = "the same plan" if not differs(row) else "yes" if same_direction(row) else "no"
+        made.add_row(row["model"], row["topology"], *told, same)
     return made
 
 
+def differs(row: Row) -> bool:
+    """Whether the two plans are not one and the same: then their predictions and their programs differ."""
+    return any(row[f"chosen {how}"] != row[f"other {how}"] for how in ("predicted", "judged"))
+
+
 def verdict(rows: Sequence[Row]) -> str:
-    return f"{sum(map(same_direction, rows))} of {len(rows)} rows agree on which plan is faster"
+    pairs = list(filter(differs, rows))
+    agree, equal = sum(map(same_direction, pairs)), len(rows) - len(pairs)
+    return f"{agree} of {len(pairs)} pairs of different plans agree on which is faster; {equal} pairs are equal plans"
 
 
 def main() -> int:
@@ -81,7 +90,7 @@ def main() -> int:
     console.print(verdict(shown))
     for line in failed:
         console.print(line, markup=False)
-    return int(bool(failed) or not all(map(same_direction, shown)))
+    return int(bool(failed) or not all(map(same_direction, filter(differs, shown))))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,18 @@
     python experiments/zoo_table.py --models mlp,dlrm --on h100:8   # minutes
 
 Baselines are those of `experiments/baselines.py`: data parallelism, FSDP, Megatron and their combinations, on every
-mesh that the planner considers, priced by the same simulation. Ratios count how many times as fast as a baseline the
-plan is; geometric means are over models where the baseline fits. Planning is timed in seconds of CPU. Operations that
-no rule can split are computed in full by every device: none of them may make a tensor above 1 MB, and the exit code
-tells whether one does.
+mesh that the planner considers, priced by the same simulation; the best of these on the program as the planner rewrites
+it (what an expert writes by hand); and the planner without rewrites. Ratios count how many times as fast as a baseline
+the plan is; means and medians are over models where both fit, by family of models. Planning is timed in seconds of CPU.
+Data parallelism is asserted to divide the matmuls and convolutions of a step by the devices. Operations that no rule
+can split are computed in full by every device: none of them may make a tensor above 1 MB, and the exit code tells
+whether one does.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import time
 from collections import Counter
@@ -24,10 +25,12 @@ from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from baselines import BEST, baselines, columns, joint, program_of
+from baselines import BEST, REWRITTEN, SEARCH, checked, columns, joint, others, padded_program, program_of
+from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
+from summaries import by_family, ratios
 
 import models
 from unity_jax.machine.machine import Machine
@@ -44,6 +47,13 @@ PER_DEVICE = {"mlp": 256, "dlrm": 1024, "xdl": 1024, "candle_uno": 256} | dict.f
 """Examples per device: as `experiments/unity_table.py` has them, and 64 images or short texts."""
 LONG_TEXTS = 4
 """Examples per device of the other models, whose examples are hundreds or thousands of tokens."""
+AGAINST = {
+    "data parallel": "data parallelism",
+    BEST: "the best expert",
+    REWRITTEN: "the best expert on the rewritten program",
+    SEARCH: "the search without rewrites",
+}
+"""What the plan is compared with."""
 LARGE = 1e6
 """Bytes from which on a tensor that every device computes in full is worth a word."""
 
@@ -65,8 +75,11 @@ def measure(model: str, size: str, on: str, batch: int) -> dict[str, Any]:
     row |= columns("plan", found, limit)
     row |= {"mesh": str(found.mesh), "rules": "; ".join(f"{name}*{n}" for name, n in fired(found).most_common())}
     row["replicated"] = "; ".join(replicated(found.graph))
-    for name, plan in baselines(program, machine).items():
+    stored = padded_program(model, size, machine.num_devices, batch_size=batch * machine.num_devices)
+    compared = others(program, machine, found, stored=stored)
+    for name, plan in compared.items():
         row |= columns(name, plan, limit)
+    row["data parallel divides"] = checked(compared["data parallel"])
     return row
 
 
@@ -97,20 +110,12 @@ def over(row: Row, name: str) -> float:
 
 def table(rows: Sequence[Row], on: str) -> Table:
     shown = Table(title=f"{on}; ! does not fit")
-    for name in (
-        "model",
-        "parameters",
-        "operations",
-        "planned in (CPU)",
-        "mesh",
-        "step",
-        "/ data parallel",
-        "/ expert",
-        "expert",
-    ):
-        shown.add_column(name, overflow="fold", justify="left" if name in ("model", "mesh", "expert") else "right")
+    heads = ("model", "parameters", "operations", "planned in (CPU)", "mesh", "step")
+    for name in (*heads, *(f"/ {name}" for name in AGAINST), "best expert"):
+        left = name in ("model", "mesh", "best expert")
+        shown.add_column(name, overflow="fold", justify="left" if left else "right")
     for row in rows:
-        fits = {name: "!" * (row[f"{name} fits"] != "True") for name in ("plan", "data parallel", BEST)}
+        fits = {name: "!" * (row.get(f"{name} fits") == "False") for name in ("plan", *AGAINST)}
         shown.add_row(
             f"{row['model']} {row['size']}",
             f"{int(row['parameters']):,}",
@@ -118,26 +123,35 @@ def table(rows: Sequence[Row], on: str) -> Table:
             f"{float(row['planning CPU seconds']):.0f} s",
             row["mesh"],
             seconds(float(row["plan seconds"])) + fits["plan"],
-            *(f"{over(row, name):.3f}{fits[name]}" for name in ("data parallel", BEST)),
+            *(f"{over(row, name):.3f}{fits[name]}" if row.get(f"{name} seconds") else "" for name in AGAINST),
             row[f"{BEST} plan"],
         )
     return shown
 
 
-def means(rows: Sequence[Row]) -> list[str]:
-    """Geometric means of what can be compared, and what must not be."""
-    said = []
-    for name in ("data parallel", BEST):
-        ratios = [over(r, name) for r in rows if r[f"{name} fits"] == r["plan fits"] == "True"]
-        if ratios:
-            worst = f"least {min(ratios):.3f}, most {max(ratios):.2f}"
-            mean = statistics.geometric_mean(ratios)
-            said.append(f"over {name}: {mean:.3f} in the geometric mean of {len(ratios)} that fit; {worst}")
+def families(rows: Sequence[Row]) -> list[Table]:
+    """Summaries of each machine by family."""
+    return [
+        by_family([r for r in rows if r["machine"] == on], "plan", AGAINST, f"{on}: how many times as fast the plan is")
+        for on in dict.fromkeys(r["machine"] for r in rows)
+    ]
+
+
+def said(rows: Sequence[Row]) -> list[str | Table]:
+    """What can be compared, by family, and what must not be."""
+    told: list[str | Table] = [*families(rows)]
     lost = [f"{r['model']} on {r['machine']}" for r in rows if r[f"{BEST} fits"] == "True" != r["plan fits"]]
-    said.append(f"an expert fits and the plan does not: {', '.join(lost) or 'never'}")
+    told.append(f"an expert fits and the plan does not: {', '.join(lost) or 'never'}")
+    slow = [
+        f"{r['model']} on {r['machine']} ({ratio:.3f} of {text})"
+        for name, text in AGAINST.items()
+        for r, ratio in ratios(rows, "plan", name)
+        if ratio < 1 - 1e-6
+    ]
+    told.append(f"the plan is slower than what it is compared with: {', '.join(slow) or 'never'}")
     large = [f"{r['model']}: {r['replicated']}" for r in rows if r["replicated"]]
-    said.append(f"tensors above 1 MB that every device computes in full: {'; '.join(large) or 'none'}")
-    return said
+    told.append(f"tensors above 1 MB that every device computes in full: {'; '.join(large) or 'none'}")
+    return told
 
 
 def main() -> int:
@@ -146,21 +160,23 @@ def main() -> int:
     parser.add_argument("--size", default="full")
     parser.add_argument("--on", default=",".join(MACHINES))
     parser.add_argument("--rows", type=int, help="make at most so many")
+    parser.add_argument("--stale", action="store_true", help="make again what another version of the code made")
     parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
-    rows = Rows(options.out, SETTINGS)
+    rows = Rows(options.out, SETTINGS, PLANNED)
     wanted = [
         dict(zip(SETTINGS, (model, options.size, on, PER_DEVICE.get(model, LONG_TEXTS)), strict=True))
         for on in options.on.split(",")
         for model in options.models.split(",")
     ]
-    rows.make_all(rows.missing(wanted)[: options.rows], lambda w: measure(*w.values()), "{model} on {machine}")
+    todo = rows.missing(wanted, options.stale)[: options.rows]
+    rows.make_all(todo, lambda w: measure(*w.values()), "{model} on {machine}")
     console = Console(width=150, highlight=False)
     found = rows.made(wanted)
     for on in options.on.split(","):
         if some := [row for row in found if row["machine"] == on]:
             console.print(table(some, on))
-    for line in means(found):
+    for line in said(found):
         console.print(line)
     return int(any(row["replicated"] for row in found))
 
