@@ -8,8 +8,10 @@
 Each plan is lowered and compiled by the real XLA:TPU or XLA:GPU compiler, in another process (a compiler may crash),
 and kept in `build/CORPUS/MODEL/TOPOLOGY/PLAN/`: the plan, the scheduled HLO, the compiler's memory analysis, and of
 XLA:TPU how long the kernels are scheduled for which it has no estimate.
-What is there already is not made again. `experiments/agreement.py` and `experiments/collectives.py` read the corpus
-`compiled`, `experiments/ranking.py` the corpus `ranking`, `experiments/together.py` the corpus `together`.
+What is there already is not made again. With `--again` every plan is made anew, and of their programs those are
+compiled that are not, byte for byte, among the ones compiled before (`build/programs/`). `experiments/agreement.py` and
+`experiments/collectives.py` read the corpus `compiled`, `experiments/ranking.py` the corpus `ranking`,
+`experiments/together.py` the corpus `together`.
 
 Programs are of two sets, and of one only. With the *tuning* programs the constants and passes of the cost model were
 chosen: seven models at their published widths, with fewer layers, so that data parallelism fits on every machine. The
@@ -32,9 +34,11 @@ import argparse
 import dataclasses
 import functools
 import gzip
+import hashlib
 import json
 import math
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -307,11 +311,24 @@ def compile_into(
     """
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
+    lowered = program()
+    what = (jax.__version__, folder.parent.name, sorted(options.items()), lowered.as_text())
+    store = BUILD / "programs" / hashlib.sha256(repr(what).encode()).hexdigest()[:24]
+    if not (store / "facts.json").exists():
+        _compile(store, lowered, options, limit)
+    for kept in store.iterdir():
+        shutil.copyfile(kept, folder / kept.name)
+    return json.loads((folder / "facts.json").read_text())
+
+
+def _compile(folder: Path, lowered: jax.stages.Lowered, options: Mapping[str, Any], limit: int) -> None:
+    """Compile a program and keep what the compiler says."""
+    folder.mkdir(parents=True, exist_ok=True)
     facts: dict[str, Any] = {"error": "the compiler crashed" + f" or took more than {limit} s" * bool(limit)}
+    facts["seconds"] = float(limit)
     (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
     start = time.monotonic()
     try:
-        lowered = program()
         empty()
         signal.alarm(limit)
         compiled = lowered.compile(compiler_options=dict(options))
@@ -325,7 +342,6 @@ def compile_into(
         facts = {"error": str(error).splitlines()[0]}
     facts["seconds"] = time.monotonic() - start
     (folder / "facts.json").write_text(json.dumps(facts))
-    return facts
 
 
 def planned(plan: Plan, devices: Sequence[jax.Device]) -> jax.stages.Lowered:
@@ -372,6 +388,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="plain jax.jit with the same shardings as well")
     parser.add_argument("--plans", default=",".join(FOUR), help=f"of {', '.join(FOUR)}, or all; or {', '.join(TWO)}")
     parser.add_argument("--random", type=int, default=0, help="how many random plans of each")
+    parser.add_argument("--again", action="store_true", help="make every plan anew; compile what that changed")
     parser.add_argument("--corpus", default="compiled", choices=CORPORA)
     parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -384,8 +401,11 @@ def main() -> None:
             return work(CORPORA[options.corpus], *jobs[0], wanted, options.random, options.limit, options.plain)
     with Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         for name, on in progress.track(jobs, description="compiling"):
-            again = [*sys.argv[1:], "--models", name, "--on", on, "--worker"]
-            while (code := subprocess.run([sys.executable, __file__, *again]).returncode) < 0:
+            if options.again:
+                for corpus in (CORPORA[options.corpus], JIT):
+                    shutil.rmtree(corpus.folder(name, on), ignore_errors=True)
+            same = [*sys.argv[1:], "--models", name, "--on", on, "--worker"]
+            while (code := subprocess.run([sys.executable, __file__, *same]).returncode) < 0:
                 progress.console.print(
                     f"{name} on {on}: the compiler was ended (signal {-code}); going on with the next plan"
                 )
