@@ -1,5 +1,6 @@
 """Collective times against hand-computed values, and the orders that a planner relies on."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -10,6 +11,10 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 
 H100, H100X2, V5E, POD = (Machine.preset(s) for s in ("h100:8", "h100:2x8", "v5e:2x4", "v5e:16x16"))
+SWITCH, SWITCHES = (
+    dataclasses.replace(m, network=tuple(dataclasses.replace(level, links="switch") for level in m.network))
+    for m in (H100, H100X2)
+)
 ONE = MeshAxes(("data",), (8,))
 TWO = MeshAxes(("data", "model"), (2, 8))
 
@@ -34,7 +39,33 @@ def crossed(machine, mesh, axes):
     ],
 )
 def test_switch(kind, seconds):
-    assert collective_seconds(H100, ONE, kind, 1e9, ("data",)) == pytest.approx(1e-6 + seconds)
+    assert collective_seconds(SWITCH, ONE, kind, 1e9, ("data",)) == pytest.approx(1e-6 + seconds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nbytes", "seconds"),
+    [
+        ("all_gather", 1e3, 6.6e-6 + 7 * 0.6e-6 + 7 / 8 * 1e3 / 1.41e11),  # LL
+        ("all_reduce", 1e7, 14e-6 + 14 * 1.9e-6 + 2 * 7 / 8 * 1e7 / (120 / 128 * 3.708e11)),  # LL128
+        ("reduce_scatter", 1e9, 8.4e-6 + 7 * 3.4e-6 + 7 / 8 * 1e9 / 3.708e11),  # Simple
+        ("all_to_all", 1e9, 8.4e-6 + 3.4e-6 + 7 / 8 * 1e9 / 3.708e11),
+        ("permute", 1e9, 8.4e-6 + 3.4e-6 + 1e9 / 3.708e11),
+    ],
+)
+def test_nccl(kind, nbytes, seconds):
+    """The start of a protocol, its hops along the ring, and what it makes of the bandwidth."""
+    assert collective_seconds(H100, ONE, kind, nbytes, ("data",)) == pytest.approx(1e-6 + seconds)
+
+
+def test_nccl_over_nodes():
+    """A ring goes from node to node once and uses the card of every device; a tree needs fewer hops over many nodes."""
+    ring = 14e-6 + 14 * 1.9e-6 + 4e-6 + 15 / 16 * 1e7 / (120 / 128 * 3.708e11)
+    assert collective_seconds(H100X2, TWO, "all_gather", 1e7, TWO.names) == pytest.approx(1e-6 + ring)
+    alone = 6.6e-6 + 2.7e-6 + 1 / 2 * 1e3 / 2.5e10
+    assert collective_seconds(H100X2, TWO, "all_gather", 1e3, ("data",)) == pytest.approx(1e-6 + alone)
+    many = Machine.preset("h100:32x8")
+    tree = 6.6e-6 + 14 * 0.6e-6 + 10 * 2.7e-6 + 2 * 1e3 / 2.04e10
+    assert collective_seconds(many, MeshAxes(("x",), (256,)), "all_reduce", 1e3, ("x",)) == pytest.approx(1e-6 + tree)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +133,9 @@ def test_a_group_with_one_device_in_a_node_has_one_network_card_there():
 
 def test_hierarchical():
     # An all-reduce over both levels: reduce-scatter inside nodes, all-reduce of an eighth across, all-gather inside.
-    got = collective_seconds(H100X2, TWO, "all_reduce", 1e9, ("data", "model"))
+    got = collective_seconds(SWITCHES, TWO, "all_reduce", 1e9, ("data", "model"))
     assert got == pytest.approx(1e-6 + 2 * 7 / 8 * 1e9 / 3.708e11 + 6 * 1.9e-6 + 2 / 2 * 1e9 / 8 / 5e10 + 2 * 4e-6)
-    shift = collective_seconds(H100X2, TWO, "permute", 1e9, ("data", "model"))
+    shift = collective_seconds(SWITCHES, TWO, "permute", 1e9, ("data", "model"))
     assert shift == pytest.approx(1e-6 + 4e-6 + 1e9 / 5e10)
     single = MeshAxes(("all",), (16,))
     for kind in KINDS:  # one axis over both levels is the same group
@@ -133,7 +164,9 @@ def test_monotonic(kind, machine):
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
 @pytest.mark.parametrize("machine", [H100, H100X2, V5E, POD], ids=lambda m: m.name)
 def test_one_collective_beats_two_smaller_ones(kind, machine):
-    """Over two axes at once, against each in turn in the better order, with the bytes that each would move."""
+    """Over two axes at once, against each in turn in the better order, with the bytes that each would move. One ring of
+    NCCL has more hops than two short ones: of many bytes they may take as long."""
+    close = 1.001 if machine in (H100, H100X2) else 1.0
     for sizes in ((2, 4), (4, 2)):
         mesh = MeshAxes(("x", "y"), sizes)
         shrinks = kind in ("all_gather", "reduce_scatter")
@@ -141,7 +174,7 @@ def test_one_collective_beats_two_smaller_ones(kind, machine):
             both = collective_seconds(machine, mesh, kind, nbytes, mesh.names)
             for first, last in (("x", "y"), ("y", "x")):
                 small = collective_seconds(machine, mesh, kind, nbytes / mesh[last] if shrinks else nbytes, (first,))
-                assert both < small + collective_seconds(machine, mesh, kind, nbytes, (last,))
+                assert both < close * (small + collective_seconds(machine, mesh, kind, nbytes, (last,)))
 
 
 def test_alone_is_free_and_sizes_need_not_align():

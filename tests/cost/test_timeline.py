@@ -190,6 +190,23 @@ def test_a_gradient_is_reduced_beside_the_rest_of_the_backward_pass():
     assert any(s < timeline.ends[first] and e > timeline.starts[first] for s, e in busy if e > s)
 
 
+@pytest.mark.parametrize(("machine", "combined"), [("h100:8", True), ("v5e:2x4", True), ("cpu:8", False)])
+def test_what_the_compiler_combines_is_sent_at_once(machine, combined):
+    """The gradients of data parallelism: one all-reduce, which waits for all of them and begins once."""
+    layers = planner(program("mlp", layers=2), machine)
+    found = next(c for c in assembled(layers, mesh(8)) if c.label == "dp(x)")
+    sent = [t for t in found.timeline.tasks if t.collective is not None]
+    whole = [t for t in sent if t.parts]
+    assert bool(whole) == combined
+    assert sum(len(t.parts) or 1 for t in sent) == sum(
+        len(list(op_collectives(op, mesh(8), layers.machine))) for op in found.graph.ops
+    )
+    for t in whole:
+        assert t.collective.bytes == sum(p.collective.bytes for p in t.parts)
+        assert max(p.seconds for p in t.parts) < t.seconds < sum(p.seconds for p in t.parts)
+        assert set(t.after) == {i for p in t.parts for i in p.after}
+
+
 @pytest.mark.parametrize("name", ["mlp", "lstm_lm", "moe", "resnext"])
 def test_sums_are_those_of_the_program(name):
     """Nothing is lost between the planned graph and its tasks; without asynchronous collectives times add up."""

@@ -98,7 +98,7 @@ def test_problem_prices_what_the_planned_graph_costs() -> None:
 def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
     """What rules a seed out unseen is below its simulated step, and the bound of a mesh below all of them."""
     plan = planner(program(name, **({"layers": 1} if name in ("bert", "gpt", "moe") else {})), machine)
-    collectives = Resharder(plan.machine, mesh(8), slices=False)
+    collectives = Resharder(plan.machine, mesh(8), sure=True)
     for keep in (True, False):
         built = plan._builder(mesh(8)).build(keep)
         for label, assignment in expert_seeds(plan.program, built, mesh(8), plan.rules).items():
@@ -119,14 +119,14 @@ def test_an_expert_wins_whose_times_add_up_to_more() -> None:
     sums = [c.timeline.compute_seconds + c.timeline.communication_seconds for c in (fsdp, searched)]
     assert sums[0] > 1.05 * sums[1]
     assert fsdp.seconds < searched.seconds
-    assert best(found, plan.limit) is fsdp
+    assert best(found, plan.limit).label != "search"
 
 
 def test_an_expert_that_cannot_win_is_not_assembled() -> None:
     """On a machine where collectives stop arithmetic, tensor parallelism could not beat the least sum of times."""
     plan = planner(program("bert", layers=1), "cpu:8")
     found = plan.candidates(mesh(8))
-    built, collectives = plan._solved(mesh(8)).built, Resharder(plan.machine, mesh(8), slices=False)
+    built, collectives = plan._solved(mesh(8)).built, Resharder(plan.machine, mesh(8), sure=True)
     floors = {name: plan_seconds(built, a, collectives) for name, a in plan._expert_seeds(mesh(8)).items()}
     assert all(c.label in ("search", *floors) for c in found)
     ruled_out = {name for name, floor in floors.items() if floor >= best(found, plan.limit).seconds}

@@ -32,13 +32,14 @@ from dataclasses import replace
 
 from unity_jax import _compat
 from unity_jax.cost.aliases import base_tensors, is_alias
-from unity_jax.cost.combining import THRESHOLDS, Sent, together
+from unity_jax.cost.combining import THRESHOLDS, Sent, kind, together
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
 from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS, is_batched
 from unity_jax.cost.kernels import Kernel
 from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.products import split
 from unity_jax.cost.program import kernel_seconds, kernel_work, op_collectives
+from unity_jax.cost.reshard import COMBINED
 from unity_jax.cost.rows import is_partition
 from unity_jax.cost.schedule import BETWEEN, Step
 from unity_jax.cost.storage import Storage
@@ -58,8 +59,6 @@ _LOOPS = frozenset(["scan", "while"])
 _BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange", "shift"), "tpu": ("combine", "shift"), "cpu": ()}
 """The moves whose collectives run beside kernels. XLA:TPU starts and awaits others apart only inside kernels."""
 
-_COMBINED = {"gpu": ("combine", "reduce", "reduce_scatter"), "tpu": ("reduce",), "cpu": ()}
-"""The moves whose collectives are combined."""
 
 
 class Buffers:
@@ -174,7 +173,7 @@ class Buffers:
             self.of[result] = self.new(whole, self.storage(whole))
             self._collective(kernel, after, reads, (self.of[result],))
             return
-        if move in _BESIDE[self.compiler] or move in _COMBINED[self.compiler]:
+        if move in _BESIDE[self.compiler] or move in COMBINED[self.compiler]:
             if self.compiler == "tpu" and move == "combine":
                 self.of.update((t, self.new(t, self.storage(t))) for t in makes if t in self.replacing)
                 self.lasting.update(self.of[t] for t in makes if t in self.replacing)
@@ -242,12 +241,10 @@ class Buffers:
         start = done = self.add(Step(after, reads, makes, writes_over=summed, seconds=seconds))
         if move.kind in _BESIDE[self.compiler]:
             done = self.add(Step((start,), held, (), start=start))
-        of = move.kind != "combine" and (str(result.dtype), *(how for a, how in move.before.partial if a in move.axes))
-        how = "reduce" if summed else move.kind
-        kind = (how, move.axes, None if summed else move.dim, of) if how in _COMBINED[self.compiler] else done
         (collective,) = op_collectives(kernel.root, self.storage.mesh, self.machine)
         sent = self.storage(kernel.root.inputs[0] if summed else result)
-        self.sent.append(Sent(kind, sent, start, done, collective))
+        alike = kind(kernel.root, self.compiler, summed)
+        self.sent.append(Sent(done if alike is None else alike, sent, start, done, collective))
         self.maker.update((t, done) for t in kernel.writes)
 
     def _combine(self) -> None:

@@ -12,14 +12,22 @@ program need them: what only the last result needs comes last
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from unity_jax.cost.program import Collective
-from unity_jax.cost.schedule import Step
+from unity_jax.cost.reshard import COMBINED
+from unity_jax.pcg.graph import Op
 
 THRESHOLDS = {"gpu": 30 * 2**20 + 7, "tpu": 2**27 - 1}
 """Bytes of results that a compiler combines: of XLA:GPU the default of `xla_gpu_all_reduce_combine_threshold_bytes` and
 its like; XLA:TPU is seen to make all-reduces of up to 112 MiB, and to leave those of 128 MiB alone."""
+
+
+class Waiting(Protocol):
+    """A step of a program, which waits for others."""
+
+    @property
+    def after(self) -> tuple[int, ...]: ...
 
 
 class Sent(NamedTuple):
@@ -33,8 +41,21 @@ class Sent(NamedTuple):
     of: Collective
 
 
+def kind(op: Op, compiler: str, summed: bool = False) -> Hashable | None:
+    """What collectives have in common that may be combined; None for the move of this op if its kind never is.
+
+    **Arguments:** `summed`: it is an all-reduce, whatever the move.
+    """
+    move = op.params["move"]
+    how = "reduce" if summed else move.kind
+    if how not in COMBINED[compiler]:
+        return None
+    of = how != "combine" and (str(op.outputs[0].dtype), *(r for a, r in move.before.partial if a in move.axes))
+    return how, move.axes, None if how == "reduce" else move.dim, of
+
+
 def together(
-    sent: Sequence[Sent], steps: Sequence[Step], ends: Sequence[int], threshold: float
+    sent: Sequence[Sent], steps: Sequence[Waiting], ends: Sequence[int], threshold: float
 ) -> Iterator[list[Sent]]:
     """The groups of collectives that become one; of one alone where nothing joins it.
 
@@ -74,7 +95,7 @@ def together(
         yield [sent[i] for i in group]
 
 
-def post_order(steps: Sequence[Step], ends: Sequence[int]) -> Iterator[int]:
+def post_order(steps: Sequence[Waiting], ends: Sequence[int]) -> Iterator[int]:
     """Every step after those that it waits for, the first of them and all that it needs first."""
     seen: set[int] = set()
     for end in (*ends, *range(len(steps))):

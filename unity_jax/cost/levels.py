@@ -1,4 +1,4 @@
-"""Collectives on a network of levels: switches, rings and lines, one inside another.
+"""Collectives on a network of levels: switches, rings and lines, one inside another. Those of GPUs are in `nccl`.
 
 A group that spans several levels runs hierarchically: the payload that crosses a level is divided by the members that
 the group has inside each of its parts, all of which send at once (every network card of a node works). On the axes of a
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unity_jax.cost import nccl
 from unity_jax.machine.network import Level
 
 TORUS = ("ring", "line")
@@ -37,6 +38,9 @@ def lines(network: tuple[Level, ...], kind: str, groups: np.ndarray) -> list[tup
     """(seconds, seconds per byte) of each algorithm of a collective in all these groups at once; `groups` as in
     `communication`."""
     crossed = spans(network, groups)
+    if all(s.level.links == "nccl" for s in crossed):
+        found = [nccl.Crossed(s.level, s.members, s.inside) for s in crossed]
+        return list(nccl.lines(kind, found, network[-1]))
     ring = _grid_ring(kind, crossed)
     return [_by_levels(kind, crossed), *([ring] if ring else [])]
 
@@ -126,7 +130,7 @@ def _level_line(kind: str, level: Level, n: int, stride: int) -> tuple[float, fl
     rounds = 2 if kind == "all_reduce" else 1
     if level.links == "shared":
         return level.latency, rounds * (1.0 if kind == "permute" else (n - 1) / n) / level.bandwidth
-    if level.links == "switch":
+    if level.links not in TORUS:
         hops, moved, bandwidth = math.ceil(math.log2(n)), (n - 1) / n, level.bandwidth
         if kind == "permute":
             hops, moved = 1, 1.0

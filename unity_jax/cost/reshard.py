@@ -40,6 +40,9 @@ COLLECTIVES: dict[str, str | None] = {
 }
 """The kinds of moves, and the collective that each one emits."""
 
+COMBINED = {"gpu": ("combine", "reduce", "reduce_scatter"), "tpu": ("reduce",), "cpu": ()}
+"""The moves whose collectives a compiler combines."""
+
 _KINDS = tuple(kind for kind in COLLECTIVES if kind != "shift")  # those that change layouts
 
 # Passes over the result in device memory: slices and masks read and write it, shards of an inner dimension are copied
@@ -189,17 +192,20 @@ class _Costed(NamedTuple):
 class Resharder:
     """Costs and cheapest paths between layouts on one machine and mesh.
 
-    **Arguments:** `slices`: whether what a move reads and writes on its own device costs time, beside its collective.
+    **Arguments:** `sure`: only what a move costs in any case: not what it reads and writes on its own device beside its
+    collective, which a kernel may do by the way, nor the start of a collective that is combined with others.
     """
 
-    def __init__(self, machine: Machine, mesh: MeshAxes, slices: bool = True) -> None:
+    def __init__(self, machine: Machine, mesh: MeshAxes, sure: bool = False) -> None:
         self.machine, self.mesh = machine, mesh
         subsets = range(1 << len(mesh.names))
         self._group_size = np.array([math.prod(s for i, s in enumerate(mesh.sizes) if b >> i & 1) for b in subsets])
         lines = all_lines(machine, mesh, [k for k in map(COLLECTIVES.get, _KINDS) if k is not None])
         # (kind of move, axes) -> the least over algorithms of the greatest of lines (seconds, seconds per byte)
         self._lines = _padded([[lines.get((COLLECTIVES[k], b), (((0.0, 0.0),),)) for b in subsets] for k in _KINDS])
-        self._passes = np.array([_PASSES[k] * slices for k in _KINDS]) / machine.device.memory_bandwidth
+        if sure:
+            self._lines[[_KINDS.index(k) for k in COMBINED[machine.device.compiler]], ..., 0] = 0.0
+        self._passes = np.array([_PASSES[k] * (not sure) for k in _KINDS]) / machine.device.memory_bandwidth
         # Closures are up to a megabyte each and are shared by all layouts of a shape; tables and paths are small.
         self._closure = functools.lru_cache(maxsize=128)(self._make_closure)
         self._table = functools.cache(self._make_table)

@@ -5,7 +5,8 @@
     2 compute      tanh           after 1
 
 Kernels compute, moves and the collectives inside rules go over the network. What takes no time is no task: its
-consumers wait for what it would have waited for. A loop runs its first
+consumers wait for what it would have waited for. Collectives that the compiler combines are one (`combining`). A loop
+runs its first
 iteration in the open and the others as one task: XLA awaits in an iteration what was started in it, so all later ones
 take the same time.
 """
@@ -17,10 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unity_jax._compat import scan_arity
-from unity_jax.cost.communication import groups_of
+from unity_jax.cost.combining import THRESHOLDS, Sent, kind, together
+from unity_jax.cost.communication import collective_seconds, groups_of
 from unity_jax.cost.compute import copy_seconds, fill_seconds
 from unity_jax.cost.kernels import Kernel
-from unity_jax.cost.program import Collective, kernel_seconds, op_collectives, serves
+from unity_jax.cost.program import Collective, kernel_seconds, local_bytes, op_collectives, serves
 from unity_jax.cost.reshard import collective_kind, turning_seconds
 from unity_jax.cost.sending import sent
 from unity_jax.cost.traffic import Traffic
@@ -40,8 +42,9 @@ class Task:
     **Fields:** `stream`: what it runs on; `seconds` that it takes alone; `after`: positions of the tasks that must end
     first; `levels`: bits of the network levels that it occupies; `blocking`: it occupies the compute stream as well (a
     collective that the compiler does not start and await apart); `op`: what it computes, or the op that it serves;
-    `collective`: kind, axes and bytes. `body` and `runs`: a loop's tasks and how often they are run; `seconds` then
-    means nothing. A task of no seconds is a point in time that others wait for.
+    `collective`: kind, axes and bytes; `parts`: the collectives that are combined in it. `body` and `runs`: a loop's
+    tasks and how often they are run; `seconds` then means nothing. A task of no seconds is a point in time that others
+    wait for.
     """
 
     stream: int
@@ -51,6 +54,7 @@ class Task:
     levels: int = 0
     blocking: bool = False
     collective: Collective | None = None
+    parts: tuple[Task, ...] = ()
     body: tuple[Task, ...] = ()
     runs: int = 0
 
@@ -84,6 +88,7 @@ class _Writer:
         self.stacked = stacked  # what a scan stacks of each iteration
         self.sent: dict[Op, float] = {}
         self.tasks: list[Task] = []
+        self.alike: list[Sent] = []  # the collectives that may be combined
         self.ready: dict[Tensor, tuple[int, ...]] = {}  # the tasks to wait for; inputs and constants need none
 
     def run(self, graph: Graph) -> tuple[Task, ...]:
@@ -106,7 +111,23 @@ class _Writer:
                 done = self._compute(copied[root] * seconds, done, root)
             for t in kernel.writes:
                 self.ready[t] = done
+        self._combine([i for t in graph.outputs for i in self.ready.get(t, ())])
         return tuple(self.tasks)
+
+    def _combine(self, ends: Sequence[int]) -> None:
+        """One collective in place of each group that the compiler makes one of, where the last of them was."""
+        for group in together(self.alike, self.tasks, ends, THRESHOLDS.get(self.machine.device.compiler, 0)):
+            parts = tuple(self.tasks[s.done] for s in group)
+            if len(parts) == 1:
+                continue
+            last, first = max(s.done for s in group), group[0].of
+            nbytes = sum(s.of.bytes for s in group)
+            seconds = collective_seconds(self.machine, self.mesh, first.kind, nbytes, first.axes)
+            whole = replace(first, bytes=nbytes, seconds=seconds)
+            after = tuple(dict.fromkeys(i for part in parts for i in part.after))
+            for s in group:
+                self.tasks[s.done] = Task(COMPUTE, 0.0, (last,))
+            self.tasks[last] = replace(parts[-1], seconds=seconds, after=after, collective=whole, parts=parts)
 
     def _stacking(self, kernel: Kernel) -> float:
         """Seconds to start the kernels with which XLA:GPU writes each stacked result by itself: it joins no updates of
@@ -153,15 +174,20 @@ class _Writer:
 
         **Arguments:** `last`: what comes is a result of the program, and XLA:TPU does nothing beside it.
         """
-        device, move, turned = self.machine.device, op.params.get("move"), 0.0
+        device, move, turned, alike = self.machine.device, op.params.get("move"), 0.0, None
         if move is not None:
+            alike = kind(op, device.compiler)
             turned = turning_seconds(move, op.inputs[0].shape, op.inputs[0].dtype, self.mesh, device) / 2
         for c in op_collectives(op, self.mesh, self.machine):
-            if seconds := c.seconds * self.sent.get(op, 1.0):
+            part = self.sent.get(op, 1.0)
+            if seconds := c.seconds * part:
                 blocking = last or c.kind not in device.asynchronous
                 levels = crossed(self.machine, self.mesh, c.axes)
                 after = self._compute(turned, after, op)
                 after = self._add(Task(COLLECTIVES, seconds, after, served, levels, blocking, c))
+                if alike is not None:
+                    size = local_bytes(op.outputs[0], self.mesh) * part
+                    self.alike.append(Sent(alike, size, *after, *after, replace(c, bytes=round(c.bytes * part))))
                 after = self._compute(turned, after, op)
         return after
 

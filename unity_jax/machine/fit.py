@@ -64,12 +64,13 @@ def fit_level(samples: Sequence[Sample], level: Level, overhead: float) -> Level
     """A level of the network with the latency and bandwidth that explain the collectives over it best.
 
     Their time is linear in the two: what one second of latency and one second per byte make of each gives the rows.
-    What is said to be a switch may be shared memory, if that explains them better.
+    What is said to be a switch may be shared memory, if that explains them better; what is measured is no longer what
+    NCCL expects of itself.
     """
     own = [s for s in samples if s.kind in COLLECTIVES and s.about == level.name]
     if not own:
         return level
-    kinds = (level, replace(level, links="shared")) if level.links == "switch" else (level,)
+    kinds = [replace(level, links=k) for k in ("switch", "shared")] if level.links in ("switch", "nccl") else [level]
     return min((_fitted(own, kind, overhead) for kind in kinds), key=lambda found: found[0])[1]
 
 

@@ -16,14 +16,15 @@ class Level:
     direction: what one device sends through a `"switch"` while all others do the same, or what one link carries to the
     next member of a `"ring"` or `"line"` (both have links in both directions; only the ring wraps around, from the last
     member back to the first). `latency` is in seconds per hop. In `"shared"` memory members meet once for each
-    collective, whatever its kind, and then read what the others wrote: `latency` is that of the meeting.
+    collective, whatever its kind, and then read what the others wrote: `latency` is that of the meeting. `"nccl"` is a
+    switch of GPUs or of their nodes, whose collectives are those of NCCL: `latency` is that of its protocol LL128.
     """
 
     name: str
     size: int
     bandwidth: float
     latency: float
-    links: Literal["switch", "ring", "line", "shared"] = "switch"
+    links: Literal["switch", "ring", "line", "shared", "nccl"] = "switch"
 
 
 @dataclass(frozen=True)

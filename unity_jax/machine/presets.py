@@ -115,7 +115,7 @@ def _switched(*levels: tuple[str, float, float]) -> Callable[[Sizes], tuple[Leve
     """Switches inside switches: (name, bandwidth, latency) per level, outermost first; with fewer sizes, the inner
     ones."""
     return lambda sizes: tuple(
-        Level(name, n, bandwidth, latency)
+        Level(name, n, bandwidth, latency, "nccl")
         for n, (name, bandwidth, latency) in zip(sizes, levels[-len(sizes) :], strict=True)
     )
 

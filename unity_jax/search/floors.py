@@ -60,7 +60,7 @@ def arithmetic_seconds(built: Built, assignment: Sequence[int]) -> float:
 def plan_seconds(built: Built, assignment: Sequence[int], collectives: Resharder) -> float:
     """A bound of one plan's step: its arithmetic and what its communication takes from it, or its busiest network.
 
-    **Arguments:** `collectives`: prices of moves without slices.
+    **Arguments:** `collectives`: prices of moves that are sure.
     """
     machine = collectives.machine
     dearest: dict[int, float] = {}

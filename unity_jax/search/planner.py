@@ -188,7 +188,7 @@ class Planner:
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted."""
-        collectives = Resharder(self.machine, built.mesh, slices=False)
+        collectives = Resharder(self.machine, built.mesh, sure=True)
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
             now = best(found, self.limit)
             may_win = not now.fits(self.limit) or plan_seconds(built, seed, collectives) < now.seconds

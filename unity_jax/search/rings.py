@@ -114,7 +114,7 @@ def proposals(base: Candidate, known: dict[object, float]) -> list[Proposal]:
 
 def exposures(timeline: Timeline) -> dict[tuple[Op | None, str, tuple[str, ...], int], float]:
     """Seconds of each collective in which no arithmetic runs: by the op that it serves, kind, axes and bytes; of loops
-    in their first iteration. The mean, where there are several such collectives."""
+    in their first iteration. Combined ones share the time of one. The mean, where there are several."""
     times = zip(timeline.tasks, timeline.starts, timeline.ends, strict=True)
     computing = [(start, end) for t, start, end in times if t.stream == COMPUTE and end > start]
     starts, ends = np.sort(np.reshape(computing, (-1, 2)), axis=0).T  # they follow each other
@@ -126,8 +126,11 @@ def exposures(timeline: Timeline) -> dict[tuple[Op | None, str, tuple[str, ...],
 
     found: dict[tuple[Op | None, str, tuple[str, ...], int], list[float]] = defaultdict(list)
     for t, start, end in zip(timeline.tasks, timeline.starts, timeline.ends, strict=True):
-        if (c := t.collective) is not None:
-            found[t.op, c.kind, c.axes, c.bytes].append(end - start - (busy(end) - busy(start)))
+        waits = end - start - (busy(end) - busy(start))
+        apart = sum(of.seconds for of in t.parts) or t.seconds
+        for of in t.parts or (t,):
+            if (c := of.collective) is not None:
+                found[of.op, c.kind, c.axes, c.bytes].append(waits * of.seconds / apart)
     return {key: sum(waits) / len(waits) for key, waits in found.items()}
 
 
