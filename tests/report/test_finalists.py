@@ -1,30 +1,11 @@
 """The compiler's own estimates decide between the best candidates."""
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import unity_jax as unity
+from tests.report.tanh_layers import planned
 from unity_jax.report import finalists
 from unity_jax.report.finalists import Trial, best_compiled
-
-WEIGHT, BATCH = jax.ShapeDtypeStruct((512, 512), jnp.float32), jax.ShapeDtypeStruct((64, 512), jnp.float32)
-
-
-def step(weights, x):
-    def loss(weights):
-        h = x
-        for w in weights:
-            h = jnp.tanh(h @ w)
-        return (h**2).mean()
-
-    value, grads = jax.value_and_grad(loss)(weights)
-    return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
-
-
-def planned(machine, **options):
-    settings = unity.Options(cache=None, **options)
-    return unity.plan(step, [WEIGHT] * 2, BATCH, machine=machine, donate_argnums=0, options=settings)
 
 
 @pytest.mark.parametrize(

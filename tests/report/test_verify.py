@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import unity_jax as unity
+from tests.report.tanh_layers import BATCH, WEIGHT, planned, step
 from unity_jax.report import verify as verifying
 from unity_jax.report.account import Account
 from unity_jax.report.aot import compiled_for
@@ -18,27 +19,11 @@ from unity_jax.report.verify import verify_on
 
 tpu = pytest.mark.extra("tpu-aot")
 gpu = pytest.mark.extra("gpu-aot")
-WEIGHT, BATCH = jax.ShapeDtypeStruct((512, 512), jnp.float32), jax.ShapeDtypeStruct((64, 512), jnp.float32)
-
-
-def step(weights, x):
-    def loss(weights):
-        h = x
-        for w in weights:
-            h = jnp.tanh(h @ w)
-        return (h**2).mean()
-
-    value, grads = jax.value_and_grad(loss)(weights)
-    return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
-
-
-def planned(machine):
-    return unity.plan(step, [WEIGHT] * 3, BATCH, machine=machine, donate_argnums=0, options=unity.Options(cache=None))
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return planned("cpu:8")
+    return planned("cpu:8", 3)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +135,7 @@ def test_a_plan_without_its_function(plan, tmp_path):
 
 @tpu
 def test_tpu():
-    found = planned("v5e:2x4").verify("v5e:2x4")
+    found = planned("v5e:2x4", 3).verify("v5e:2x4")
     assert found.ok, str(found)
     assert found.compiled.cycles.total > 0
     assert found.compiled.cycles.endless == 0
@@ -171,6 +156,6 @@ def test_tpu_out_of_memory():
 
 @gpu
 def test_gpu():
-    found = planned("h100:8").verify("h100:8")
+    found = planned("h100:8", 3).verify("h100:8")
     assert found.ok, str(found)
     assert found.compiled.cycles is None
