@@ -23,6 +23,7 @@ from unity_jax.program import Program
 from unity_jax.rewrite.directions import is_applicable
 from unity_jax.rewrite.library import stacking
 from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
@@ -54,6 +55,12 @@ def plan(
     if not first.fits(planner.limit):
         first, sketches = planner.plan(meshes), []
     found, searched = _rewritten(planner, first, rules) if first.fits(planner.limit) else ([], Searched())
+    if found and towers(first.program.graph):  # stacked, they suit the mesh that has an axis for them
+        paired = [r for r in rules if r in stacking()]
+        for other in sketches:
+            if other.mesh != first.mesh and other.fits(planner.limit) and other.seconds <= WORSE * first.seconds:
+                more, tried = _rewritten(planner, other, paired)
+                found, searched = found + more, searched + tried
     if not found:
         chosen = planner.plan(meshes) if sketches else first
         return chosen.noting(searched=planner.searched(meshes) + searched)
