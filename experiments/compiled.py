@@ -73,7 +73,7 @@ from unity_jax.report.duplicates import duplicates
 from unity_jax.report.hlo import Module, parse
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
-from unity_jax.search.candidate import NO_PINS, Candidate, finish
+from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.placement import mesh_candidates
@@ -268,9 +268,9 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
                 continue
             if "all" in wanted or kind in wanted:
                 label = kind if len(axes.names) == 1 else f"{name} on {axes}"
-                keep = kind != "fsdp" or len(axes.names) > 1
-                found = finish(program, built.decisions(seed, keep), resharder, rules, name)
-                yield _file_name(label), made(machine, ringed(found, resharder, rules))
+                ways = (finish(program, built.decisions(seed, keep), resharder, rules, name) for keep in (True, False))
+                ways = [ringed(found, resharder, rules) for found in ways]  # gathered weights are kept, or not
+                yield _file_name(label), made(machine, best(ways, machine.device.memory_bytes))
     for i in range(randoms):
         axes = meshes[i % len(meshes)]
         decisions = sample(program.graph, program.ties, axes, rules, random.Random(i))
