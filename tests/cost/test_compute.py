@@ -9,7 +9,7 @@ import pytest
 from unity_jax.cost.arrays import stored_bytes
 from unity_jax.cost.compute import op_work, total
 from unity_jax.cost.kernels import Use
-from unity_jax.cost.products import product_size
+from unity_jax.cost.products import product_size, split
 from unity_jax.cost.rows import THIN
 from unity_jax.machine.device import Device, weakest
 from unity_jax.ops.rule import Shard, rule_of
@@ -39,7 +39,8 @@ def test_the_slower_part_decides():
     assert work.matrix == pytest.approx(2e9 / 1e12)
     assert work.memory == pytest.approx(3 * 4e6 / 1e10)
     assert work.seconds(DEVICE) == pytest.approx(1e-6 + 2e-3)
-    assert op_work(matmul(10, 1000, 1000), DEVICE, Use((1, 1, 1), 1)).seconds(DEVICE) == pytest.approx(1e-6 + 4.08e-4)
+    whole = dataclasses.replace(DEVICE, compiler="cpu")  # XLA:GPU would split the depth of such a narrow one
+    assert op_work(matmul(10, 1000, 1000), whole, Use((1, 1, 1), 1)).seconds(whole) == pytest.approx(1e-6 + 4.08e-4)
 
 
 def test_only_what_goes_through_memory_counts():
@@ -108,13 +109,36 @@ def test_small_arrays_stay_on_the_chip():
 
 @pytest.mark.parametrize("sizes", [(512, 512, 512), (8, 512, 512), (8, 8, 8)])
 def test_an_op_takes_as_long_as_on_its_slowest_device(sizes):
-    slow = dataclasses.replace(DEVICE, peak_flops=(("float32", 4e11), ("vector", 1e11)))
-    far = dataclasses.replace(DEVICE, memory_bandwidth=5e9)
+    toy = dataclasses.replace(DEVICE, compiler="cpu")
+    slow = dataclasses.replace(toy, peak_flops=(("float32", 4e11), ("vector", 1e11)))
+    far = dataclasses.replace(toy, memory_bandwidth=5e9)
 
     def seconds(device):
         return op_work(matmul(*sizes), device, Use((1, 1, 1), 1)).seconds(device)
 
-    assert seconds(weakest((DEVICE, slow, far))) == max(map(seconds, (DEVICE, slow, far)))
+    assert seconds(weakest((toy, slow, far))) == max(map(seconds, (toy, slow, far)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "dtype", "parts"),
+    [
+        (128, 4096, 128, "float32", 32),
+        (128, 4100, 128, "float32", 32),
+        (1024, 1024, 1024, "bfloat16", 1),
+        (16, 1760, 1760, "bfloat16", 8),
+        (64, 1760, 1760, "bfloat16", 8),
+        (1760, 12800, 29, "bfloat16", 16),
+        (512, 8192, 512, "bfloat16", 8),
+        (64, 512, 512, "float32", 8),
+        (256, 1024, 256, "float32", 8),
+        (4096, 512, 64, "bfloat16", 1),
+        (2048, 4096, 64, "bfloat16", 8),
+    ],
+)
+def test_the_depth_of_products_is_split_as_the_compiler_does(rows, depth, columns, dtype, parts):
+    """As in programs that XLA:GPU of jaxlib 0.10.2 made for an H100."""
+    x, y = jax.ShapeDtypeStruct((rows, depth), dtype), jax.ShapeDtypeStruct((depth, columns), dtype)
+    assert split(shard(lambda x, y: x @ y, x, y)).count == parts
 
 
 def test_narrow_rows_are_turned_to_be_gathered():

@@ -372,10 +372,10 @@ def test_what_only_matrix_units_read_takes_half_on_tpu():
 
 
 def test_deep_matmuls_are_computed_in_parts_on_gpu():
-    """One tile of 128 x 128: eight parts of 512, or of 516, whole 16 bytes, after both have been padded to 4,128."""
-    for depth, padded in ((4096, 0), (4100, 4128)):
+    """One tile of 128 x 128: 32 parts of 128, or of 132, whole 16 bytes, after both have been padded to 4,224."""
+    for depth, padded in ((4096, 0), (4100, 4224)):
         found = peak(lambda x, w: x @ w, f32(128, depth), f32(depth, 128), device=TRITON)
-        parts = 8 * 128 * 128 + 2 * 128 * padded
+        parts = 32 * 128 * 128 + 2 * 128 * padded
         assert found.peak_bytes == 4 * (2 * 128 * depth + 128 * 128 + parts)
 
 

@@ -84,10 +84,10 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
             rate = fits * device.fast_results_per_second or device.results_per_second
             results += n * math.prod(shard.result_shape(i)) / rate
     if op.name in PRODUCTS:
-        if device.compiler == "gpu" and op.name == "dot_general" and (parts := split(shard)).padded:
-            # Each operand is copied before, by a kernel of its own.
-            turned += 2 * parts.padded / (device.memory_bandwidth * device.memory_efficiency)
-            turned += 2 * device.kernel_overhead
+        if device.compiler == "gpu" and op.name == "dot_general" and (parts := split(shard)).count > 1:
+            # Each operand that is padded is copied before, and the parts are added up after, by kernels of their own.
+            turned += 2 * (parts.padded + parts.parts) / (device.memory_bandwidth * device.memory_efficiency)
+            turned += (1 + 2 * bool(parts.padded)) * device.kernel_overhead
         matrix = matrix_seconds(shard, device)
         if op.name == "conv_general_dilated" and device.compiler == "tpu":
             matrix += strided_bytes(shard, device) / (device.memory_bandwidth * device.memory_efficiency)

@@ -77,9 +77,13 @@ def is_vector_product(shard: Shard) -> bool:
     return bool(batch) and 1 in product_size(shard)[1:3]
 
 
-_SPLIT_TILES, _SPLIT_DEPTH = 200, 512
-"""XLA:GPU splits the depth of a matmul into 2, 4, 8, ... parts, as long as there are no more tiles of 128 x 128 in all
-and no part is less deep. Seen in programs compiled for an H100, which computes 132 tiles at a time."""
+_PARTS = tuple(2**i for i in range(12))
+_TILE, _UNITS = 128, 132
+_COMPUTING, _MOVING, _ADDING, _LAUNCH = 100.0, 0.194136, 193.1384, 4.36e7
+"""XLA:GPU splits the depth of a matmul into the parts whose cost is least by its own count: of the operations of a tile
+for each wave of tiles over the multiprocessors or of the bytes read and written, whichever costs more, of the bytes
+that are added up and of one launch for that; here as for an H100
+(https://github.com/openxla/xla/blob/main/xla/backends/gpu/transforms/splitk_rewriter.cc)."""
 _ALIGNED = 16
 """Bytes: what a part begins with lies at a multiple of it."""
 
@@ -95,15 +99,29 @@ class Split(NamedTuple):
 
 def split(shard: Shard) -> Split:
     batch, rows, columns, depth = product_size(shard)
-    tiles, parts = batch * math.ceil(rows / 128) * math.ceil(columns / 128), 1
-    while 2 * parts * tiles <= _SPLIT_TILES and depth >= 2 * parts * _SPLIT_DEPTH:
-        parts *= 2
+    parts = min(_PARTS, key=lambda parts: _split_cost(shard, parts))
     if parts == 1:
         return Split()
     itemsize = max(t.itemsize for t in shard.op.inputs)
     whole = parts * max(_ALIGNED // itemsize, 1)
     padded = batch * (rows + columns) * math.ceil(depth / whole) * whole * itemsize if depth % whole else 0
     return Split(parts, 4.0 * parts * batch * rows * columns, padded)
+
+
+def _split_cost(shard: Shard, parts: int) -> float:
+    """What XLA:GPU takes a matmul for whose depth is split."""
+    batch, rows, columns, depth = product_size(shard)
+    (lhs, rhs), made = (t.itemsize for t in shard.op.inputs), shard.op.outputs[0].itemsize
+    tiles = batch * parts * math.ceil(rows / _TILE) * math.ceil(columns / _TILE)
+    area = min(rows, _TILE) * min(columns, _TILE)
+    waves = max(1.0, tiles * area / (_UNITS * _TILE**2))  # small tiles share a multiprocessor
+    results, partial = batch * rows * columns, max(made, 4)
+    written = results * (parts * partial if parts > 1 else made)
+    moved = batch * depth * (rows * lhs + columns * rhs) + written
+    cost = max(2 * area * math.ceil(depth / parts) * waves * _COMPUTING, moved * _MOVING)
+    if parts > 1:
+        cost += _LAUNCH + (written + results * made) * _ADDING
+    return cost
 
 
 def _conv_shapes(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
