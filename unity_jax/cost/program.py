@@ -27,8 +27,9 @@ class Collective:
 
     **Fields:** `kind`: all_gather, reduce_scatter, all_reduce, all_to_all or permute; `axes`: mesh axes; `bytes`: the
     larger of operand and result on one device; `count`: how often it stands in the program; `trips`: how often each
-    runs in a step (more than once inside a loop); `seconds` of one run; `source`: the user's line it serves; `of`: the
-    collective that is decomposed into permutes of which this is one.
+    runs in a step (more than once inside a loop); `seconds` of one run by itself, though the compiler may combine
+    several (`combining`); `source`: the user's line it serves; `of`: the collective that is decomposed into permutes of
+    which this is one.
     """
 
     kind: str
