@@ -178,7 +178,7 @@ class Corpus:
 
     **Fields:** `program`: the train step of a model on a topology; `untiled`: the models all of whose matmuls XLA:GPU
     gives to cuBLAS here. Untuned, it gives them to Triton, with tiles that do not fit all sides ("Couldn't find output
-    tile sizes": 4192 of CANDLE, 6000 of the LSTM).
+    tile sizes": 4192 of CANDLE, 6000 of the LSTM, 197 of ViT, 114 of T5).
     """
 
     name: str
@@ -229,7 +229,7 @@ def of_unity(model: str, on: str) -> Program:
     return program_on(model, Machine.preset(on), CASES[model].batch)
 
 
-COMPILED = Corpus("compiled", of_sizes(SIZES), ("lstm_lm",))
+COMPILED = Corpus("compiled", of_sizes(SIZES), ("lstm_lm", "t5", "vit"))
 JIT = Corpus("plain", COMPILED.program, COMPILED.untiled)
 RANKING = Corpus("ranking", of_sizes(SHALLOW), ("lstm_lm",))
 TOGETHER = Corpus("together", of_unity, tuple(CASES))
