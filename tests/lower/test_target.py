@@ -43,35 +43,33 @@ def test_a_program_without_such_results_is_itself():
 
 
 def masked(x, w):
-    """A causal mask in a loop inside a loop, whose gradient takes it in from outside."""
+    """A causal mask for all rows in a loop inside a loop, from outside of both."""
+    mask = (jnp.tril(w) != 0)[None]
 
-    def loss(w):
-        def inner(c, _):
-            scores = jnp.where(jnp.tril(jnp.ones((8, 8), bool))[None], c @ w, 0.0)
-            return jnp.tanh(scores), scores.sum()
+    def inner(c, _):
+        scores = jnp.where(mask, c @ w, 0.0)
+        return jnp.tanh(scores), scores.sum()
 
-        def outer(c, _):
-            return jax.lax.scan(inner, c, None, length=2)
+    def outer(c, _):
+        return jax.lax.scan(inner, c, None, length=2)
 
-        y, sums = jax.lax.scan(outer, x, None, length=3)
-        return (y**2).sum() + sums.sum()
+    return jax.lax.scan(outer, x, None, length=3)
 
-    return jax.grad(loss)(w)
+
+def inside(graph):
+    """What loops broadcast of their constants."""
+    consts = [(op, set(op.bodies[0].inputs[: scan_arity(op.params)[0]])) for op in graph.walk() if op.bodies]
+    bodies = [(b, c) for op, c in consts for b in op.bodies]
+    return [o for b, c in bodies for o in b.ops if o.name == "broadcast_in_dim" and set(o.inputs) & c]
 
 
 def test_what_a_loop_broadcasts_of_its_constants_stands_before_it():
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         case = Case.of(masked, [jnp.asarray(rng.normal(size=s)) for s in ((16, 8, 8), (8, 8))], options=QUICK)
-        plan = case.sample((2, 4), 0)
+        plans = (case.sample((2, 4), seed) for seed in range(20))
+        plan = next(p for p in plans if inside(p.graph))  # where nothing is moved before it is broadcast
         before = hoisted(plan.graph)
-
-        def inside(graph):
-            consts = [(op, set(op.bodies[0].inputs[: scan_arity(op.params)[0]])) for op in graph.walk() if op.bodies]
-            bodies = [(b, c) for op, c in consts for b in op.bodies]
-            return [o for b, c in bodies for o in b.ops if o.name == "broadcast_in_dim" and set(o.inputs) & c]
-
-        assert inside(plan.graph)
         assert not inside(before)
         got = jax.jit(spmd(before, plan.mesh))(case.flat)
         assert case.differences(got) == []

@@ -19,10 +19,12 @@ MACHINES = ("cpu", "h100", "v100-summit")  # each prefers other paths between la
 
 _OLD = "JAX makes it no more, or only in another version than ours, or only of scalars."
 _EFFECT = "It has an effect, or is a user's own sharding: see tests/api."
+_NEWEST = jax.__version_info__ >= (0, 12)
 ABSENT = {
     **dict.fromkeys("bessel_i0 bessel_i1 copy_p log2 mulhi nan_to_num one_minus_square polynomial".split(), _OLD),
     **dict.fromkeys("empty empty2 pcast platform_index pvary random_gamma_grad".split(), _OLD),
     **dict.fromkeys("debug_callback debug_print io_callback shard_map sharding_constraint".split(), _EFFECT),
+    **({"add_any": "JAX 0.12 does not add cotangents so in these programs."} if _NEWEST else {}),
 }
 
 
@@ -33,6 +35,8 @@ def test_random_programs(rng, sizes, machine):
         program = programs.draw(rng, most=6)
         hypothesis.note(f"{program}")
         hypothesis.assume(program.steps)
+        # XLA:CPU of JAX 0.12 fails (a RET_CHECK in fft_thunk.cc) where it lays out the operand of an fft by itself.
+        hypothesis.assume(not (_NEWEST and "fft" in str(program)))
         case, rewrites = Case.of(program.fn, program.args, program.donate, QUICK).rewritten(rng, steps=2)
         plan = case.sample(sizes, rng.randint(0, 2**30), machine)
         hypothesis.note(f"{rewrites}: {plan.graph}")
