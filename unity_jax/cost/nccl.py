@@ -1,7 +1,7 @@
 """Collectives among GPUs, as NCCL expects them of itself: along a ring or, for an all-reduce over several nodes, up and
 down a tree, in one of three protocols (https://github.com/NVIDIA/nccl/blob/v2.28.7-1/src/graph/tuning.cc).
 
-    8 H100, all-reduce of 64 KiB    LL        25 us    little to begin, but half of what it sends are flags
+    8 H100, all-reduce of 64 KiB    LL        17 us    little to begin, but half of what it sends are flags
     8 H100, all-reduce of 8 MiB     LL128     84 us
     8 H100, all-reduce of 1 GiB     Simple     5 ms    most to begin, all of the bandwidth
 
