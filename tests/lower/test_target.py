@@ -73,3 +73,15 @@ def test_what_a_loop_broadcasts_of_its_constants_stands_before_it():
         assert not inside(before)
         got = jax.jit(spmd(before, plan.mesh))(case.flat)
         assert case.differences(got) == []
+
+
+def test_an_fft_whose_result_is_gathered_runs_on_the_cpu():
+    """XLA:CPU would lay it out as the all-gather likes it, and fail when it runs."""
+
+    def step(x):
+        return jnp.fft.ifft(jax.lax.complex(jnp.abs(x), jnp.cos(x))).imag
+
+    with jax.enable_x64(True):
+        case = Case.of(step, [jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)))], options=QUICK)
+        for seed in range(10):
+            assert case.differences(case.run(case.sample((2, 4), seed), QUICK)) == []

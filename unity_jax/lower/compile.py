@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from unity_jax import _compat
 from unity_jax.lower.interpreter import run
-from unity_jax.lower.target import hoisted, separated, target
+from unity_jax.lower.target import target
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
@@ -25,8 +25,7 @@ def spmd(graph: Graph, mesh: Any) -> Callable[[Sequence[Any]], list[Any]]:
 
     platform = jax.default_backend() if isinstance(mesh, jax.sharding.AbstractMesh) else mesh.devices.flat[0].platform
     needs = target(platform)
-    graph, until = separated(graph, needs.separate), True if needs.ordered else None
-    graph = hoisted(graph) if needs.hoists else graph
+    graph, until = needs.suited(graph), True if needs.ordered else None
 
     def body(*local: Any) -> tuple[Any, ...]:
         outs = run(graph, axes, local, until)

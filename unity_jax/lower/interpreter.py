@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from unity_jax import _compat
 from unity_jax.lower.moves import apply_move
@@ -43,6 +44,8 @@ def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any = None)
         return [apply_move(operands[0], move, op.inputs[0].shape, mesh)]
     if op.name == "optimization_barrier":
         return list(jax.lax.optimization_barrier(list(operands)))
+    if op.name == "layout_constraint":
+        return [with_layout_constraint(x, Layout(tuple(range(x.ndim)))) for x in operands]
     if op.bodies:
         return _CONTROL[op.name](op, mesh, operands, until)
     return op.shard.run(operands)

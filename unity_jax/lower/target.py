@@ -12,17 +12,26 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 
 @dataclass(frozen=True)
 class Target:
-    """**Fields:** `ordered`: collectives wait for each other by data (`lower.order`); `separate`: primitives whose
-    results no kernel takes in together with what they were computed from (`separated`); `hoists`: what a loop
-    broadcasts of its constants stands before it (`hoisted`)."""
+    """**Fields:** `ordered`: collectives wait for each other by data (`lower.order`); `row_major`: primitives whose
+    operands and results lie with the last dimension innermost (`in_rows`); `separate`: primitives whose results no
+    kernel takes in together with what they were computed from (`separated`); `hoists`: what a loop broadcasts of its
+    constants stands before it (`hoisted`)."""
 
     ordered: bool = False
     hoists: bool = False
+    row_major: frozenset[str] = frozenset()
     separate: frozenset[str] = frozenset()
+
+    def suited(self, graph: Graph) -> Graph:
+        """The same program as this platform's compiler should get it."""
+        graph = in_rows(separated(graph, self.separate), self.row_major)
+        return hoisted(graph) if self.hoists else graph
 
 
 TARGETS = {
-    "cpu": Target(ordered=True),
+    # XLA:CPU gives an fft any layout that its readers would like (an all-gather, one with the gathered dimension
+    # outermost), and then fails on it when it runs: a RET_CHECK in fft_thunk.cc, in JAX 0.10 to 0.12.
+    "cpu": Target(ordered=True, row_major=frozenset({"fft"})),
     # XLA:TPU makes one kernel of `exp(x - max(x))` over a row, a softmax: the maximum becomes a window as long as two
     # rows, `x` and the exponentials are kept in float32. Apart, the maximum is an output of the kernel that makes `x`,
     # which is kept in its own precision, and its readers compute the exponentials themselves. Attention over 4,096
@@ -53,6 +62,27 @@ def separated(graph: Graph, names: Set[str]) -> Graph:
         raw = tuple(dataclasses.replace(t) for t in op.outputs)
         ops.append(dataclasses.replace(op, outputs=raw))
         ops.append(Op("optimization_barrier", raw, op.outputs, eqn=op.eqn, callers=op.callers, backward=op.backward))
+    return Graph(graph.inputs, graph.outputs, ops)
+
+
+def in_rows(graph: Graph, names: Set[str]) -> Graph:
+    """The same program, with a `layout_constraint` on every operand and result of primitives of these names."""
+    if not any(op.name in names for op in graph.walk()):
+        return graph
+    ops: list[Op] = []
+
+    def constrained(raw: Tensor, fixed: Tensor, op: Op) -> Op:
+        return Op("layout_constraint", (raw,), (fixed,), eqn=op.eqn, callers=op.callers, backward=op.backward)
+
+    for op in graph.ops:
+        op = dataclasses.replace(op, bodies=tuple(in_rows(body, names) for body in op.bodies))
+        if op.name not in names:
+            ops.append(op)
+            continue
+        ins, outs = ([dataclasses.replace(t) for t in tensors] for tensors in (op.inputs, op.outputs))
+        ops += [constrained(t, fixed, op) for t, fixed in zip(op.inputs, ins, strict=True)]
+        ops.append(dataclasses.replace(op, inputs=tuple(ins), outputs=tuple(outs)))
+        ops += [constrained(raw, t, op) for raw, t in zip(outs, op.outputs, strict=True)]
     return Graph(graph.inputs, graph.outputs, ops)
 
 
