@@ -39,8 +39,7 @@ def lines(network: tuple[Level, ...], kind: str, groups: np.ndarray) -> list[tup
     `communication`."""
     crossed = spans(network, groups)
     if all(s.level.links == "nccl" for s in crossed):
-        found = [nccl.Crossed(s.level, s.members, s.inside) for s in crossed]
-        return list(nccl.lines(kind, found, network[-1]))
+        return list(nccl.lines(kind, crossed, network[-1]))
     ring = _grid_ring(kind, crossed)
     return [_by_levels(kind, crossed), *([ring] if ring else [])]
 

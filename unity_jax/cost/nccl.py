@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unity_jax.machine.network import Level
+
+if TYPE_CHECKING:
+    from unity_jax.cost.levels import Span
 
 
 class Protocol(NamedTuple):
@@ -38,38 +41,70 @@ PROTOCOLS = (
 )
 
 
-class Crossed(NamedTuple):
-    """A level that a group crosses: into how many members, and how many of its devices are inside each of them."""
+class Group(NamedTuple):
+    """A group of GPUs: its nodes and the devices inside each; bytes per second of a device's port inside a node
+    (`port`), of its own network card (`card`) and of all cards that its devices in a node have (`cards`); seconds of a
+    hop inside a node (`near`) and between nodes (`far`)."""
 
-    level: Level
-    members: int
+    nodes: int
     inside: int
+    port: float
+    card: float
+    cards: float
+    near: float
+    far: float
+
+    @staticmethod
+    def of(crossed: Sequence[Span], innermost: Level) -> Group:
+        apart = [s for s in crossed if s.level is not innermost]
+        node = next((s for s in crossed if s.level is innermost), None)
+        return Group(
+            math.prod(s.members for s in apart),
+            node.members if node is not None else 1,
+            node.level.bandwidth if node is not None else math.inf,
+            min((s.level.bandwidth for s in apart), default=math.inf),
+            min((s.inside * s.level.bandwidth for s in apart), default=math.inf),
+            node.level.latency if node is not None else 0.0,
+            max((s.level.latency for s in apart), default=0.0),
+        )
 
 
-def lines(kind: str, crossed: Sequence[Crossed], innermost: Level) -> Iterator[tuple[float, float]]:
-    """(seconds, seconds per byte) of each algorithm of a collective; `crossed`: the outermost level first."""
-    apart = [c for c in crossed if c.level is not innermost]
-    near = next((c for c in crossed if c.level is innermost), None)
-    nodes = math.prod(c.members for c in apart)
-    inside = near.members if near is not None else 1
-    n, rounds = nodes * inside, 2 if kind == "all_reduce" else 1
-    port = near.level.bandwidth if near is not None else math.inf
-    cards = min((c.inside * c.level.bandwidth for c in apart), default=math.inf)
-    hop = near.level.latency if near is not None else 0.0
-    away = max((c.level.latency for c in apart), default=0.0)
+def lines(kind: str, crossed: Sequence[Span], innermost: Level) -> Iterator[tuple[float, float]]:
+    """(seconds, seconds per byte) of each algorithm of a collective in each protocol; `crossed`: the outermost level
+    first."""
+    group = Group.of(crossed, innermost)
     for p in PROTOCOLS:
-        most = p.most[min(nodes, 3) - 1]
-        if kind in ("permute", "all_to_all"):  # straight to the others, of this node and of others at once
-            whole = kind == "permute"
-            sent = 1 if whole else (inside - 1) / n, 1 if whole else (n - inside) / n
-            card = min((c.level.bandwidth for c in apart), default=math.inf)
-            slope = sent[1] / card if whole and apart else max(sent[0] / port, sent[1] / card)
-            yield p.start + max(p.near * hop, p.far * away), slope / p.ring
+        if kind in ("permute", "all_to_all"):
+            yield _direct(kind, group, p)
             continue
-        hops = rounds * (n - nodes), rounds * (nodes - 1)
-        begun = p.start + hops[0] * p.near * hop + hops[1] * p.far * away
-        yield begun, rounds * (n - 1) / n / min(most, p.ring * min(port, cards))
-        if kind == "all_reduce" and nodes > 1:
-            up = inside - 1, math.ceil(math.log2(nodes))
-            begun = p.start + 2 * up[0] * p.near * hop + 2 * up[1] * p.far * away
-            yield begun, 2 / min(most, p.tree * min(port, cards))
+        yield _ring(kind, group, p)
+        if kind == "all_reduce" and group.nodes > 1:
+            yield _tree(group, p)
+
+
+def _direct(kind: str, group: Group, p: Protocol) -> tuple[float, float]:
+    """Straight to the others, of this node and of others at once."""
+    n = group.nodes * group.inside
+    if kind == "permute":
+        slope = 1 / (group.card if group.nodes > 1 else group.port)
+    else:
+        slope = max((group.inside - 1) / n / group.port, (n - group.inside) / n / group.card)
+    return p.start + max(p.near * group.near, p.far * group.far), slope / p.ring
+
+
+def _ring(kind: str, group: Group, p: Protocol) -> tuple[float, float]:
+    n, rounds = group.nodes * group.inside, 2 if kind == "all_reduce" else 1
+    hops = rounds * (n - group.nodes), rounds * (group.nodes - 1)
+    begun = p.start + hops[0] * p.near * group.near + hops[1] * p.far * group.far
+    return begun, rounds * (n - 1) / n / _rate(group, p, p.ring)
+
+
+def _tree(group: Group, p: Protocol) -> tuple[float, float]:
+    """Up along the devices of a node and a binary tree of nodes, and down again."""
+    hops = 2 * (group.inside - 1), 2 * math.ceil(math.log2(group.nodes))
+    begun = p.start + hops[0] * p.near * group.near + hops[1] * p.far * group.far
+    return begun, 2 / _rate(group, p, p.tree)
+
+
+def _rate(group: Group, p: Protocol, part: float) -> float:
+    return min(p.most[min(group.nodes, 3) - 1], part * min(group.port, group.cards))

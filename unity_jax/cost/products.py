@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -98,30 +99,30 @@ class Split(NamedTuple):
 
 
 def split(shard: Shard) -> Split:
-    batch, rows, columns, depth = product_size(shard)
-    parts = min(_PARTS, key=lambda parts: _split_cost(shard, parts))
+    return _split(*product_size(shard), *(t.itemsize for t in (*shard.op.inputs, shard.op.outputs[0])))
+
+
+@functools.lru_cache(maxsize=4096)
+def _split(batch: int, rows: int, columns: int, depth: int, lhs: int, rhs: int, made: int) -> Split:
+    """Of a product of these sizes; `lhs`, `rhs`, `made`: bytes of an element of the operands and the result."""
+    results, partial = batch * rows * columns, max(made, 4)
+    area = min(rows, _TILE) * min(columns, _TILE)
+
+    def cost(parts: int) -> float:
+        tiles = batch * parts * math.ceil(rows / _TILE) * math.ceil(columns / _TILE)
+        waves = max(1.0, tiles * area / (_UNITS * _TILE**2))  # small tiles share a multiprocessor
+        written = results * (parts * partial if parts > 1 else made)
+        moved = batch * depth * (rows * lhs + columns * rhs) + written
+        once = max(2 * area * math.ceil(depth / parts) * waves * _COMPUTING, moved * _MOVING)
+        return once + (_LAUNCH + (written + results * made) * _ADDING if parts > 1 else 0.0)
+
+    parts = min(_PARTS, key=cost)
     if parts == 1:
         return Split()
-    itemsize = max(t.itemsize for t in shard.op.inputs)
+    itemsize = max(lhs, rhs)
     whole = parts * max(_ALIGNED // itemsize, 1)
     padded = batch * (rows + columns) * math.ceil(depth / whole) * whole * itemsize if depth % whole else 0
-    return Split(parts, 4.0 * parts * batch * rows * columns, padded)
-
-
-def _split_cost(shard: Shard, parts: int) -> float:
-    """What XLA:GPU takes a matmul for whose depth is split."""
-    batch, rows, columns, depth = product_size(shard)
-    (lhs, rhs), made = (t.itemsize for t in shard.op.inputs), shard.op.outputs[0].itemsize
-    tiles = batch * parts * math.ceil(rows / _TILE) * math.ceil(columns / _TILE)
-    area = min(rows, _TILE) * min(columns, _TILE)
-    waves = max(1.0, tiles * area / (_UNITS * _TILE**2))  # small tiles share a multiprocessor
-    results, partial = batch * rows * columns, max(made, 4)
-    written = results * (parts * partial if parts > 1 else made)
-    moved = batch * depth * (rows * lhs + columns * rhs) + written
-    cost = max(2 * area * math.ceil(depth / parts) * waves * _COMPUTING, moved * _MOVING)
-    if parts > 1:
-        cost += _LAUNCH + (written + results * made) * _ADDING
-    return cost
+    return Split(parts, 4.0 * parts * results, padded)
 
 
 def _conv_shapes(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
