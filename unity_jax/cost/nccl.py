@@ -76,8 +76,8 @@ def lines(kind: str, crossed: Sequence[Span], innermost: Level) -> Iterator[tupl
     for p in PROTOCOLS:
         if kind in ("permute", "all_to_all"):
             yield _direct(kind, group, p)
-            continue
-        yield _ring(kind, group, p)
+        else:
+            yield _ring(kind, group, p)
         if kind == "all_reduce" and group.nodes > 1:
             yield _tree(group, p)
 

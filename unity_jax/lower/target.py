@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from unity_jax import _compat
@@ -51,38 +51,39 @@ def target(platform: str) -> Target:
 
 def separated(graph: Graph, names: Set[str]) -> Graph:
     """The same program, with an `optimization_barrier` behind every result of primitives of these names."""
-    if not any(op.name in names for op in graph.walk()):
-        return graph
-    ops: list[Op] = []
-    for op in graph.ops:
-        op = dataclasses.replace(op, bodies=tuple(separated(body, names) for body in op.bodies))
-        if op.name not in names:
-            ops.append(op)
-            continue
+
+    def apart(op: Op) -> list[Op]:
         raw = tuple(dataclasses.replace(t) for t in op.outputs)
-        ops.append(dataclasses.replace(op, outputs=raw))
-        ops.append(Op("optimization_barrier", raw, op.outputs, eqn=op.eqn, callers=op.callers, backward=op.backward))
-    return Graph(graph.inputs, graph.outputs, ops)
+        return [dataclasses.replace(op, outputs=raw), _passing("optimization_barrier", raw, op.outputs, op)]
+
+    return _rewritten(graph, names, apart)
 
 
 def in_rows(graph: Graph, names: Set[str]) -> Graph:
     """The same program, with a `layout_constraint` on every operand and result of primitives of these names."""
+
+    def constrained(op: Op) -> list[Op]:
+        ins, outs = (tuple(dataclasses.replace(t) for t in tensors) for tensors in (op.inputs, op.outputs))
+        fixed = dataclasses.replace(op, inputs=ins, outputs=outs)
+        before = _passing("layout_constraint", op.inputs, ins, op)
+        return [before, fixed, _passing("layout_constraint", outs, op.outputs, op)]
+
+    return _rewritten(graph, names, constrained)
+
+
+def _passing(name: str, values: tuple[Tensor, ...], passed: tuple[Tensor, ...], of: Op) -> Op:
+    """What passes values on unchanged, for the sake of an op."""
+    return Op(name, values, passed, eqn=of.eqn, callers=of.callers, backward=of.backward)
+
+
+def _rewritten(graph: Graph, names: Set[str], rewrite: Callable[[Op], list[Op]]) -> Graph:
+    """The program with every op of these names rewritten, those of loops and branches too."""
     if not any(op.name in names for op in graph.walk()):
         return graph
     ops: list[Op] = []
-
-    def constrained(raw: Tensor, fixed: Tensor, op: Op) -> Op:
-        return Op("layout_constraint", (raw,), (fixed,), eqn=op.eqn, callers=op.callers, backward=op.backward)
-
     for op in graph.ops:
-        op = dataclasses.replace(op, bodies=tuple(in_rows(body, names) for body in op.bodies))
-        if op.name not in names:
-            ops.append(op)
-            continue
-        ins, outs = ([dataclasses.replace(t) for t in tensors] for tensors in (op.inputs, op.outputs))
-        ops += [constrained(t, fixed, op) for t, fixed in zip(op.inputs, ins, strict=True)]
-        ops.append(dataclasses.replace(op, inputs=tuple(ins), outputs=tuple(outs)))
-        ops += [constrained(raw, t, op) for raw, t in zip(outs, op.outputs, strict=True)]
+        op = dataclasses.replace(op, bodies=tuple(_rewritten(body, names, rewrite) for body in op.bodies))
+        ops += rewrite(op) if op.name in names else [op]
     return Graph(graph.inputs, graph.outputs, ops)
 
 
