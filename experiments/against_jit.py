@@ -20,8 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from compiled import COMPILED, JIT, PLAIN, SETS, Case, arguments, asked, set_of
-from judge import judge
+from compiled import COMPILED, FACTS, JIT, PLAIN, SETS, Case, arguments, asked, set_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -36,25 +35,15 @@ MOST = {"bytes": 1.05, "seconds": 1.03}
 """What our program may need, of what plain `jax.jit` needs."""
 
 
-def measured(case: Case) -> dict[str, float] | None:
-    """Bytes of a device and judged seconds of a compiled program; None if the compiler made none."""
-    facts = case.facts
-    if "memory" not in facts:
-        return None
-    m = facts["memory"]
-    used = m["argument"] + m["output"] + m["temp"] - m["alias"]
-    return {"bytes": used, "seconds": judge(case.module, case.topology)}
-
-
 def compared(model: str, topology: str, plan: str) -> dict[str, float] | None:
     """Our program, plain `jax.jit` with the same shardings and plain data parallelism; None if one is missing."""
     found = {}
     for who, corpus, label in (("our", COMPILED, plan), ("plain", JIT, plan), ("plain dp", JIT, "dp")):
         case = Case(model, topology, label, corpus.folder(model, topology) / label)
-        made = measured(case) if (case.folder / "facts.json").exists() else None
-        if made is None:
+        facts = case.facts if (case.folder / FACTS).exists() else {"error": "not compiled"}
+        if "error" in facts:
             return None
-        found |= {f"{who} {unit}": value for unit, value in made.items()}
+        found |= {f"{who} bytes": facts["bytes"], f"{who} seconds": facts["judged"]}
     return found
 
 

@@ -8,8 +8,7 @@ The cost model was made on the tuning programs; what may be expected of it is wh
 A program that the compiler did not compile is missing.
 Memory is the compiler's argument + output + temp - alias; compute is the sum of the cycles that XLA:TPU estimates, at
 the clock of the chip. For gathers, scatters and sorts, of which it estimates none, it is the length of their schedules
-(`unity_jax/report/bundles.py`). Plans that were compiled without these: `uncounted` is the part of the predicted time
-that such kernels take, which the ratio leaves out on both sides, and the number of instructions without cycles.
+(`unity_jax/report/bundles.py`); the last column counts the instructions that have neither.
 A ratio above 1 is predicted too high.
 """
 
@@ -28,47 +27,26 @@ from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
 
-from unity_jax.cost.program import kernel_seconds
-from unity_jax.cost.traffic import Traffic
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
-from unity_jax.ops.indexing import compares
-from unity_jax.pcg.graph import nested
-from unity_jax.plan import Plan
-from unity_jax.report.cycles import CLOCKS, estimated_cycles
+from unity_jax.report.cycles import CLOCKS
 from unity_jax.report.text import seconds, size
 
 RESULTS = Path(__file__).parent / "results" / "agreement.csv"
 SETTINGS = ("model", "topology", "plan")
-COMPUTE = ("predicted seconds", "compiled seconds", "uncounted seconds", "instructions without estimate")
-UNESTIMATED = frozenset("gather scatter scatter-add scatter-sub scatter-mul scatter-max scatter-min sort".split())
+COMPUTE = ("predicted seconds", "compiled seconds", "instructions without estimate")
 
 
 def compared(case: Case) -> dict[str, float | str]:
     """Bytes, and where the compiler estimates cycles the seconds, as predicted and as compiled."""
     machine = Machine.preset(case.topology)
     plan = case.plan(COMPILED.program(case.model, case.topology), machine)
-    m, predicted = case.facts["memory"], plan.predicted
-    memory = m["argument"] + m["output"] + m["temp"] - m["alias"]
-    columns: dict[str, float | str] = {"predicted bytes": predicted.peak_bytes, "compiled bytes": memory}
-    clock = CLOCKS.get(case.topology.split(":")[0].removesuffix("-cores"))
-    if clock is None:
+    facts, predicted = case.facts, plan.predicted
+    columns: dict[str, float | str] = {"predicted bytes": predicted.peak_bytes, "compiled bytes": facts["bytes"]}
+    if "cycles" not in facts:
         return columns | dict.fromkeys(COMPUTE, "")
-    cycles = estimated_cycles(case.module)
-    left_out = 0.0 if case.facts.get("schedules") else uncounted_seconds(plan, machine)
-    counted = predicted.compute_seconds - left_out
-    return columns | dict(zip(COMPUTE, (counted, cycles.total / clock, left_out, cycles.missing), strict=True))
-
-
-def uncounted_seconds(plan: Plan, machine: Machine) -> float:
-    """Predicted time of the kernels for which the compiler estimates nothing."""
-    traffic = Traffic.of(plan.pcg, machine.device.compiler)
-    return sum(
-        repeat * kernel_seconds(kernel, machine.device)
-        for _, graph, repeat in nested(plan.pcg)
-        for kernel in traffic.kernels[graph]
-        if kernel.root.name in UNESTIMATED and not compares(kernel.root)
-    )
+    cycles = facts["cycles"] / CLOCKS[case.topology.split(":")[0].removesuffix("-cores")]
+    return columns | dict(zip(COMPUTE, (predicted.compute_seconds, cycles, facts["missing"]), strict=True))
 
 
 def ratio(row: Row, unit: str) -> float | None:
@@ -104,15 +82,14 @@ def missing(rows: Sequence[Row], names: Sequence[str], on: Sequence[str]) -> lis
 
 
 def table(rows: Sequence[Row]) -> Table:
-    compared = ("memory", "compiled", "ratio", "compute", "cycles", "ratio", "uncounted")
+    compared = ("memory", "compiled", "ratio", "compute", "cycles", "ratio", "without estimate")
     made = Table("set", "model", "topology", "plan", *compared)
     for row in rows:
         shown = [size(int(row[f"{how} bytes"])) for how in ("predicted", "compiled")]
         cells = [set_of(row["model"]), row["model"], row["topology"], row["plan"], *shown, f"{ratio(row, 'bytes'):.2f}"]
         if (of_compute := ratio(row, "seconds")) is not None:
-            counted, cycles, left_out = (float(row[name]) for name in COMPUTE[:3])
-            cells += [seconds(counted), seconds(cycles), f"{of_compute:.2f}"]
-            cells.append(f"{left_out / (counted + left_out):.0%} {row['instructions without estimate']}")
+            computed = (seconds(float(row[name])) for name in COMPUTE[:2])
+            cells += [*computed, f"{of_compute:.2f}", row["instructions without estimate"]]
         made.add_row(*cells)
     return made
 
@@ -125,7 +102,7 @@ def main() -> None:
         name = f"{case.model} on {case.topology}, {case.label}"
         if case.label not in FOUR:
             continue
-        if "memory" not in case.facts:
+        if "error" in case.facts:
             console.print(f"{name}: {case.facts['error']}", markup=False)
             continue
         try:

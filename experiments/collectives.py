@@ -22,7 +22,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-from compiled import COMPILED, FOUR, SETS, TOPOLOGIES, Case, named, stablehlo_facts
+from compiled import COMPILED, FACTS, FOUR, SETS, TOPOLOGIES, Case, named, stablehlo_facts
+from programs import module_of
 from rich.console import Console
 from rich.table import Table
 
@@ -43,7 +44,7 @@ def lowered_facts(case: Case, program: Program) -> dict[str, Any]:
     if "stablehlo" not in facts:
         plan = case.plan(program, Machine.preset(case.topology))
         facts["stablehlo"] = stablehlo_facts(plan, lower(program, plan.pcg, mesh_over(plan, jax.devices())))
-        (case.folder / "facts.json").write_text(json.dumps(facts))
+        (case.folder / FACTS).write_text(json.dumps(facts))
     return facts["stablehlo"]
 
 
@@ -63,7 +64,7 @@ def add(table: Table, case: Case) -> Account:
     axes, facts, module = (
         MeshAxes.of(saved.mesh),
         lowered_facts(case, COMPILED.program(case.model, case.topology)),
-        case.module,
+        module_of(case.facts["program"]),
     )
     planned = [(Collective(c.kind, c.axes, c.bytes, c.count), c.trips) for c in saved.predicted.collectives]
     twins = [Collective(kind, tuple(over), nbytes, count) for kind, over, nbytes, count in facts["duplicates"]]

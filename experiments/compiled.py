@@ -6,12 +6,11 @@
     python experiments/compiled.py --corpus together --models xdl,dlrm --on h100:4x8 --plans joint,sequential
 
 Each plan is lowered and compiled by the real XLA:TPU or XLA:GPU compiler, in another process (a compiler may crash),
-and kept in `build/CORPUS/MODEL/TOPOLOGY/PLAN/`: the plan, the scheduled HLO, the compiler's memory analysis, and of
-XLA:TPU how long the kernels are scheduled for which it has no estimate.
-What is there already is not made again. With `--again` every plan is made anew, and of their programs those are
-compiled that are not, byte for byte, among the ones compiled before (`build/programs/`). `experiments/agreement.py` and
+and kept in `build/CORPUS/MODEL/TOPOLOGY/PLAN/`, with what is known of its program. What is there already is not made
+again. With `--again` every plan is made anew, and of their programs those are compiled that are not, byte for byte,
+among the ones that were compiled before (`experiments/programs.py`). `experiments/agreement.py` and
 `experiments/collectives.py` read the corpus `compiled`, `experiments/ranking.py` the corpus `ranking`,
-`experiments/together.py` the corpus `together`.
+`experiments/together.py` the corpus `together`. `experiments/collectives.py` reads the scheduled HLO: use `--hlo`.
 
 Programs are of two sets, and of one only. With the *tuning* programs the constants and passes of the cost model were
 chosen: seven models at their published widths, with fewer layers, so that data parallelism fits on every machine. The
@@ -33,23 +32,20 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import argparse
 import dataclasses
 import functools
-import gzip
-import hashlib
 import json
 import math
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 from baselines import joint, sequential
+from programs import compiled
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from unity_table import CASES, program_on
 
@@ -67,10 +63,9 @@ from unity_jax.plan import Plan, make_plan
 from unity_jax.planning import mesh_over, rebuild
 from unity_jax.program import Program, trace
 from unity_jax.report.aot import COMPILER_OPTIONS, WITHOUT_TRITON, topology
-from unity_jax.report.bundles import empty, schedules, with_schedules, written
+from unity_jax.report.bundles import written
 from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.report.duplicates import duplicates
-from unity_jax.report.hlo import Module, parse
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
@@ -80,6 +75,8 @@ from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.rings import with_rings
 from unity_jax.search.sample import sample
 
+Facts = dict[str, Any]
+FACTS = "facts.json"
 BUILD = Path(__file__).resolve().parent.parent / "build"
 TOPOLOGIES = ("v5e:2x4", "h100:8")
 SIZES: dict[str, dict[str, Any]] = {
@@ -153,18 +150,8 @@ class Case:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """`memory`: the compiler's sizes in bytes, `stablehlo`: see `stablehlo_facts`, `schedules`: see
-        `report.bundles`; or `error`, its first line."""
-        return json.loads((self.folder / "facts.json").read_text())
-
-    @property
-    def hlo(self) -> str:
-        return gzip.decompress((self.folder / "hlo.txt.gz").read_bytes()).decode()
-
-    @property
-    def module(self) -> Module:
-        """The compiled program."""
-        return with_schedules(parse(self.hlo), self.facts.get("schedules", {}))
+        """See `programs.compiled`; and `stablehlo`: see `stablehlo_facts`."""
+        return json.loads((self.folder / FACTS).read_text())
 
     def plan(self, program: Program, machine: Machine) -> Plan:
         """The plan, priced by the machine as it is now."""
@@ -194,7 +181,7 @@ class Corpus:
             Case(model, topology_name, found.parent.name, found.parent)
             for model in sorted(names)
             for topology_name in sorted(on)
-            for found in sorted(self.folder(model, topology_name).glob("*/facts.json"))
+            for found in sorted(self.folder(model, topology_name).glob(f"*/{FACTS}"))
         ]
 
 
@@ -302,46 +289,15 @@ def stablehlo_facts(plan: Plan, lowered: jax.stages.Lowered) -> dict[str, Any]:
 
 
 def compile_into(
-    folder: Path, program: Callable[[], jax.stages.Lowered], plan: Plan, options: Mapping[str, Any], limit: int
-) -> dict[str, Any]:
-    """Compile a program that is made of a plan, with these options of the compiler, and keep it in a folder; what is
-    known of it then.
-
-    A program that takes the compiler more than `limit` seconds (0: none) ends the process, as one that crashes it does.
-    """
+    folder: Path, lowered: jax.stages.Lowered, plan: Plan, compiling: Callable[[jax.stages.Lowered], Facts]
+) -> Facts:
+    """Compile a program that is made of a plan, and keep in a folder the plan and what is known of the program."""
     folder.mkdir(parents=True, exist_ok=True)
     plan.save(folder / "plan.json")
-    lowered = program()
-    what = (jax.__version__, folder.parent.name, sorted(options.items()), lowered.as_text())
-    store = BUILD / "programs" / hashlib.sha256(repr(what).encode()).hexdigest()[:24]
-    if not (store / "facts.json").exists():
-        _compile(store, lowered, options, limit)
-    for kept in store.iterdir():
-        shutil.copyfile(kept, folder / kept.name)
-    return json.loads((folder / "facts.json").read_text())
-
-
-def _compile(folder: Path, lowered: jax.stages.Lowered, options: Mapping[str, Any], limit: int) -> None:
-    """Compile a program and keep what the compiler says."""
-    folder.mkdir(parents=True, exist_ok=True)
-    facts: dict[str, Any] = {"error": "the compiler crashed" + f" or took more than {limit} s" * bool(limit)}
-    facts["seconds"] = float(limit)
-    (folder / "facts.json").write_text(json.dumps(facts))  # stays if this process dies
-    start = time.monotonic()
-    try:
-        empty()
-        signal.alarm(limit)
-        compiled = lowered.compile(compiler_options=dict(options))
-        signal.alarm(0)
-        text, m = compiled.as_text(), compiled.memory_analysis()
-        sizes = ("argument", "output", "temp", "alias", "host_temp")
-        facts = {"memory": {s: getattr(m, f"{s}_size_in_bytes") for s in sizes}}
-        facts["schedules"] = schedules(parse(text))
-        (folder / "hlo.txt.gz").write_bytes(gzip.compress(text.encode(), 5))
-    except jax.errors.JaxRuntimeError as error:
-        facts = {"error": str(error).splitlines()[0]}
-    facts["seconds"] = time.monotonic() - start
-    (folder / "facts.json").write_text(json.dumps(facts))
+    (folder / FACTS).write_text(json.dumps({"error": "the compiler crashed, or took too long"}))  # if this process dies
+    facts = compiling(lowered)
+    (folder / FACTS).write_text(json.dumps(facts))
+    return facts
 
 
 def planned(plan: Plan, devices: Sequence[jax.Device]) -> jax.stages.Lowered:
@@ -357,27 +313,31 @@ def plain(made: TrainStep, plan: Plan, devices: Sequence[jax.Device]) -> jax.sta
     return jax.jit(made.step, donate_argnums=made.donate_argnums, **shardings).lower(*made.arguments)
 
 
-def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], randoms: int, limit: int, beside: bool) -> None:
-    """Compile what is missing of one program on one topology; `beside`: plain `jax.jit` as well."""
+def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], asked: argparse.Namespace) -> None:
+    """Compile what is missing of one program on one topology."""
     program, machine, devices = corpus.program(name, on), Machine.preset(on), topology(on.replace("-cores", ""))
     platform, both = devices[0].platform, set(wanted) <= set(TWO)
     options = COMPILER_OPTIONS[platform] | (WITHOUT_TRITON if platform == "gpu" and name in corpus.untiled else {})
-    folders = [corpus] + [JIT] * beside
-    if randoms == 0 and all((c.folder(name, on) / w / "facts.json").exists() for c in folders for w in wanted):
+    folders = [corpus] + [JIT] * asked.plain
+    if asked.random == 0 and all((c.folder(name, on) / w / FACTS).exists() for c in folders for w in wanted):
         return
-    for label, plan in two(program, machine) if both else plans(program, machine, wanted, randoms):
-        makers = {corpus: functools.cache(functools.partial(planned, plan, devices))}
-        if beside and label in PLAIN:
+    compiling = functools.partial(
+        compiled, devices=devices, topology=on, options=options, limit=asked.limit, hlo=asked.hlo
+    )
+    for label, plan in two(program, machine) if both else plans(program, machine, wanted, asked.random):
+        makers = {corpus: functools.partial(planned, plan, devices)}
+        if asked.plain and label in PLAIN:
             makers[JIT] = functools.partial(plain, step_of(name), plan, devices)
         for into, maker in makers.items():
             folder = into.folder(name, on) / label
-            if (folder / "facts.json").exists():
+            if (folder / FACTS).exists():
                 continue
-            facts = compile_into(folder, maker, plan, options, limit)
+            facts = compile_into(folder, lowered := maker(), plan, compiling)
             if into is not JIT and "error" not in facts:
-                facts["stablehlo"] = stablehlo_facts(plan, maker())
-                (folder / "facts.json").write_text(json.dumps(facts))
-            print(f"{into.name} {name} {on} {label}: {facts['seconds']:.0f} s {facts.get('error', '')}", flush=True)
+                facts["stablehlo"] = stablehlo_facts(plan, lowered)
+                (folder / FACTS).write_text(json.dumps(facts))
+            said = facts.get("error") or f"{facts['seconds']:.0f} s"
+            print(f"{into.name} {name} {on} {label}: {said}", flush=True)
 
 
 def main() -> None:
@@ -391,6 +351,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make every plan anew; compile what that changed")
     parser.add_argument("--corpus", default="compiled", choices=CORPORA)
     parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")
+    parser.add_argument("--hlo", action="store_true", help="compile what is known as well, if its HLO is not here")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.models.split(",") if options.models else SETS[options.programs]
@@ -398,7 +359,7 @@ def main() -> None:
     if options.worker:
         wanted = tuple(options.plans.split(","))
         with written():
-            return work(CORPORA[options.corpus], *jobs[0], wanted, options.random, options.limit, options.plain)
+            return work(CORPORA[options.corpus], *jobs[0], wanted, options)
     with Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         for name, on in progress.track(jobs, description="compiling"):
             if options.again:

@@ -29,7 +29,7 @@ PLANNED = (
 COMPILED = (
     "unity_jax",
     *PLANNED[-7:],
-    *(f"experiments/{name}" for name in ("compiled.py", "judge", "validation/programs")),
+    *(f"experiments/{name}" for name in ("compiled.py", "judge", "programs.py", "validation/programs")),
 )
 
 

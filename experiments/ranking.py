@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from compiled import COMPILED, FOUR, RANKING, Corpus, arguments, asked, set_of
-from judge import judge
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -125,7 +124,7 @@ def ranking(model: str, topology: str, corpus: Corpus | None = None) -> Ranking:
         except PlanError as error:  # the model or its tracing changed since
             failed[case.label] = str(error)
             continue
-        candidates.append(Candidate(case.label, predicted, judge(case.module, topology)))
+        candidates.append(Candidate(case.label, predicted, case.facts["judged"]))
     return Ranking(model, topology, sorted(candidates, key=lambda c: c.judged), failed)
 
 
