@@ -45,6 +45,7 @@ from unity_jax.search.tables import Store
 
 RESULTS = Path(__file__).parent / "results" / "ablation.csv"
 SETTINGS = ("machine", "layers", "reuse")
+CODE = (*PLANNED, *(f"experiments/ablation.py:{name}" for name in ("measure", "SWITCHES")))
 
 
 def nothing() -> None:
@@ -132,7 +133,7 @@ def main() -> None:
     if options.case:
         print(json.dumps(measure(**json.loads(options.case))))
         return
-    rows = Rows(options.out, SETTINGS, PLANNED)
+    rows = Rows(options.out, SETTINGS, CODE)
     wanted = [
         {"machine": machine, "layers": layers, "reuse": reuse}
         for layers in options.depths

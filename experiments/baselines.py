@@ -8,7 +8,8 @@
     sequential                              rewritten for one device, then parallelized
 
 Every baseline is a `Candidate`: a full plan, its seconds by the same simulation as the planner's and its peak bytes;
-it may not fit. `experiments/zoo_table.py`, `unity_table.py`, `expert_plans.py` and `mesh_sweep.py` print them.
+it may not fit. Its collectives are rings where the planner would make them rings: XLA:TPU gives those to anybody's
+FSDP. `experiments/zoo_table.py`, `unity_table.py`, `expert_plans.py` and `mesh_sweep.py` print them.
 
 Where the devices do not divide the weights (1,024 rows over 96), an expert who shards weights does what FSDP does: it
 pads. `padded` is the same step with the weights stored padded to the next multiple, cut back where they are used. And
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import optax
@@ -31,15 +32,18 @@ from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import nested
+from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
 from unity_jax.rewrite.library import searched
 from unity_jax.search import joint as search
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
+from unity_jax.search.decompose import Place
 from unity_jax.search.experts import Expert, expert_seeds, experts
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.rings import with_rings
 
 STYLES: dict[str, Callable[[Expert], bool]] = {
     "data parallel": lambda e: not (e.model or e.tables or e.shard_params or e.shard_state),
@@ -125,13 +129,21 @@ def baselines(
     of = [Experts(p, machine) for p in (program, stored) if p is not None]
     found: dict[str, Candidate] = {}
     for style in STYLES:
-        plans = [c for experts_of in of for c in experts_of(style, keep=True)]
-        if not any(c.fits(limit) for c in plans):
-            plans += [c for experts_of in of for c in experts_of(style, keep=False)]
-        if plans:
-            found[style] = best(plans, limit)
+        if plans := [c for experts_of in of for c in experts_of(style, limit)]:
+            found[style] = ringed(plans, limit)
     found[BEST] = best(list(found.values()), limit)
     return {name: c for name, c in found.items() if name != "others"}
+
+
+def ringed(plans: Sequence[Candidate], limit: float) -> Candidate:
+    """The best of some plans, with rings where the simulated step gains by them, as the planner gives itself."""
+    rules = RuleCache()
+
+    def make(base: Candidate, places: frozenset[Place]) -> Candidate:
+        decisions = dataclasses.replace(base.decisions, rings=places)
+        return finish(base.program, decisions, Resharder(base.machine, base.mesh), rules, base.label)
+
+    return with_rings(plans, best(plans, limit), limit, make)
 
 
 def divided(plan: Candidate) -> float:
@@ -167,21 +179,26 @@ class Experts:
         }
         self.built = functools.cache(lambda mesh, keep: self.builders[mesh].build(keep))
 
-    def __call__(self, style: str, keep: bool) -> Iterator[Candidate]:
-        """All plans of a style.
-
-        **Arguments:** `keep`: whether the backward pass keeps what the forward pass gathered, or gathers it again.
-        """
-        for mesh, builder in self.builders.items():
+    def __call__(self, style: str, limit: float) -> Iterator[Candidate]:
+        """All plans of a style: the backward pass keeps what the forward pass gathered, and where nothing fits a mesh
+        so, it gathers it again."""
+        for mesh in self.builders:
             one = len(mesh.names) == 1
             styles = [e for e in experts(mesh) if STYLES[style](e) and (one or e.is_combined or self.uneven)]
-            if not styles:
-                continue
-            built = self.built(mesh, keep)
-            for name, seed in expert_seeds(self.program, built, mesh, self.rules, styles).items():
-                decisions = built.decisions(seed, keep)
-                label = f"{name} on {mesh}"
-                yield finish(self.program, decisions, builder.resharder, self.rules, label)
+            kept = self._plans(mesh, styles, keep=True)
+            yield from kept
+            if kept and not any(c.fits(limit) for c in kept):
+                yield from self._plans(mesh, styles, keep=False)
+
+    def _plans(self, mesh: MeshAxes, styles: Sequence[Expert], keep: bool) -> list[Candidate]:
+        if not styles:
+            return []
+        built, resharder = self.built(mesh, keep), self.builders[mesh].resharder
+        seeds = expert_seeds(self.program, built, mesh, self.rules, styles)
+        return [
+            finish(self.program, built.decisions(seed, keep), resharder, self.rules, f"{name} on {mesh}")
+            for name, seed in seeds.items()
+        ]
 
 
 def alone(program: Program, machine: Machine) -> Candidate:

@@ -33,7 +33,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import math
 import random
 import shutil
 import subprocess
@@ -44,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from baselines import joint, sequential
+from baselines import joint, ringed, sequential
 from programs import compiled
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from unity_table import CASES, program_on
@@ -69,10 +68,8 @@ from unity_jax.report.duplicates import duplicates
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
-from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.rings import with_rings
 from unity_jax.search.sample import sample
 
 Facts = dict[str, Any]
@@ -256,22 +253,13 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
             if "all" in wanted or kind in wanted:
                 label = kind if len(axes.names) == 1 else f"{name} on {axes}"
                 ways = (finish(program, built.decisions(seed, keep), resharder, rules, name) for keep in (True, False))
-                ways = [ringed(found, resharder, rules) for found in ways]  # gathered weights are kept, or not
-                yield _file_name(label), made(machine, best(ways, machine.device.memory_bytes))
+                limit = machine.device.memory_bytes  # gathered weights are kept, or not
+                yield _file_name(label), made(machine, best([ringed([way], limit) for way in ways], limit))
     for i in range(randoms):
         axes = meshes[i % len(meshes)]
         decisions = sample(program.graph, program.ties, axes, rules, random.Random(i))
         found = finish(program, decisions, Resharder(machine, axes), rules, "random")
         yield f"random{i:02}", made(machine, found)
-
-
-def ringed(expert: Candidate, resharder: Resharder, rules: RuleCache) -> Candidate:
-    """An expert's plan with rings where the simulated step gains by it: XLA:TPU gives these to anybody's FSDP."""
-
-    def make(base: Candidate, places: frozenset[Place]) -> Candidate:
-        return finish(base.program, dataclasses.replace(base.decisions, rings=places), resharder, rules, base.label)
-
-    return with_rings([expert], expert, math.inf, make)
 
 
 def _file_name(text: str) -> str:

@@ -51,6 +51,7 @@ from unity_jax.search.planner import Planner
 HERE = Path(__file__).parent
 AXES = ("data", "fsdp", "tensor", "context")
 SETTINGS = ("model", "size", "length", "machine", "batch", *AXES)
+CODE = (*PLANNED, *(f"experiments/expert_plans.py:{name}" for name in ("measure", "experts_plans", "pinned")))
 
 
 def published() -> list[Mapping[str, str]]:
@@ -178,7 +179,7 @@ def main() -> int:
     wanted = [
         p for p in published() if p["model"] in chosen and (not options.on or p["machine"] in options.on.split(","))
     ]
-    rows = Rows(options.out, SETTINGS, PLANNED)
+    rows = Rows(options.out, SETTINGS, CODE)
     rows.make_all(rows.missing(wanted, options.stale)[: options.rows], measure, "{model} {size} on {machine}")
     found = rows.made(wanted)
     console = Console(width=150, highlight=False)

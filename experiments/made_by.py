@@ -3,9 +3,10 @@
     made_by(PLANNED, "mlp")     # '3f0c1d2a9b7e', and another one once anything that plans the mlp has changed
 
 A table names the folders and files whose code its figures follow from: `PLANNED` for predictions, `COMPILED` where
-programs are lowered and compiled as well. A row about a model depends on the file of that model too. What is hashed is
-the text of each Python file without docstrings, lines of comment and empty lines, and every other file as it is: rows
-do not go stale when a sentence changes. The versions of JAX and of the compilers are not part of it.
+programs are lowered and compiled as well; and of its own script what makes a row, as `script.py:function`. A row about
+a model depends on the file of that model too, and on those that it imports. What is hashed is the text of each Python
+file without docstrings, lines of comment and empty lines, and every other file as it is: rows do not go stale when a
+sentence changes. The versions of JAX and of the compilers are not part of it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ import models
 ROOT = Path(__file__).resolve().parent.parent
 PLANNED = (
     *(f"unity_jax/{name}" for name in ("pcg", "ops", "machine", "cost", "rewrite", "search")),
-    *(f"unity_jax/{name}.py" for name in ("_compat", "derivative", "pins", "program", "trace")),
-    *(f"models/_{name}.py" for name in ("attention", "common", "image", "layers", "recurrent")),
+    *(f"unity_jax/{name}.py" for name in ("_compat", "nnx_nodes", "objects", "pins", "program", "specs", "trace")),
+    "models/__init__.py",
+    "models/_common.py",
     "experiments/baselines.py",
     "experiments/padded.py",
 )
 COMPILED = (
-    "unity_jax",
-    *PLANNED[-7:],
+    *PLANNED,
+    "unity_jax/lower",
+    *(f"unity_jax/{name}.py" for name in ("plan", "plan_file", "planning", "record")),
+    *(f"unity_jax/report/{name}.py" for name in ("aot", "bundles", "collectives", "cycles", "duplicates", "hlo")),
     *(f"experiments/{name}" for name in ("compiled.py", "judge", "programs.py", "validation/programs")),
 )
 
@@ -36,20 +40,47 @@ COMPILED = (
 def made_by(code: Sequence[str], model: str | None = None) -> str:
     """Twelve hexadecimal digits.
 
-    **Arguments:** `code`: folders and files, relative to the repository; `model`: where it is of the zoo, its file
-    belongs to the code.
+    **Arguments:** `code`: folders, files and `file.py:definition`s, relative to the repository; `model`: where it is of
+    the zoo, its file belongs to the code.
     """
-    files = [*code, f"models/{model}.py"] if model in models.names() else [*code]
-    return hashlib.sha256("".join(map(_hash, sorted(set(files)))).encode()).hexdigest()[:12]
+    files = {*code, *(_model(model) if model in models.names() else ())}
+    return hashlib.sha256("".join(map(_hash, sorted(files))).encode()).hexdigest()[:12]
+
+
+def _model(name: str) -> Iterator[str]:
+    """The file of a model, and those that it imports."""
+    yield (file := f"models/{name}.py")
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("models."):
+            yield from _model((node.module or "").removeprefix("models."))
+        elif isinstance(node, ast.ImportFrom) and node.module == "models":
+            inside = [a.name for a in node.names if (ROOT / "models" / f"{a.name}.py").exists()]
+            yield from (file for other in inside for file in _model(other))
 
 
 @functools.cache
 def _hash(name: str) -> str:
-    path = ROOT / name
+    file, _, definition = name.partition(":")
+    path = ROOT / file
     if not path.exists():
         raise FileNotFoundError(f"{path}: rows are said to depend on it")
-    parts = (f"{file.relative_to(ROOT).as_posix()}\n{code_of(file)}" for file in _files(path))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    if definition:
+        text = f"{name}\n{_definition(path, definition)}"
+    else:
+        text = "\n".join(f"{file.relative_to(ROOT).as_posix()}\n{code_of(file)}" for file in _files(path))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _definition(path: Path, name: str) -> str:
+    """The code of a function or constant of a file."""
+    lines = path.read_text().splitlines(keepends=True)
+    for first, last in _docstrings(ast.parse("".join(lines))):
+        lines[first - 1 : last] = [f"{_indent(lines[first - 1])}pass\n", *[""] * (last - first)]
+    for node in ast.parse("".join(lines)).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+        if name in (getattr(t, "name", None) or getattr(t, "id", None) for t in targets):
+            return ast.unparse(node)
+    raise FileNotFoundError(f"{path} defines no {name}: rows are said to depend on it")
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -69,6 +100,10 @@ def code_of(file: Path) -> str:
     for first, last in _docstrings(ast.parse(text)):
         lines[first - 1 : last] = [""] * (last - first + 1)
     return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _docstrings(tree: ast.AST) -> Iterator[tuple[int, int]]:

@@ -34,6 +34,7 @@ from unity_jax.report.text import seconds, size
 
 RESULTS = Path(__file__).parent / "results" / "sweep.csv"
 SETTINGS = ("model", "size", "machine", "devices", "batch", "batch on one")
+CODE = (*PLANNED, *(f"experiments/mesh_sweep.py:{name}" for name in ("measure", "_one")))
 OTHERS = ("data parallel", "fsdp", "megatron")
 """What is drawn beside the plan."""
 ALL = (*OTHERS, BEST, REWRITTEN, SEARCH)
@@ -161,7 +162,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     fixed = options.batch or made.config.batch_size
-    rows, wanted = Rows(options.out, SETTINGS, PLANNED), []
+    rows, wanted = Rows(options.out, SETTINGS, CODE), []
     for n in sizes:
         batch, one = batches(fixed, options.batch_per_device, n)
         wanted.append(dict(zip(SETTINGS, (options.model, options.size, options.machine, n, batch, one), strict=True)))

@@ -3,8 +3,8 @@ rows on 96 devices (PyTorch's `fully_shard` pads the dimension that it shards; M
 
 The largest dimension of a weight is padded, if no dimension divides by the number of devices. The step cuts the padding
 off where it uses a weight; gradients of the padding are zero, and its optimizer state is padded alike. Tables of rows
-are not cut: they have a few rows more, which no example reads. Layers that are stacked for a scan are left as they are:
-padding would have to be cut off inside of the loop.
+are not cut: they have a few rows more, which no example reads. Three dimensions are layers that are stacked for a scan,
+which are left as they are: padding would have to be cut off inside of the loop.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Padded(Model):
 
 
 def padding(shape: tuple[int, ...], ways: int) -> list[int]:
-    """How much longer each dimension of a weight is stored; of a vector or matrix one dimension at most."""
+    """How much longer each dimension of a weight is stored; of a vector, a matrix or the kernel of a convolution
+    over two dimensions one dimension at most."""
     more = [0] * len(shape)
-    if math.prod(shape) >= ways and len(shape) in (1, 2) and not any(n % ways == 0 for n in shape):
+    if math.prod(shape) >= ways and len(shape) in (1, 2, 4) and not any(n % ways == 0 for n in shape):
         widest = max(range(len(shape)), key=lambda d: shape[d])
         more[widest] = -shape[widest] % ways
     return more

@@ -29,7 +29,7 @@ import rules_used
 import together
 import unity_table
 import zoo_table
-from made_by import COMPILED, PLANNED
+from made_by import COMPILED
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
@@ -181,7 +181,7 @@ SECTIONS = (
         "zoo.csv",
         zoo,
         lambda rows: [*by_machine(zoo_table.table)(rows), *zoo_table.said(rows)],
-        PLANNED,
+        zoo_table.CODE,
     ),
     Section(
         "Unity's evaluation",
@@ -189,7 +189,7 @@ SECTIONS = (
         "unity.csv",
         unity,
         unity_table.told,
-        PLANNED,
+        unity_table.CODE,
     ),
     Section(
         "Published plans of MaxText, Megatron and Mist",
@@ -197,7 +197,7 @@ SECTIONS = (
         "expert_plans.csv",
         experts,
         lambda rows: [expert_plans.table(rows)],
-        PLANNED,
+        expert_plans.CODE,
     ),
     Section(
         "More devices",
@@ -205,7 +205,7 @@ SECTIONS = (
         "sweep.csv",
         sweep,
         lambda rows: [mesh_sweep.table(rows, f"{rows[0]['model']} {rows[0]['size']} on {rows[0]['machine']}")],
-        PLANNED,
+        mesh_sweep.CODE,
     ),
     Section(
         "Predicted memory and compute, against XLA:GPU and XLA:TPU",
@@ -243,14 +243,16 @@ SECTIONS = (
         lambda rows: [together.table(rows), together.verdict(rows)],
     ),
     Section("Measured, tiny models", measured, "measured.csv", wall, lambda rows: [measured.table(rows)]),
-    Section("Rewrites in the plans", rules_used, "zoo.csv", rules, lambda rows: [rules_used.table(rows)], PLANNED),
+    Section(
+        "Rewrites in the plans", rules_used, "zoo.csv", rules, lambda rows: [rules_used.table(rows)], zoo_table.CODE
+    ),
     Section(
         "What reuse saves of planning",
         ablation,
         "ablation.csv",
         planning,
         lambda rows: [ablation.table(rows)],
-        PLANNED,
+        ablation.CODE,
     ),
     Section("Predicted and measured on a GPU", on_gpu, "gpu.csv", on_gpu.verdict, on_gpu.tables),
     Section("What a GPU reaches", on_gpu, "calibration.csv", on_gpu.best, on_gpu.reached),

@@ -50,6 +50,10 @@ from unity_jax.report.text import seconds
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "unity.csv"
 SETTINGS = ("model", "machine", "batch per device")
+CODE = (
+    *PLANNED,
+    *(f"experiments/unity_table.py:{name}" for name in ("measure", "CASES", "program_on", "_optimizer", "_fields")),
+)
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,7 @@ def main() -> None:
     parser.add_argument("--stale", action="store_true", help="make again what another version of the code made")
     parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
-    rows = Rows(options.out, SETTINGS, PLANNED)
+    rows = Rows(options.out, SETTINGS, CODE)
     machines = sorted(options.on.split(","), key=lambda on: Machine.preset(on).num_devices)
     wanted = [
         {"model": model, "machine": on, "batch per device": CASES[model].batch}

@@ -41,6 +41,7 @@ from unity_jax.search.candidate import Candidate
 RESULTS = Path(__file__).parent / "results" / "zoo.csv"
 MACHINES = ("h100:8", "v5e:8x8")
 SETTINGS = ("model", "size", "machine", "batch per device")
+CODE = (*PLANNED, *(f"experiments/zoo_table.py:{name}" for name in ("measure", "replicated")))
 PER_DEVICE = {"mlp": 256, "dlrm": 1024, "xdl": 1024, "candle_uno": 256} | dict.fromkeys(
     ("inception", "resnet", "resnext", "vit", "lstm_lm"), 64
 )
@@ -163,7 +164,7 @@ def main() -> int:
     parser.add_argument("--stale", action="store_true", help="make again what another version of the code made")
     parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
-    rows = Rows(options.out, SETTINGS, PLANNED)
+    rows = Rows(options.out, SETTINGS, CODE)
     wanted = [
         dict(zip(SETTINGS, (model, options.size, on, PER_DEVICE.get(model, LONG_TEXTS)), strict=True))
         for on in options.on.split(",")

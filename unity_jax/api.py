@@ -31,7 +31,8 @@ class Options(SearchOptions):
     """What few users need.
 
     **Fields:** those of `SearchOptions`: `rewrite`: whether the program may be rewritten, or is planned as it is, and
-    `compile_candidates`: how many of the best plans are compiled, so that the compiler's own estimates decide;
+    `compile_candidates`: how many of the best plans are compiled, so that the memory that the compiler allocates and,
+    on TPU, the cycles that it estimates decide;
     `cache`: folder of plans found earlier (None: no cache; the default is `$UNITY_JAX_CACHE`, or
     `unity_jax` in the user's cache folder); `ties`: path of a result to the path of the argument that it replaces,
     where neither donation nor equal paths say so.
@@ -147,6 +148,7 @@ class AutoSharded:
         self._known: list[Plan] = []  # distinct plans, the first one first
         self._weak: dict[Any, tuple[bool, ...]] = {}  # by key of the call: which types of its results give way
         self._runners: dict[tuple[int, tuple[bool, ...]], Runner] = {}  # by identity of the plan, and these
+        self._last: tuple[Any, Any] = (None, None)  # how the last call looked, and its runner
         self._derivative: Derivative | None = None
         _exclude_our_frames()
 
@@ -185,9 +187,13 @@ class AutoSharded:
                 self._derivative = self._derivative or Derivative(self._pure, self._settings.jit, self._related)
             found = self._derivative(call, lambda inner: self._runner(self._plan(inner), inner)(inner))
             return objects.merge(found, call.objects)
-        runner = self._runner(self._plan(call), call)
+        look, runner = self._last
+        if call.look != look:
+            runner = self._runner(self._plan(call), call)
         del args, kwargs
-        return objects.merge(runner(call), call.objects)
+        found = runner(call)
+        self._last = call.look, runner
+        return objects.merge(found, call.objects)
 
     def init(self, make_state: Callable[..., Any], *args: Any) -> Any:
         """Build the state already sharded, never whole on one device: `make_state(*args)` runs in the planned layouts.

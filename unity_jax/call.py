@@ -52,16 +52,33 @@ class Call:
         given, found = objects.split((moving, {k: v for k, v in kwargs.items() if k not in static}))
         leaves, tree = jax.tree_util.tree_flatten(given)
         call = Call(tuple(args), dict(kwargs), static, leaves, tree, found)
-        for i, leaf in enumerate(leaves):
-            if not is_array(leaf):
-                call._refuse(i)
+        if not _concrete.issuperset(map(type, leaves)):
+            for i, leaf in enumerate(leaves):
+                if not is_array(leaf):
+                    call._refuse(i)
         return call
 
     @property
     def fixed(self) -> tuple[tuple[int | str, Any], ...]:
         """The static arguments."""
+        if not self.static:
+            return ()
         given = {**dict(enumerate(self.args)), **self.kwargs}
         return tuple((where, given[where]) for where in sorted(self.static & given.keys(), key=str))
+
+    @functools.cached_property
+    def settings(self) -> tuple[Any, ...]:
+        """The settings of JAX that change what is traced."""
+        return jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, jax.sharding.get_abstract_mesh()
+
+    @functools.cached_property
+    def look(self) -> tuple[Any, ...]:
+        """Equal for calls on arrays that have one key, if it is equal; cheap to compare with that of the last call.
+
+        An array is its `aval`, which is the same object in the results of every step, and no two are looked into. What
+        is no array with data equals nothing, but for arrays of the host.
+        """
+        return self.tree, [x.aval if type(x) in _concrete else _look(x) for x in self.leaves], self.fixed, self.settings
 
     @functools.cached_property
     def key(self) -> Any:
@@ -70,8 +87,7 @@ class Call:
         Weak types and pins are in the key, layouts of arrays are not; calls that differ only in weak types share a
         plan unless the types of their programs really differ.
         """
-        settings = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, jax.sharding.get_abstract_mesh()
-        key = self.tree, tuple(_type(x) for x in self.leaves), self.fixed, settings
+        key = self.tree, tuple(_type(x) for x in self.leaves), self.fixed, self.settings
         try:
             hash(key)
         except TypeError:
@@ -110,7 +126,9 @@ class Call:
     @property
     def is_traced(self) -> bool:
         """Whether the call is made under `jit`, `grad`, `vmap` or another transformation."""
-        return any(isinstance(x, jax.core.Tracer) for x in self.leaves)
+        return not _concrete.issuperset(map(type, self.leaves)) and any(
+            isinstance(x, jax.core.Tracer) for x in self.leaves
+        )
 
     def dynamic(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that are not static, with other leaves."""
@@ -167,8 +185,12 @@ def is_array(leaf: Any) -> bool:
 
 def _type(leaf: Any) -> tuple[Any, ...]:
     if isinstance(leaf, (bool, int, float, complex)):
-        return (), type(leaf), True
+        return (), getattr(leaf, "dtype", type(leaf)), True
     return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
+
+
+def _look(leaf: Any) -> Any:
+    return _type(leaf) if isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex)) else object()
 
 
 def _typed(found: tuple[Any, ...]) -> str:
@@ -179,8 +201,8 @@ def _typed(found: tuple[Any, ...]) -> str:
 
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape, dtype and weak type with which a leaf is traced, as `jax.jit` would."""
-    if isinstance(leaf, (bool, int, float, complex)):
-        dtype = jax.dtypes.canonicalize_dtype(np.result_type(type(leaf)))
+    if isinstance(leaf, (bool, int, float, complex)):  # those that JAX hands on, under `grad`, have a dtype
+        dtype = jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", None) or np.result_type(type(leaf)))
         return jax.ShapeDtypeStruct((), dtype, weak_type=not isinstance(leaf, bool))
     dtype = leaf.dtype if _compat.is_key(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct(np.shape(leaf), dtype, weak_type=getattr(leaf, "weak_type", False))

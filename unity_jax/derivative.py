@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -36,7 +37,8 @@ class Derivative:
         def forward(*args: Any, **kwargs: Any) -> Any:
             of_smooth, primals = _of_smooth(fun, Call.of(fun, jit, args, kwargs))
             _, pull, out = jax.vjp(of_smooth, *primals, has_aux=True)
-            return out, pull
+            residuals, structure = jax.tree.flatten(pull)
+            return out, Residuals(residuals, Structure(structure))
 
         @functools.wraps(fun)
         def pushed(*args: Any, **kwargs: Any) -> Any:
@@ -76,41 +78,68 @@ class Derivative:
         def forward(*leaves: Any) -> tuple[Any, Any]:
             args, kwargs = call.with_leaves(leaves)
             plan = self._forward.plan(*args, **kwargs)
-            out, pull = self._forward(*args, **kwargs)
-            chosen.append(self._backward_of(plan, jax.tree.structure(pull)))
-            return out, pull
+            out, residuals = self._forward(*args, **kwargs)
+            chosen.append(self._backward_of(plan, residuals.structure))
+            return out, residuals.values
 
-        def backward(pull: Any, cotangents: Any) -> tuple[Any, ...]:
+        def backward(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
             smooth = [c for c in jax.tree.leaves(cotangents) if c.dtype != jax.dtypes.float0]
-            found = iter(chosen[-1](jax.tree.leaves(pull), smooth))
+            found = iter(chosen[-1](residuals, smooth))
             return tuple(next(found) if _is_smooth(x) else None for x in call.leaves)
 
         chosen: list[Any] = []
         value.defvjp(forward, backward)
         return value(*call.leaves)
 
-    def _backward_of(self, plan: Any, structure: Any) -> Any:
+    def _backward_of(self, plan: Any, structure: Structure) -> Any:
         """The backward pass of a forward pass, from its residuals, which lie as the forward pass leaves them.
 
         Under another derivative the forward pass is traced again: its residuals are the same if it reads the same.
         """
         known = self._backward.setdefault(id(plan), [])
         for other, backward in known:
-            if _is_same(structure, other):
+            if structure == other:
                 return backward
 
         def pull_back(residuals: Any, cotangents: Any) -> Any:
-            return jax.tree.unflatten(structure, residuals)(cotangents)
+            return jax.tree.unflatten(structure.tree, residuals)(cotangents)
 
         shardings = plan.out_shardings[1]
-        lie = jax.tree.leaves(shardings) if _is_same(structure, jax.tree.structure(shardings)) else None
+        lie = shardings.values if structure == shardings.structure else None
         known.append((structure, self._decorate(pull_back, (lie, None))))
         return known[-1][1]
 
 
-def _is_same(a: Any, b: Any) -> bool:
-    """Whether two structures of residuals, which hold the programs that read them, are alike."""
-    return a == b or (a.num_leaves == b.num_leaves and str(a) == str(b))
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """How residuals make a function that pulls back. It holds the program that reads them, which is another object each
+    time that it is traced; two are equal if they read alike."""
+
+    tree: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Structure):
+            return NotImplemented
+        a, b = self.tree, other.tree
+        return a == b or (a.num_leaves == b.num_leaves and self._text == other._text)
+
+    def __hash__(self) -> int:
+        return hash(self.tree.num_leaves)
+
+    @functools.cached_property
+    def _text(self) -> str:
+        return str(self.tree)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """What a forward pass keeps for the backward pass."""
+
+    values: list[Any]
+    structure: Structure
+
+
+jax.tree_util.register_dataclass(Residuals, ["values"], ["structure"])
 
 
 def _of_smooth(fun: Callable[..., Any], call: Call) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -136,8 +136,8 @@ class Plan:
     # Views
 
     def is_for(self, machine: Machine) -> bool:
-        """Whether the figures of this plan are those of a machine; older files know no more of it than its name."""
-        return self.machine_hash == machine.hash if self.machine_hash else self.machine == machine.name
+        """Whether the figures of this plan are those of a machine; older files do not say, and are priced again."""
+        return self.machine_hash == machine.hash
 
     @property
     def axes(self) -> MeshAxes:
@@ -317,16 +317,16 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
     """The plan that a candidate of the search stands for."""
     stored, axes, graph, timeline = found.program, found.mesh, found.graph, found.timeline
     program = stored.unpacked or stored
+    bound, took = found.lower_bound, timeline.step_seconds
+    assert bound <= (1 + ROUNDING) * took, f"{program.name}: no plan takes less than {bound} s, this one takes {took} s"
     predicted = Predicted(
-        timeline.step_seconds,
+        took,
         timeline.compute_seconds,
         timeline.exposed_communication_seconds,
         found.memory.peak_bytes,
         program_flops(graph),
         collectives(graph, axes, machine),
-        # The bound counts ops alone that cost nothing in the kernel that they are part of: of a program of a few tiny
-        # ops it may say too much, and then nothing is said.
-        found.lower_bound if found.lower_bound <= (1 + ROUNDING) * timeline.step_seconds else 0.0,
+        bound,
     )
     makers = {t: op for op in graph.walk() for t in op.outputs}
     return Plan(
@@ -338,7 +338,7 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         _leaves(axes, program.out_paths, program.graph.outputs, graph.outputs, stored.leaving),
         tuple((_describe(t, makers), size) for t, size in found.memory.alive[:10]),
         found.label,
-        replicated(graph),
+        replicated(graph, machine.device),
         program.hash,
         program.name,
         to_record(stored.graph, found.decisions),

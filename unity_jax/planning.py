@@ -40,6 +40,7 @@ from unity_jax.search.candidate import Candidate, Pins, finish
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.searched import UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,9 @@ def rebuild(
         else:
             pinned = packing.pinned(asked, program, [None] * len(saved.packed)) if saved.packed else asked
             bound = Planner(program, machine, limit, pinned).least_seconds(axes)
-        made = finish(program, decisions, Resharder(machine, axes), rules, saved.label, bound)
-        return make_plan(mesh, machine, limit, made.noting(searched=saved.searched), asked)
+        label = saved.label if is_same or " for " in saved.label else f"{saved.label} for {saved.machine}"
+        made = finish(program, decisions, Resharder(machine, axes), rules, label, bound)
+        return make_plan(mesh, machine, limit, made.noting(searched=saved.searched if is_same else UNKNOWN), asked)
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, PlanError):
             raise

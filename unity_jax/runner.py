@@ -14,7 +14,7 @@ from unity_jax import _compat, processes
 from unity_jax.call import Call, abstract, is_concrete
 from unity_jax.errors import MemoryLimitError, PlanError
 from unity_jax.lower.compile import jitted, planned
-from unity_jax.lower.parts import Form, as_array
+from unity_jax.lower.parts import Form, Part, as_array
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
 from unity_jax.report.text import size
@@ -33,6 +33,7 @@ class Runner:
         assert plan.stored is not None
         self.stored = plan.stored
         self.donated = [i in self.program.donated for i in range(len(plan.inputs))]
+        self._lie: list[Any] = []  # the shardings of the leaves of the last call, if they were the planned ones
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -82,7 +83,7 @@ class Runner:
     def constants(self) -> tuple[Any, ...]:
         """The captured arrays in their planned layouts."""
         n = len(self.program.constants)
-        return self._place(self.program.constants, self.shardings[:n], [False] * n, self.program.input_names[:n])
+        return tuple(self._place(self.program.constants, self.shardings[:n], [False] * n, self.program.input_names[:n]))
 
     def __call__(self, call: Call) -> Any:
         """Run on arrays."""
@@ -91,21 +92,39 @@ class Runner:
             raise memory_error(self.plan)
         if call.is_traced:
             return self._inside(call)
-        for leaf, path in zip(call.leaves, self.program.in_paths, strict=True):
+        self._check_deleted(call.leaves)
+        self._check_donated(call.leaves)
+        n, leaves = len(self.constants), call.leaves
+        if (lie := [getattr(x, "sharding", None) for x in leaves]) != self._lie:  # the same objects, mostly
+            leaves = self._place(leaves, self.shardings[n:], self.donated[n:], self.program.in_paths)
+            self._lie = lie if leaves is call.leaves else []
+        if self.forms:
+            args, kwargs = self._packed(leaves)
+        elif leaves is call.leaves and call.objects is None and not call.static and Part not in map(type, leaves):
+            args, kwargs = call.args, call.kwargs
+        else:
+            args, kwargs = call.dynamic(map(as_array, leaves))
+        if n:
+            args = (self.constants, *args)
+        with jax.sharding.use_abstract_mesh(self._abstract_mesh):
+            found = self.jitted(*args, **kwargs)
+        return self._unpacked(found) if self.forms else found
+
+    @functools.cached_property
+    def _abstract_mesh(self) -> Any:
+        return _compat.auto_mesh(self.mesh).abstract_mesh
+
+    def _check_deleted(self, leaves: Sequence[Any]) -> None:
+        """JAX itself does not always survive that (0.10.2 ends with a segmentation fault)."""
+        __tracebackhide__ = True
+        if True not in [is_concrete(x) and x.is_deleted() for x in leaves]:
+            return
+        for leaf, path in zip(leaves, self.program.in_paths, strict=True):
             if is_concrete(leaf) and leaf.is_deleted():
                 raise ValueError(
                     f"argument {path} has been deleted: it was donated to an earlier call. Pass what that call "
                     f"returned in its place."
                 )
-        self._check_donated(call.leaves)
-        n = len(self.constants)
-        leaves = self._place(call.leaves, self.shardings[n:], self.donated[n:], self.program.in_paths)
-        args, kwargs = self._packed(leaves) if self.forms else call.dynamic(map(as_array, leaves))
-        if n:
-            args = (self.constants, *args)
-        with jax.sharding.use_abstract_mesh(_compat.auto_mesh(self.mesh).abstract_mesh):
-            found = self.jitted(*args, **kwargs)
-        return self._unpacked(found) if self.forms else found
 
     def _check_donated(self, leaves: Sequence[Any]) -> None:
         """As under `jax.jit`, an array whose memory the results may take is no other argument as well."""
@@ -159,19 +178,20 @@ class Runner:
         return auto(*args, **kwargs)
 
     def _place(
-        self, leaves: Any, shardings: list[NamedSharding], donated: list[bool], paths: Sequence[str]
-    ) -> tuple[Any, ...]:
-        """Every leaf in its planned layout; nothing moves once the results of one step come back as arguments of the
-        next."""
+        self, leaves: Sequence[Any], shardings: list[NamedSharding], donated: list[bool], paths: Sequence[str]
+    ) -> Sequence[Any]:
+        """Every leaf in its planned layout, the same sequence where all lie so: nothing moves once the results of one
+        step come back as arguments of the next."""
+        away = [i for i, x in enumerate(leaves) if getattr(x, "sharding", None) != shardings[i]]
+        if not away:
+            return leaves
         placed = list(leaves)
-        away = [i for i, x in enumerate(placed) if getattr(x, "sharding", None) != shardings[i]]
-        if away:
-            moved = move([placed[i] for i in away], [shardings[i] for i in away], [paths[i] for i in away])
-            for i, new in zip(away, moved, strict=True):
-                if donated[i] and is_concrete(placed[i]):
-                    _free(placed[i], new)
-                placed[i] = new
-        return tuple(placed)
+        moved = move([placed[i] for i in away], [shardings[i] for i in away], [paths[i] for i in away])
+        for i, new in zip(away, moved, strict=True):
+            if donated[i] and is_concrete(placed[i]):
+                _free(placed[i], new)
+            placed[i] = new
+        return placed
 
 
 def move(leaves: Sequence[Any], shardings: Sequence[NamedSharding], paths: Sequence[str]) -> list[jax.Array]:

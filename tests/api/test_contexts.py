@@ -196,6 +196,39 @@ def test_under_jacobians(auto, of):
     close(take(unity.auto_shard(small, mesh=auto, static_argnums=2, options=AS_IT_IS)), take(small))
 
 
+@pytest.mark.parametrize(
+    "through",
+    [jax.jit, jax.checkpoint, lambda f: lambda x: jax.lax.scan(lambda c, _: (c + f(x), None), 0.0, None, length=2)[0]],
+    ids=["jit", "checkpoint", "scan"],
+)
+def test_reverse_mode_twice_through_a_traced_call(auto, through):
+    def value(x):
+        return (jnp.sin(x) * x**2).sum()
+
+    def twice(f):
+        return jax.grad(lambda x: jax.grad(f)(x).sum())(jnp.asarray(X))
+
+    close(twice(through(unity.auto_shard(value, mesh=auto, options=AS_IT_IS))), twice(through(value)))
+
+
+NUMBERS = {
+    "grad of a number": lambda jit: jax.grad(jit(lambda x: x * x))(3.0),
+    "grad beside a number": lambda jit: jax.grad(jit(lambda x, s: (x * x * s).sum()))(jnp.asarray(X), 0.5),
+    "a keyword": lambda jit: jax.value_and_grad(jit(lambda p, lr: (p["w"] ** 2).sum() * lr))({"w": X}, lr=0.5),
+    "jvp": lambda jit: jax.jvp(lambda x: jit(lambda x, s: (x * x * s).sum())(x, 3), (X,), (X,)),
+    "vmap": lambda jit: jax.vmap(jit(lambda x, s: x * s), in_axes=(0, None))(X, 0.5),
+    "vmap, an integer": lambda jit: jax.vmap(jit(lambda x, s: x * s), in_axes=(0, None))(X, 2),
+    "jit": lambda jit: jax.jit(jit(lambda x, s, flag: x * s + flag))(X, 2, True),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_python_numbers_under_transformations(auto, case):
+    found, expected = (NUMBERS[case](j) for j in (lambda f: unity.auto_shard(f, mesh=auto, options=AS_IT_IS), jax.jit))
+    close(found, expected)
+    assert [x.dtype for x in jax.tree.leaves(found)] == [x.dtype for x in jax.tree.leaves(expected)]
+
+
 def test_under_grad_with_integers_and_logsumexp(auto):
     def loss(w, x, labels, scale=1.0):
         logits = x @ w * scale

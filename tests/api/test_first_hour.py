@@ -312,7 +312,10 @@ def test_lower_bound_of_a_saved_plan_is_that_of_its_machine(mesh, tmp_path):
         plans[name] = unity.auto_shard(mlp_step, mesh=mesh, machine=machine).plan(*arguments)
         plans[name].save(tmp_path / name)
     moved = unity.auto_shard(mlp_step, plan=unity.Plan.load(tmp_path / "slow"), machine=fast, mesh=mesh)
-    found = moved.plan(*arguments).predicted
+    elsewhere = moved.plan(*arguments)
+    assert "searched" not in str(elsewhere) and not elsewhere.searched.meshes, "nothing was searched for this machine"
+    assert elsewhere.label.endswith(" for cpu:8")
+    found = elsewhere.predicted
     bounds = {name: plan.predicted.lower_bound_seconds for name, plan in plans.items()}
     assert 0 < bounds["fast"] < bounds["slow"]
     assert found.lower_bound_seconds == pytest.approx(bounds["fast"])

@@ -60,6 +60,13 @@ def test_large_ops_that_can_be_split_are(fn, args):
     assert said(fn, *args) == ()
 
 
+def test_what_takes_long_is_said_beside_much_arithmetic():
+    """A sort has few operations, and takes the time of its bytes."""
+    large = s(8192, 8192)
+    assert [line.split()[0] for line in said(lambda x, w: (jnp.sort(x), w @ w), s(10_000_000), large)] == ["sort"]
+    assert said(lambda x, w: (jnp.sort(x), w @ w), s(100_000), large) == ()
+
+
 def test_small_ops_are_not_worth_a_word():
     assert said(lambda x: jnp.sort(x) + x.sum(), s(LEAST // 64)) == ()
     assert said(lambda x: jnp.tanh(x), s(64)) == ()
@@ -72,4 +79,4 @@ def test_one_device_computes_everything():
 def test_what_the_search_leaves_whole_is_said_together():
     (line,) = said(lambda x, w: jnp.tanh(x @ w) * 2, s(101, 103), s(103, 107))
     assert line.startswith("dot_general f32[101, 107] at ")
-    assert line.endswith(f" and 2 others, 100% of the operations: {SLOWER}")
+    assert line.endswith(f" and 2 others, 100% of the arithmetic: {SLOWER}")

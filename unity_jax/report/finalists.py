@@ -26,8 +26,8 @@ from unity_jax.search.candidate import Candidate
 class Trial:
     """What a compiler made of a candidate.
 
-    **Fields:** `peak` in bytes per device, infinite if it ran out of memory; `seconds` of a step by its own estimate,
-    or as predicted where it has none.
+    **Fields:** `peak` in bytes per device, infinite if it ran out of memory or would not compile it; `seconds` of a
+    step by its own estimate, or as predicted where it has none.
     """
 
     peak: float
@@ -41,7 +41,8 @@ def best_compiled(
     clock: float | None,
     limit: float,
 ) -> Candidate:
-    """The fastest candidate whose program fits; if none does, the one that needs the least memory.
+    """The fastest candidate whose program fits; if none does, the one that needs the least memory. A program that the
+    compiler refuses does not win, unless it refuses all; then the first one stays.
 
     **Arguments:** `candidates`: best first, which wins a tie; `lowered`: the program of one; `clock`: cycles per second
     of a TPU; `limit`: bytes per device.
@@ -57,9 +58,7 @@ def trial(candidate: Candidate, lowered: jax.stages.Lowered, platform: str, cloc
     empty()
     try:
         program = compiled_for(lowered, platform)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+    except jax.errors.JaxRuntimeError:
         return Trial(float("inf"), candidate.seconds)
     peak = CompiledMemory.of(program).peak
     if clock is None:

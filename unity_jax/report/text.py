@@ -83,7 +83,7 @@ def extent(searched: Searched) -> str:
     else:
         ended = ", where the budget ended" if searched.out_of_budget else ""
         rewrites = f"{searched.variants} of {searched.allowed} rewritten programs{ended}"
-    compiled = f"; the best of {searched.compiled} by the compiler's own estimate" if searched.compiled else ""
+    compiled = f"; the best of {searched.compiled} as compiled" if searched.compiled else ""
     return f"{meshes}, {how}; {rewrites}{compiled}"
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+from unity_jax.cost.fusing import PRODUCTS
+from unity_jax.machine.device import Device
 from unity_jax.ops.rule import Shard, strategies
 from unity_jax.pcg.graph import Graph, Op, nested
 from unity_jax.pcg.layout import short_dtype
@@ -21,7 +23,7 @@ LEAST = 2**16
 """Operations in a step from which on an op is large: an accelerator does as many in less time than a collective needs
 to start."""
 SHARE = 0.01
-"""Of the operations of a device in a step, from which on an op is large."""
+"""Of the seconds of a device in a step, each op at the peak rate of what does it, from which on an op is large."""
 CHOSEN = 0.1
 """The same of all ops together that could be split and are not, as the updates of weights that each device has."""
 
@@ -31,23 +33,25 @@ INDIVISIBLE = "no mesh axis splits a dimension that its rule could split"
 SLOWER = "the search found no faster way to split it"
 
 
-def replicated(graph: Graph) -> tuple[str, ...]:
-    """Lines on the ops of a planned graph that every device computes in full, the largest first.
+def replicated(graph: Graph, device: Device) -> tuple[str, ...]:
+    """Lines on the ops of a planned graph that every device computes in full, the longest first.
 
     Of those that could be split, and which the search did not split, one line stands for all: the table of layouts
     shows what they work on.
     """
-    work = {op: repeat * _operations(op.shard) for _, inner, repeat in nested(graph) for op in inner.ops if op.shard}
-    full = {op: (n, _reason(op)) for op, n in work.items() if _in_full(op)}
-    everything = sum(work.values())
+    ops = {op: repeat for _, inner, repeat in nested(graph) for op in inner.ops if op.shard}
+    work = {op: repeat * _operations(op.shard) for op, repeat in ops.items()}
+    took = {op: repeat * _seconds(op.shard, device) for op, repeat in ops.items()}
+    full = {op: _reason(op) for op in ops if _in_full(op)}
+    everything = sum(took.values())
     lines = {
-        f"{_describe(op)}: {reason}": n
-        for op, (n, reason) in sorted(full.items(), key=lambda item: item[1][0])
-        if reason == NO_RULE or (reason != SLOWER and n >= max(LEAST, SHARE * everything))
+        f"{_describe(op)}: {reason}": took[op]
+        for op, reason in sorted(full.items(), key=lambda item: took[item[0]])
+        if reason == NO_RULE or (reason != SLOWER and work[op] >= LEAST and took[op] >= SHARE * everything)
     }
     said = sorted(lines, key=lambda line: -lines[line])
-    chosen = {op: n for op, (n, reason) in full.items() if reason == SLOWER}
-    if sum(chosen.values()) >= max(LEAST, CHOSEN * everything):
+    chosen = {op: took[op] for op, reason in full.items() if reason == SLOWER}
+    if sum(work[op] for op in chosen) >= LEAST and sum(chosen.values()) >= CHOSEN * everything:
         said.append(_together(chosen, everything))
     return tuple(said)
 
@@ -56,6 +60,18 @@ def _operations(shard: Shard) -> float:
     """Of one device: its arithmetic, or the elements that it moves."""
     layouts = zip((*shard.op.inputs, *shard.op.outputs), (*shard.operand_layouts, *shard.result_layouts), strict=True)
     return max(shard.flops, *(math.prod(layout.local_shape(t.shape, shard.mesh)) for t, layout in layouts), 0)
+
+
+def _seconds(shard: Shard, device: Device) -> float:
+    """Of one device at its peak rates: matmuls and convolutions in the matrix unit, all else in the vector unit, where
+    a decomposition is a chain of small steps and far slower than that; or what memory takes."""
+    op, layouts = shard.op, [*shard.operand_layouts, *shard.result_layouts]
+    rate = device.flops_per_second(op.inputs[0].dtype if op.name in PRODUCTS else "vector")
+    moved = sum(
+        math.prod(layout.local_shape(t.shape, shard.mesh)) * t.itemsize
+        for t, layout in zip((*op.inputs, *op.outputs), layouts, strict=True)
+    )
+    return max(shard.flops / rate, moved / device.memory_bandwidth)
 
 
 def _in_full(op: Op) -> bool:
@@ -84,4 +100,4 @@ def _describe(op: Op) -> str:
 def _together(chosen: dict[Op, float], of: float) -> str:
     largest = max(chosen, key=lambda op: chosen[op])
     others = f" and {len(chosen) - 1} others" if len(chosen) > 1 else ""
-    return f"{_describe(largest)}{others}, {sum(chosen.values()) / of:.0%} of the operations: {SLOWER}"
+    return f"{_describe(largest)}{others}, {sum(chosen.values()) / of:.0%} of the arithmetic: {SLOWER}"
