@@ -36,6 +36,7 @@ from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
+from summaries import NO_FIT
 
 import models
 from unity_jax.machine.machine import Machine
@@ -157,8 +158,12 @@ def table(rows: Sequence[Row]) -> Table:
             cells.append(size(int(float(row[f"{who} bytes"]))))
         where = f"{row['machine']} ({row['devices']})"
         model = f"{row['model']} {row['size']}, {row['length']}"
-        shown.add_row(model, where, row["batch"], axes, *cells, f"{ratio(row):.3f}", *_half(row), row["plan plan"])
+        shown.add_row(model, where, row["batch"], axes, *cells, _shown(row), *_half(row), row["plan plan"])
     return shown
+
+
+def _shown(row: Row) -> str:
+    return f"{ratio(row):.3f}" if row["expert fits"] == row["plan fits"] == "True" else NO_FIT
 
 
 def _half(row: Row) -> list[str]:

@@ -95,7 +95,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
 
 def _step(row: Row, name: str) -> str:
     if not row.get(f"{name} seconds"):
-        return "none"
+        return ""
     return seconds(float(row[f"{name} seconds"])) + "!" * (row[f"{name} fits"] != "True")
 
 

@@ -159,23 +159,28 @@ def columns(found: Ranking) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    names = "candidates", "Spearman", "of experts", "chosen / best", "best", "dp / chosen", "passes"
+    names = "candidates", "not compiled", "Spearman", "of experts", "chosen / best", "best", "dp / chosen", "passes"
     made = Table("set", "model", "topology", *names)
     for row in rows:
-        speed_up = (f"{float(row[f'dp / chosen {how}']):.2f} {how}" for how in ("predicted", "judged"))
-        of = (row.get(name) or "nan" for name in ("Spearman", "Spearman of experts", "chosen / best"))
-        numbers = (f"{float(value):.3f}" for value in of)
+        times = [f"{_number(row[f'dp / chosen {how}'], 2)} {how}" for how in ("predicted", "judged")]
+        speed_up = times if row["dp / chosen judged"] != "nan" else []
+        numbers = (_number(row.get(name), 3) for name in ("Spearman", "Spearman of experts", "chosen / best"))
         made.add_row(
             set_of(row["model"]),
             row["model"],
             row["topology"],
             row["candidates"],
+            row["not compiled"],
             *numbers,
             row["best"],
             ", ".join(speed_up),
             row["passes"],
         )
     return made
+
+
+def _number(text: str | None, digits: int) -> str:
+    return f"{float(text):.{digits}f}" if text and text != "nan" else ""
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ import rules_used
 import together
 import unity_table
 import zoo_table
+from compiled import SETS, TOPOLOGIES
 from made_by import COMPILED
 from rich.box import MARKDOWN
 from rich.console import Console
@@ -51,11 +53,20 @@ run the same program on the same machine, priced by the same cost model:
 * *data parallelism*: each device has all weights and a part of the batch, as `jax.jit` does with the batch sharded;
 * *the best expert*: the best of data parallelism, ZeRO-1, FSDP, Megatron, split tables and products of two of them, on
   every mesh of the machine;
-* *the best expert on the rewritten program*: the same where an expert also writes by hand what our rewrites do (updates
-  of only those rows of a table that were read, a vocabulary projection of only the masked positions);
-* *the search without rewrites*: our own planner on the program as it is written.
+* *the best expert on the rewritten program*: the same where an expert also writes by hand all that our rewrites do
+  (among them updates of only those rows of a table that were read, a vocabulary projection of only the masked
+  positions);
+* *the search without rewrites*: our own planner on the program as it is written;
+* *rewriting before parallelizing*: rewritten for one device, then parallelized; *joint* is our plan, which does both
+  together.
 
-A row is *stale* if another version of the code made it: `--stale` makes it again.
+Where programs are compiled for a machine that is not there, a step is *judged* by what the compiler made of it: the
+cycles that XLA:TPU estimates, a roofline of each kernel of XLA:GPU, and the collectives in their order
+(`experiments/judge/`). Seven *tuning* programs served to make the cost model, fifteen *validation* programs only to
+measure it. *Rank correlation* (Spearman's) is 1 where predicted and judged order of the plans are the same.
+
+A row is *stale* if another version of the code made it: the command with `--stale`, or `compiled.py --again` where it
+reads compiled programs, makes it again.
 """
 """What a reader has to know to read the tables."""
 
@@ -120,30 +131,50 @@ def unity(rows: Sequence[Row]) -> str:
 def experts(rows: Sequence[Row]) -> str:
     fit = [expert_plans.ratio(r) for r in rows if r["expert fits"] == r["plan fits"] == "True"]
     worse = sum(map(expert_plans.is_worse, rows))
-    times = f"where both fit, times as fast: {middle(fit)}"
-    return f"{len(rows)} published plans; ours is slower than {worse} of them; {times}"
+    lost = sum(r["expert fits"] != "True" for r in rows)
+    return (
+        f"{len(rows)} published plans, {lost} of which do not fit here (people run them with recomputation and "
+        f"offload, which are not planned yet); where both fit, times as fast: {middle(fit)}; ours is slower than "
+        f"{worse}"
+    )
 
 
 def judged(rows: Sequence[Row]) -> str:
-    whole = [r for r in rows if r["passes"] != "incomplete"]
-    spearman = [float(r["Spearman"]) for r in whole]
-    best = [float(r["chosen / best"]) for r in whole]
-    if not whole:
-        return f"{len(rows)} begun, none complete"
-    return (
-        f"{len(whole)} of {len(rows)} complete: Spearman correlation {min(spearman):.3f} to {max(spearman):.3f}, the "
-        f"planner's choice {min(best):.2f} to {max(best):.2f} times the best candidate's time"
-    )
+    said = []
+    for name, members in reversed(SETS.items()):
+        some = [r for r in rows if r["model"] in members]
+        whole = [r for r in some if r["passes"] != "incomplete"]
+        spearman = [float(r["Spearman"]) for r in whole]
+        experts = [float(r["Spearman of experts"]) for r in whole if r["Spearman of experts"] not in ("", "nan")]
+        best = [float(r["chosen / best"]) for r in whole]
+        of = f"{name} programs: {len(whole)} of {len(members) * len(TOPOLOGIES)} settings are compiled in full"
+        if whole:
+            alone = f" (over the experts alone {_range(experts)})" if experts else ""
+            of += (
+                f", rank correlation {_range(spearman)}{alone}, the planner's choice takes "
+                f"{min(best):.2f} to {max(best):.2f} times as long as the best candidate"
+            )
+        said.append(of)
+    return "; ".join(said)
+
+
+def _range(numbers: Sequence[float]) -> str:
+    return f"{min(numbers):.2f} to {max(numbers):.2f}, median {statistics.median(numbers):.2f}"
 
 
 def sweep(rows: Sequence[Row]) -> str:
     row = max(rows, key=lambda r: int(r["devices"]))
-    fits = [r for r in rows if r["chosen fits"] == "True"]
-    others = [min(float(r[f"{o} seconds"]) for o in mesh_sweep.OTHERS if r[f"{o} fits"] == "True") for r in fits]
-    faster = [other / float(r["chosen seconds"]) for other, r in zip(others, fits, strict=True)]
+    faster = [
+        min(others) / float(r["chosen seconds"])
+        for r in rows
+        if r["chosen fits"] == "True"
+        and (others := [float(r[f"{o} seconds"]) for o in mesh_sweep.OTHERS if r[f"{o} fits"] == "True"])
+    ]
+    efficiency = statistics.median(float(r["efficiency"]) for r in rows)
     return (
-        f"{row['model']} {row['size']} on {row['machine']}: speed-up {float(row['speed-up']):.0f} on {row['devices']} "
-        f"devices; times as fast as the best of data parallelism, FSDP and Megatron: {middle(faster)}"
+        f"{row['model']} {row['size']} on {rows[0]['devices']} to {row['devices']} devices of {row['machine']}: times "
+        f"as fast as the best of data parallelism, FSDP and Megatron where they fit: {middle(faster)}; examples per "
+        f"second and device, of those of one device with memory for all: median {efficiency:.0%}"
     )
 
 

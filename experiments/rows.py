@@ -83,6 +83,11 @@ class Rows:
         self._write([*rows.values()])
         return row
 
+    def drop(self, settings: Mapping[str, Any]) -> None:
+        """Without the row about these settings, if there is one."""
+        if (row := self.get(settings)) is not None:
+            self._write([r for r in self.found if r != row])
+
     def make_all(
         self,
         wanted: Sequence[Mapping[str, Any]],

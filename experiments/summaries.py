@@ -10,6 +10,15 @@ from rows import Row
 
 import models
 
+NO_FIT = "no fit"
+"""What stands in a table in place of a ratio of plans of which one needs more memory than there is."""
+
+
+def never(found: Sequence[str], rows: Sequence[Row], name: str) -> str:
+    """What has been found, or that it never is, of so many rows that have this baseline."""
+    of = sum(bool(r.get(f"{name} seconds")) for r in rows)
+    return ", ".join(found) or (f"never ({of} rows)" if of else "no rows yet")
+
 
 def ratios(rows: Sequence[Row], ours: str, other: str) -> list[tuple[Row, float]]:
     """The rows in which both plans are known and fit, and how many times as fast as the other ours is."""

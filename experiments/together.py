@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compiled import TOGETHER, TWO
-from confirmed import compared, ratio, same_direction
+from confirmed import SAME, compared, differs, ratio, same_direction
 from ranking import ranking
 from rich.console import Console
 from rich.table import Table
@@ -53,20 +53,28 @@ def table(rows: Sequence[Row]) -> Table:
         for how in ("predicted", "judged"):
             told.append(" / ".join(seconds(float(row[f"{who} {how}"])) for who in ("chosen", "other")))
             told.append(f"{ratio(row, how):.3f}")
-        same = "the same plan" if not differs(row) else "yes" if same_direction(row) else "no"
+        same = "the same plan" if not differs(row) else "as fast" if equal(row) else "yes" if agrees(row) else "no"
         made.add_row(row["model"], row["topology"], *told, same)
     return made
 
 
-def differs(row: Row) -> bool:
-    """Whether the two plans are not one and the same: then their predictions and their programs differ."""
-    return any(row[f"chosen {how}"] != row[f"other {how}"] for how in ("predicted", "judged"))
+def equal(row: Row) -> bool:
+    """Whether two plans are equally fast, as predicted and as judged."""
+    return all(abs(ratio(row, how) - 1) <= SAME for how in ("predicted", "judged"))
+
+
+def agrees(row: Row) -> bool:
+    """Whether prediction and judge say the same of which is faster."""
+    return not equal(row) and same_direction(row)
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    pairs = list(filter(differs, rows))
-    agree, equal = sum(map(same_direction, pairs)), len(rows) - len(pairs)
-    return f"{agree} of {len(pairs)} pairs of different plans agree on which is faster; {equal} pairs are equal plans"
+    differ = list(filter(differs, rows))
+    pairs = [row for row in differ if not equal(row)]
+    return (
+        f"{sum(map(agrees, pairs))} of {len(pairs)} pairs of different plans agree on which is faster; "
+        f"{len(differ) - len(pairs)} differ by at most {SAME:.0%}; {len(rows) - len(differ)} pairs are equal plans"
+    )
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
-from summaries import by_family, ratios
+from summaries import NO_FIT, by_family, never, ratios
 
 import models
 from unity_jax.machine.machine import Machine
@@ -104,27 +104,29 @@ def replicated(graph: Graph) -> list[str]:
     ]
 
 
-def over(row: Row, name: str) -> float:
+def _over(row: Row, name: str) -> str:
     """How many times as fast as a baseline the plan is."""
-    return float(row[f"{name} seconds"]) / float(row["plan seconds"])
+    if not row.get(f"{name} seconds"):
+        return ""
+    fit = row[f"{name} fits"] == row["plan fits"] == "True"
+    return f"{float(row[f'{name} seconds']) / float(row['plan seconds']):.3f}" if fit else NO_FIT
 
 
 def table(rows: Sequence[Row], on: str) -> Table:
-    shown = Table(title=f"{on}; ! does not fit")
+    shown = Table(title=f"{on}; ! does not fit, {NO_FIT}: one of the two does not")
     heads = ("model", "parameters", "operations", "planned in (CPU)", "mesh", "step")
     for name in (*heads, *(f"/ {name}" for name in AGAINST), "best expert"):
         left = name in ("model", "mesh", "best expert")
         shown.add_column(name, overflow="fold", justify="left" if left else "right")
     for row in rows:
-        fits = {name: "!" * (row.get(f"{name} fits") == "False") for name in ("plan", *AGAINST)}
         shown.add_row(
             f"{row['model']} {row['size']}",
             f"{int(row['parameters']):,}",
             row["operations"],
             f"{float(row['planning CPU seconds']):.0f} s",
             row["mesh"],
-            seconds(float(row["plan seconds"])) + fits["plan"],
-            *(f"{over(row, name):.3f}{fits[name]}" if row.get(f"{name} seconds") else "" for name in AGAINST),
+            seconds(float(row["plan seconds"])) + "!" * (row["plan fits"] == "False"),
+            *(_over(row, name) for name in AGAINST),
             row[f"{BEST} plan"],
         )
     return shown
@@ -143,13 +145,10 @@ def said(rows: Sequence[Row]) -> list[str | Table]:
     told: list[str | Table] = [*families(rows)]
     lost = [f"{r['model']} on {r['machine']}" for r in rows if r[f"{BEST} fits"] == "True" != r["plan fits"]]
     told.append(f"an expert fits and the plan does not: {', '.join(lost) or 'never'}")
-    slow = [
-        f"{r['model']} on {r['machine']} ({ratio:.3f} of {text})"
-        for name, text in AGAINST.items()
-        for r, ratio in ratios(rows, "plan", name)
-        if ratio < 1 - 1e-6
-    ]
-    told.append(f"the plan is slower than what it is compared with: {', '.join(slow) or 'never'}")
+    for name, text in AGAINST.items():
+        found = ratios(rows, "plan", name)
+        slow = [f"{r['model']} on {r['machine']} ({ratio:.3f})" for r, ratio in found if ratio < 1 - 1e-6]
+        told.append(f"the plan is slower than {text}: {never(slow, [r for r, _ in found], name)}")
     large = [f"{r['model']}: {r['replicated']}" for r in rows if r["replicated"]]
     told.append(f"tensors above 1 MB that every device computes in full: {'; '.join(large) or 'none'}")
     return told

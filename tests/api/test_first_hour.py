@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import unity_jax as unity
 from tests.api.steps import close, mlp_batch, mlp_loss, mlp_state, mlp_step
+from unity_jax.call import Call
 from unity_jax.search.options import SearchOptions
 
 SHARDED = ({"w1": P(None, "x"), "w2": P("x"), "step": P()}, {"x": P(), "y": P()})
@@ -178,6 +179,29 @@ def test_outputs_reenter_without_copies(mesh, monkeypatch):
     monkeypatch.setattr(jax, "device_put", lambda *a, **k: pytest.fail("an array was moved"))
     state, _ = step(state, batch)
     step(state, batch)
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["arrays", "a batch of the host"])
+def test_a_call_like_the_last_one_is_not_looked_into(mesh, monkeypatch, host):
+    step = unity.auto_shard(mlp_step, mesh=mesh, donate_argnums=0)
+    expected, state = mlp_state(), mlp_state()
+    batch = jax.tree.map(np.asarray, mlp_batch()) if host else mlp_batch()
+    for _ in range(2):
+        expected, _ = mlp_step(expected, batch)
+        state, _ = step(state, batch)
+    monkeypatch.setattr(Call, "key", property(lambda self: pytest.fail("the call was looked up")))
+    for _ in range(2):
+        expected, _ = mlp_step(expected, batch)
+        state, _ = step(state, batch)
+    close(state, expected)
+
+
+def test_a_call_of_other_types_is_looked_up(mesh):
+    step, x = unity.auto_shard(lambda x, y: x * y, mesh=mesh), np.ones((8, 4), np.float32)
+    for x, y in ((x, x), (x, 2), (x.astype(np.int32), 2), (x, 2.5), (x[:4], x[:4]), (jnp.asarray(x), x), (x, x)):
+        found, expected = step(x, y), jax.jit(lambda x, y: x * y)(x, y)
+        close(found, expected)
+        assert found.dtype == expected.dtype
 
 
 def test_weak_types_and_numpy_do_not_replan(monkeypatch):

@@ -1,5 +1,8 @@
 """Random numbers and keys: equal bits for every strategy."""
 
+import math
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,6 +80,21 @@ def test_threefry():
 def test_draws_from_a_key_with_partitionable_threefry_need_no_whole_array():
     (op,) = ops_of(lambda k: jax.random.bits(k, (64, 48)), jax.random.key(0))
     assert rule_of(op).local is random._hash_counters
+
+
+@pytest.mark.parametrize("whole", [(6, 8, 3), (2**16, 2**16), (2**17, 2**16), (3, 2**31, 5)])
+def test_positions_in_arrays_of_more_and_fewer_than_32_bits(whole):
+    """Of a shard of one element along each dimension but the last, somewhere in the middle."""
+    at = [n // 2 for n in whole]
+    shard = types.SimpleNamespace(
+        op=types.SimpleNamespace(outputs=[types.SimpleNamespace(shape=whole)]),
+        rule=types.SimpleNamespace(results=[[(d,) for d in range(len(whole))]]),
+        result_shape=lambda: (*[1] * (len(whole) - 1), 2),
+        offset=lambda d: at[d],
+    )
+    first = sum(i * math.prod(whole[d + 1 :]) for d, i in enumerate(at))
+    high, low = random._positions(shard, 0)
+    assert [(int(h) << 32) + int(w) for h, w in zip(high.flat, low.flat, strict=True)] == [first, first + 1]
 
 
 @pytest.mark.parametrize("n", [1, 65535, 65536, 2**32 - 1, 2**32, 2**33 + 12345, 2**63 + 2**40 + 17])
