@@ -197,8 +197,8 @@ def test_a_call_like_the_last_one_is_not_looked_into(mesh, monkeypatch, host):
 
 
 def test_a_call_of_other_types_is_looked_up(mesh):
-    step, x = unity.auto_shard(lambda x, y: x * y, mesh=mesh), np.ones((8, 4), np.float32)
-    for x, y in ((x, x), (x, 2), (x.astype(np.int32), 2), (x, 2.5), (x[:4], x[:4]), (jnp.asarray(x), x), (x, x)):
+    step, a = unity.auto_shard(lambda x, y: x * y, mesh=mesh), np.ones((8, 4), np.float32)
+    for x, y in ((a, a), (a, 2), (a.astype(np.int32), 2), (a, 2.5), (a[:4], a[:4]), (jnp.asarray(a), a), (a, a)):
         found, expected = step(x, y), jax.jit(lambda x, y: x * y)(x, y)
         close(found, expected)
         assert found.dtype == expected.dtype

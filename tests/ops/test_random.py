@@ -94,7 +94,7 @@ def test_positions_in_arrays_of_more_and_fewer_than_32_bits(whole):
     )
     first = sum(i * math.prod(whole[d + 1 :]) for d, i in enumerate(at))
     high, low = random._positions(shard, 0)
-    assert [(int(h) << 32) + int(w) for h, w in zip(high.flat, low.flat, strict=True)] == [first, first + 1]
+    assert [(int(h) << 32) + int(w) for h, w in zip(high.ravel(), low.ravel(), strict=True)] == [first, first + 1]
 
 
 @pytest.mark.parametrize("n", [1, 65535, 65536, 2**32 - 1, 2**32, 2**33 + 12345, 2**63 + 2**40 + 17])

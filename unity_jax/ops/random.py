@@ -69,8 +69,8 @@ def _hash_counters(shard: Shard, keys: Any) -> Any:
 def _positions(shard: Shard, lead: int) -> tuple[Any, Any]:
     """High and low 32 bits of the flat position of every element of the shard, in the array that one key draws.
 
-    Of an array of at most 2^32 elements the high bits are zero, of which no compiler would know: to add up carries takes
-    6 % of the time of a dropout mask.
+    Of an array of at most 2^32 elements the high bits are zero, of which no compiler would know: to add up carries
+    takes 6 % of the time of a dropout mask.
     """
     whole, local = shard.op.outputs[0].shape[lead:], shard.result_shape()[lead:]
     high = low = jnp.zeros(local, jnp.uint32)
