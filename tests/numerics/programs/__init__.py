@@ -14,6 +14,7 @@ import random
 from collections.abc import Sequence
 
 from tests.numerics.programs import (  # noqa: F401 (fill the table)
+    compound,
     contraction,
     elementwise,
     indexing,
