@@ -4,6 +4,8 @@ gradients, rewritten through view, match and emit, and run; the other directions
 
 import dataclasses
 import itertools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -186,3 +188,12 @@ def test_every_other_direction_says_why_not():
         if rule.name not in tried and refusal(rule) is None and not (len(rule.source) == 1 and is_own_inverse(rule))
     ]
     assert silent == []
+
+
+def test_the_readme_counts_rules_and_directions():
+    """A direction is searched under its own name, and a rule once, whichever way it is applied."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    found = re.search(r"Of the (\d+),\s+(\d+) rewrite traced programs, in (\d+) directions", text)
+    names = {rule.name for rule in searched()}
+    used = {rule.name for rule in library() if names & {rule.name, inverse(rule.name)}}
+    assert found is not None and tuple(map(int, found.groups())) == (len(library()), len(used), len(names))
