@@ -50,6 +50,7 @@ from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "expert_plans.csv"
 AXES = ("data", "fsdp", "tensor", "context")
 SETTINGS = ("model", "size", "length", "machine", "batch", *AXES)
 CODE = (*PLANNED, *(f"experiments/expert_plans.py:{name}" for name in ("measure", "experts_plans", "pinned")))
@@ -178,7 +179,7 @@ def main() -> int:
     parser.add_argument("--on", help="comma-separated machines (default: all)")
     parser.add_argument("--rows", type=int, help="make at most so many")
     parser.add_argument("--stale", action="store_true", help="make again what another version of the code made")
-    parser.add_argument("--out", default=HERE / "results" / "expert_plans.csv", type=Path, metavar="CSV")
+    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
     chosen = options.models.split(",") if options.models else models.names()
     wanted = [

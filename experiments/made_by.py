@@ -37,37 +37,38 @@ COMPILED = (
 )
 
 
-def made_by(code: Sequence[str], model: str | None = None) -> str:
+def made_by(code: Sequence[str], model: str | None = None, root: Path | None = None) -> str:
     """Twelve hexadecimal digits.
 
     **Arguments:** `code`: folders, files and `file.py:definition`s, relative to the repository; `model`: where it is of
-    the zoo, its file belongs to the code.
+    the zoo, its file belongs to the code; `root`: another checkout of the repository than this one.
     """
-    files = {*code, *(_model(model) if model in models.names() else ())}
-    return hashlib.sha256("".join(map(_hash, sorted(files))).encode()).hexdigest()[:12]
+    root = root or ROOT
+    files = {*code, *(_model(model, root) if model in models.names() else ())}
+    return hashlib.sha256("".join(_hash(name, root) for name in sorted(files)).encode()).hexdigest()[:12]
 
 
-def _model(name: str) -> Iterator[str]:
+def _model(name: str, root: Path) -> Iterator[str]:
     """The file of a model, and those that it imports."""
     yield (file := f"models/{name}.py")
-    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+    for node in ast.walk(ast.parse((root / file).read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("models."):
-            yield from _model((node.module or "").removeprefix("models."))
+            yield from _model((node.module or "").removeprefix("models."), root)
         elif isinstance(node, ast.ImportFrom) and node.module == "models":
-            inside = [a.name for a in node.names if (ROOT / "models" / f"{a.name}.py").exists()]
-            yield from (file for other in inside for file in _model(other))
+            inside = [a.name for a in node.names if (root / "models" / f"{a.name}.py").exists()]
+            yield from (file for other in inside for file in _model(other, root))
 
 
 @functools.cache
-def _hash(name: str) -> str:
+def _hash(name: str, root: Path) -> str:
     file, _, definition = name.partition(":")
-    path = ROOT / file
+    path = root / file
     if not path.exists():
         raise FileNotFoundError(f"{path}: rows are said to depend on it")
     if definition:
         text = f"{name}\n{_definition(path, definition)}"
     else:
-        text = "\n".join(f"{file.relative_to(ROOT).as_posix()}\n{code_of(file)}" for file in _files(path))
+        text = "\n".join(f"{file.relative_to(root).as_posix()}\n{code_of(file)}" for file in _files(path))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

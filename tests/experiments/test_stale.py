@@ -1,15 +1,18 @@
 """Rows say which version of the code made them; a row of this version is what this version makes."""
 
 import ast
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))  # scripts import each other by name
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "tools"))
 
 import ablation
 import expert_plans
+import golden
 import made_by
 import mesh_sweep
 import readme
@@ -114,8 +117,8 @@ def test_a_definition_by_itself(package):
 
 
 def test_a_model_follows_from_those_that_it_imports():
-    assert {"models/lora.py", "models/llama.py", "models/_layers.py"} <= set(made_by._model("lora"))
-    assert "models/resnet.py" in made_by._model("faster_rcnn")
+    assert {"models/lora.py", "models/llama.py", "models/_layers.py"} <= set(made_by._model("lora", made_by.ROOT))
+    assert "models/resnet.py" in made_by._model("faster_rcnn", made_by.ROOT)
 
 
 IRRELEVANT = {"errors", "progress"}
@@ -177,3 +180,24 @@ def test_the_page_counts_stale_rows_and_names_the_fewer(package, tmp_path, monke
     (package / "package" / "a.py").write_text("x = 4\n")
     made_by._hash.cache_clear()
     assert readme.freshness(section, section.rows) == "**3 of 3 rows are stale**, made by another version of the code."
+
+
+def test_rows_are_carried_over_where_all_plans_are_equal(package, tmp_path):
+    """From a revision whose code differs: of a model with equal plans, made by that revision, and no others."""
+    before = tmp_path / "before"
+    shutil.copytree(package, before)
+    rows = Rows(tmp_path / "rows.csv", ("model", "n"), ("package",))
+    for model, n in (("mlp", 1), ("gpt", 1)):
+        rows.make({"model": model, "n": n}, lambda: {"x": 3})
+    (package / "package" / "a.py").write_text("x = 5\n")
+    made_by._hash.cache_clear()
+    rows.make({"model": "bert", "n": 1}, lambda: {"x": 4})
+    assert [rows.is_stale(r) for r in rows.found] == [True, True, False]
+    (package / "models" / "gpt.py").write_text("width = 64\n")  # made by neither
+    made_by._hash.cache_clear()
+    assert [r["model"] for r in golden.carried(rows, ["mlp", "bert"], before)] == ["mlp"]
+    assert [(r["model"], r["x"], rows.is_stale(r)) for r in rows.found] == [
+        ("mlp", "3", False),
+        ("gpt", "3", True),
+        ("bert", "4", False),
+    ]
