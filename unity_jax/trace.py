@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding
 from unity_jax import _compat
 from unity_jax.errors import PinError, UnsupportedError
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.loops import Scan, While
 from unity_jax.pcg.simplify import fold_transposes, sink_broadcasts
 from unity_jax.specs import layout_of
 
@@ -165,8 +166,8 @@ def _op(eqn: Any, operands: tuple[Tensor, ...], scope: _Scope, callers: tuple[An
     outputs = tuple(_tensor(v.aval) for v in eqn.outvars)
     params, bodies = eqn.params, ()
     if name == "scan" and not params["length"]:
-        consts, carries = _compat.scan_arity(params)
-        return (*operands[consts : consts + carries], *_zeros(outputs[carries:], scope, (*callers, eqn)))
+        roles = Scan.of(params)
+        return (*operands[roles.carried], *_zeros(outputs[roles.stacked], scope, (*callers, eqn)))
     if name == "dot_general" and _contracts_nothing(params, operands[0]):
         return _zeros(outputs, scope, (*callers, eqn))
     if name in _CONTROL:
@@ -224,13 +225,14 @@ def _control(
     built = [_body(j) for key in _CONTROL[name] for j in _as_tuple(params[key])]
     outer = [tuple(scope.constant(value, t.dtype) for t, value in inner.captured.values()) for _, inner in built]
     if name == "scan":
-        consts, carry = _compat.scan_arity(params)
+        roles = Scan.of(params)
         operands = (*outer[0], *operands)
-        params = {**params, "num_consts": consts + len(outer[0]), "num_carry": carry}
+        params = roles.with_constants(params, len(outer[0]) + roles.constants.stop)
     elif name == "while":
-        n = params["cond_nconsts"]
-        operands = (*outer[0], *operands[:n], *outer[1], *operands[n:])
-        params = {**params, "cond_nconsts": n + len(outer[0]), "body_nconsts": params["body_nconsts"] + len(outer[1])}
+        loop = While.of(params)
+        kept = (operands[loop.condition], operands[loop.constants], operands[loop.carried])
+        operands = (*outer[0], *kept[0], *outer[1], *kept[1], *kept[2])
+        params = loop.with_constants(params, len(outer[0]) + len(kept[0]), len(outer[1]) + len(kept[1]))
     else:
         every = {t: None for ts in outer for t in ts}
         operands = (operands[0], *every, *operands[1:])
@@ -250,7 +252,7 @@ def _while_any(
 ) -> tuple[tuple[Tensor, ...], dict[str, Any], tuple[Graph, ...]]:
     """A `while` with a predicate for each example, as `vmap` makes it, with one for all: the loop runs while any
     example goes on, on every device as often, and an example that has stopped keeps its values."""
-    n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    roles = While.of(eqn.params)
     cond, body = (_compat.open_jaxpr(eqn.params[key]) for key in _CONTROL["while"])
 
     def inputs() -> tuple[tuple[Tensor, ...], _Scope]:
@@ -263,7 +265,7 @@ def _while_any(
         return tuple(call.read(a) for a in opened.outvars)
 
     def going(args: tuple[Tensor, ...], inner: _Scope) -> Tensor:
-        return enter(cond, (*args[:n], *args[n + m :]), inner)[0]
+        return enter(cond, (*args[roles.condition], *args[roles.carried]), inner)[0]
 
     def keep(goes: Any, *values: Any) -> list[Any]:
         old, new = values[: len(values) // 2], values[len(values) // 2 :]
@@ -273,16 +275,18 @@ def _while_any(
     args, first = inputs()
     goes = going(args, first)
     outputs = _computed(lambda p: lax.reduce_or(p, tuple(range(p.ndim))), (goes,), first, (eqn,))
-    stop = _simplified(Graph((*first.captures, *args[:n], *args[n + m :]), outputs, first.ops))
+    stop = _simplified(
+        Graph((*first.captures, *args[roles.condition], *args[roles.carried]), outputs, first.ops)
+    )
     args, second = inputs()
     goes = going(args, second)
-    new = enter(body, args[n:], second)
-    outputs = _computed(keep, (goes, *args[n + m :], *new), second, (eqn,))
+    new = enter(body, (*args[roles.constants], *args[roles.carried]), second)
+    outputs = _computed(keep, (goes, *args[roles.carried], *new), second, (eqn,))
     step = _simplified(Graph((*second.captures, *args), outputs, second.ops))
     outer = [[scope.constant(value, t.dtype) for t, value in of.captured.values()] for of in (first, second)]
-    counts = {"cond_nconsts": len(outer[0]) + n, "body_nconsts": len(outer[1]) + n + m}
-    found = (*outer[0], *operands[:n], *outer[1], *operands)
-    return found, {**eqn.params, **counts}, (stop, step)
+    found = (*outer[0], *operands[roles.condition], *outer[1], *operands)
+    counts = len(outer[0]) + roles.condition.stop, len(outer[1]) + roles.constants.stop
+    return found, roles.with_constants(eqn.params, *counts), (stop, step)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

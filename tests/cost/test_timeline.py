@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.cost.test_program import contracted, f32
 from tests.search.planning import mesh, planner, program
-from unity_jax._compat import scan_arity
 from unity_jax.cost.compute import copy_seconds, fill_seconds
 from unity_jax.cost.program import kernel_seconds, op_collectives
 from unity_jax.cost.reshard import Resharder
@@ -25,6 +24,7 @@ from unity_jax.machine.contention import Contention
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import nested
 from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
@@ -133,7 +133,7 @@ def added_up(planned, axes, machine):
     traffic, compute, communication = Traffic.of(planned, machine.device.compiler), 0.0, 0.0
     for _, graph, repeat in nested(planned):
         compute += repeat * sum(kernel_seconds(k, machine.device) for k in traffic.kernels[graph])
-        stacks = (t for op in graph.ops if op.name == "scan" for t in op.outputs[scan_arity(op.params)[1] :])
+        stacks = (t for op in graph.ops if op.name == "scan" for t in op.outputs[Scan.of(op.params).stacked])
         compute += repeat * sum(
             fill_seconds(machine.device, t.layout.local_shape(t.shape, axes), t.itemsize) for t in stacks
         )

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.numerics.harness import QUICK, Case
-from unity_jax._compat import scan_arity
 from unity_jax.lower.compile import spmd
 from unity_jax.lower.target import TARGETS, hoisted, separated
 from unity_jax.pcg.graph import nested
+from unity_jax.pcg.loops import Scan
 
 
 def attention(x, w):
@@ -58,7 +58,7 @@ def masked(x, w):
 
 def inside(graph):
     """What loops broadcast of their constants."""
-    consts = [(op, set(op.bodies[0].inputs[: scan_arity(op.params)[0]])) for op in graph.walk() if op.bodies]
+    consts = [(op, set(op.bodies[0].inputs[Scan.of(op.params).constants])) for op in graph.walk() if op.bodies]
     bodies = [(b, c) for op, c in consts for b in op.bodies]
     return [o for b, c in bodies for o in b.ops if o.name == "broadcast_in_dim" and set(o.inputs) & c]
 

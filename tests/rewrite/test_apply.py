@@ -10,6 +10,7 @@ from tests.numerics.harness import errors
 from tests.rewrite.steps import STEPS
 from unity_jax import _compat
 from unity_jax.pcg.graph import nested
+from unity_jax.pcg.loops import Scan
 from unity_jax.program import trace
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.library import applicable
@@ -34,13 +35,12 @@ def evaluate(graph, arrays):
 
 
 def _scan(op, operands):
-    n_consts, n_carry = _compat.scan_arity(op.params)
-    (body,) = op.bodies
-    consts, carry, stacks = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
+    roles, (body,) = Scan.of(op.params), op.bodies
+    consts, carry, stacks = operands[roles.constants], operands[roles.carried], operands[roles.sliced]
 
     def step(carry, slices):
         out = evaluate(body, [*consts, *carry, *slices])
-        return out[:n_carry], out[n_carry:]
+        return out[roles.last], out[roles.stacked]
 
     carry, ys = jax.lax.scan(step, list(carry), list(stacks), op.params["length"], op.params["reverse"])
     return [*carry, *ys]

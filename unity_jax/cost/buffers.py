@@ -30,7 +30,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from unity_jax import _compat
 from unity_jax.cost.aliases import base_tensors, is_alias
 from unity_jax.cost.combining import THRESHOLDS, Sent, kind, together
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
@@ -47,6 +46,7 @@ from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
+from unity_jax.pcg.loops import Scan
 
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
@@ -116,7 +116,7 @@ class Buffers:
             reads += self.steps[at].makes
         makes = list(kernel.writes)
         if root.name == "scan" and self.compiler != "tpu":
-            stacks = set(root.outputs[_compat.scan_arity(root.params)[1] :]).intersection(makes)
+            stacks = set(root.outputs[Scan.of(root.params).stacked]).intersection(makes)
             makes = [t for t in makes if t not in stacks]
             filled = {t: self._filled(t) for t in sorted(stacks, key=kernel.writes.index)}
             after += filled.values()
@@ -134,13 +134,14 @@ class Buffers:
     ) -> None:
         """The first iteration of a scan, the loop of the others, and the reductions of the last (`pipelining`)."""
         root, (body,) = kernel.root, kernel.root.bodies
-        consts, carried = _compat.scan_arity(root.params)
+        roles = Scan.of(root.params)
         base, known = base_tensors(body), (self.of, self.maker)
         for inner, outer in zip(body.inputs, root.inputs, strict=True):
             for table in known:
                 if (t := self.base.get(outer, outer)) in table:
                     table[inner] = table[t]
-        stacks = dict(zip((base.get(t, t) for t in body.outputs[carried:]), root.outputs[carried:], strict=True))
+        ends = (base.get(t, t) for t in body.outputs[roles.stacked])
+        stacks = dict(zip(ends, root.outputs[roles.stacked], strict=True))
         for inner, outer in stacks.items():
             if outer in filled:
                 self.slots[inner] = self.of[outer], filled[outer]
@@ -149,8 +150,8 @@ class Buffers:
             if k not in late:
                 self._kernel(k)
         pending = [t for k in late for t in k.reads if t not in made]
-        carry = [base.get(t, t) for t in body.outputs[:carried]]
-        others = [self.base.get(t, t) for t in (*root.inputs[:consts], *root.inputs[consts + carried :])]
+        carry = [base.get(t, t) for t in body.outputs[roles.last]]
+        others = [self.base.get(t, t) for t in (*root.inputs[roles.constants], *root.inputs[roles.sliced])]
         slots = [t for t in stacks if t in self.slots]
         read = list(dict.fromkeys((*others, *carry, *pending, *slots)))
         loop = replace(kernel, reads=read, writes=[*kernel.writes, *pending])
@@ -336,12 +337,12 @@ class Buffers:
     def _cast(self, root: Op) -> dict[Tensor, float]:
         """What XLA:TPU casts before a loop since its iterations cast all that they read of it, and the bytes then."""
         found: dict[Tensor, float] = {}
-        (body,), (consts, carried) = root.bodies, _compat.scan_arity(root.params)
-        base = base_tensors(body)
-        for i, (t, inner) in enumerate(zip(root.inputs, body.inputs, strict=True)):
+        (body,), roles = root.bodies, Scan.of(root.params)
+        base, carried = base_tensors(body), set(body.inputs[roles.carried])
+        for t, inner in zip(root.inputs, body.inputs, strict=True):
             used = [op for op in body.ops for x in op.inputs if base.get(x, x) is inner and not is_alias(op)]
             casts = {op.outputs[0].itemsize if op.name == "convert_element_type" else math.inf for op in used}
-            if used and not consts <= i < consts + carried and (size := max(casts)) < t.itemsize:
+            if used and inner not in carried and (size := max(casts)) < t.itemsize:
                 found[self.base.get(t, t)] = self.storage(t) * size / t.itemsize
         return found
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unity_jax._compat import scan_arity
 from unity_jax.cost.aliases import base_tensors
 from unity_jax.cost.kernels import Kernel
 from unity_jax.pcg.graph import Op, Tensor, trips
+from unity_jax.pcg.loops import Scan
 
 _REDUCTIONS = frozenset(["reduce", "reduce_scatter"])
 _FORMATTING = frozenset("convert_element_type reduce_precision reshape squeeze transpose broadcast_in_dim".split())
@@ -29,9 +29,9 @@ def pipelined(scan: Op, kernels: Sequence[Kernel]) -> list[Kernel]:
     """
     if trips(scan) < 2:
         return []
-    (body,), (_, carried) = scan.bodies, scan_arity(scan.params)
+    (body,), roles = scan.bodies, Scan.of(scan.params)
     base = base_tensors(body)
-    loose = {base.get(t, t) for t in body.outputs[carried:]} - {base.get(t, t) for t in body.outputs[:carried]}
+    loose = {base.get(t, t) for t in body.outputs[roles.stacked]} - {base.get(t, t) for t in body.outputs[roles.last]}
     ends: list[Kernel] = []  # what only the stack reads, last first
     for kernel in reversed(kernels):
         if all(t in loose for t in kernel.writes) and (_reduces(kernel) or _forms(kernel)):

@@ -17,7 +17,6 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unity_jax._compat import scan_arity
 from unity_jax.cost.combining import THRESHOLDS, Sent, kind, together
 from unity_jax.cost.communication import collective_seconds, groups_of
 from unity_jax.cost.compute import copy_seconds, fill_seconds
@@ -29,6 +28,7 @@ from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
+from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
 
 COMPUTE, COLLECTIVES, HOST_TO_DEVICE, DEVICE_TO_HOST = range(4)
@@ -194,14 +194,13 @@ class _Writer:
     def _loop(self, op: Op, after: tuple[int, ...]) -> tuple[int, ...]:
         """A loop starts when all its operands are there, and all its results are there when it ends. The arrays that a
         scan stacks its results in are filled with zeros before."""
-        carried = scan_arity(op.params)[1] if op.name == "scan" else None
-        if carried is not None:
-            stacks = op.outputs[carried:]
+        stacked = Scan.of(op.params).stacked if op.name == "scan" else slice(0, 0)
+        if op.name == "scan":
+            stacks = op.outputs[stacked]
             seconds = sum(fill_seconds(self.machine.device, self._local(t), t.itemsize) for t in stacks)
             after = self._compute(seconds, after, op)
         for body in op.bodies:
-            stacked = frozenset(body.outputs[carried:] if carried is not None else ())
-            inside = _Writer(self.mesh, self.machine, self.traffic, stacked).run(body)
+            inside = _Writer(self.mesh, self.machine, self.traffic, frozenset(body.outputs[stacked])).run(body)
             after = self._once(inside, self._join(after))
             if trips(op) > 1 and inside:
                 levels = functools.reduce(lambda bits, task: bits | task.levels, inside, 0)

@@ -16,6 +16,7 @@ from unity_jax import _compat
 from unity_jax.lower.moves import apply_move
 from unity_jax.lower.order import arrived, communicates, held, waits
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.loops import Scan, While
 from unity_jax.pcg.mesh import MeshAxes
 
 
@@ -52,17 +53,17 @@ def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any = None)
 
 
 def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[Any]:
-    n_consts, n_carry = _compat.scan_arity(op.params)
-    consts, init = operands[:n_consts], _typed(operands[n_consts : n_consts + n_carry], op.outputs)
+    roles = Scan.of(op.params)
+    consts, init = operands[roles.constants], _typed(operands[roles.carried], op.outputs)
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         outs = run(op.bodies[0], mesh, [*consts, *carry, *xs], until)
-        return _typed(outs[:n_carry], op.outputs), outs[n_carry:]
+        return _typed(outs[roles.last], op.outputs), outs[roles.stacked]
 
     carry, ys = jax.lax.scan(
         body,
         init,
-        list(operands[n_consts + n_carry :]),
+        list(operands[roles.sliced]),
         length=op.params["length"],
         reverse=op.params["reverse"],
         unroll=op.params["unroll"],
@@ -71,13 +72,13 @@ def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[A
 
 
 def _while(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[Any]:
-    n_cond, n_body = op.params["cond_nconsts"], op.params["body_nconsts"]
-    cond_consts, body_consts = operands[:n_cond], operands[n_cond : n_cond + n_body]
+    roles = While.of(op.params)
+    cond_consts, body_consts = operands[roles.condition], operands[roles.constants]
     cond, body = op.bodies
     return jax.lax.while_loop(
         lambda carry: run(cond, mesh, [*cond_consts, *carry], until)[0],
         lambda carry: _typed(run(body, mesh, [*body_consts, *carry], until), op.outputs),
-        _typed(operands[n_cond + n_body :], op.outputs),
+        _typed(operands[roles.carried], op.outputs),
     )
 
 

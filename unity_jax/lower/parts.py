@@ -47,6 +47,17 @@ class Form:
         layout = Layout.from_spec(self.sharding.spec, len(self.packing.shape))
         return self.packing.local(layout, MeshAxes.of(self.sharding.mesh))
 
+    @functools.cached_property
+    def _avals(self) -> dict[tuple[int, Any], Any]:
+        return {}
+
+    def aval(self, place: int, dtype: Any) -> Any:
+        """The type of a part, the same object every time."""
+        if (place, dtype) not in self._avals:
+            struct = jax.ShapeDtypeStruct(self.shapes[place], dtype, sharding=self.shardings[place])
+            self._avals[place, dtype] = jax.typeof(struct)
+        return self._avals[place, dtype]
+
     def part(self, whole: jax.Array, place: int) -> Part:
         return Part(self, place, whole)
 
@@ -129,7 +140,7 @@ class Part(jax.Array):
 
     @property
     def aval(self) -> Any:
-        return jax.typeof(jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding))
+        return self._form.aval(self._place, self.dtype)
 
     shape = property(lambda self: self._form.shapes[self._place])
     sharding = property(lambda self: self._form.shardings[self._place])

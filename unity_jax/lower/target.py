@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from unity_jax import _compat
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.loops import Scan
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,8 @@ def hoisted(graph: Graph) -> Graph:
 
 def _hoisted(scan: Op) -> tuple[list[Op], Op]:
     """The broadcasts that a scan need not do, and the scan without them."""
-    n_consts, n_carry = _compat.scan_arity(scan.params)
-    (body,) = scan.bodies
-    outer = dict(zip(body.inputs[:n_consts], scan.inputs[:n_consts], strict=True))
+    roles, (body,) = Scan.of(scan.params), scan.bodies
+    outer = dict(zip(body.inputs[roles.constants], scan.inputs[roles.constants], strict=True))
     lifted = {op for op in body.ops if op.name == "broadcast_in_dim" and set(op.inputs) <= outer.keys()}
     if not lifted:
         return [], scan
@@ -115,7 +114,8 @@ def _hoisted(scan: Op) -> tuple[list[Op], Op]:
             made: Tensor = dataclasses.replace(op.outputs[0])
             before.append(dataclasses.replace(op, inputs=tuple(outer[t] for t in op.inputs), outputs=(made,)))
             consts[op.outputs[0]] = made
-    inner = Graph((*consts, *body.inputs[n_consts:]), body.outputs, left)
-    params = {**scan.params, "num_consts": len(consts), "num_carry": n_carry}
-    inputs = (*consts.values(), *scan.inputs[n_consts:])
+    changing = slice(roles.carried.start, None)
+    inner = Graph((*consts, *body.inputs[changing]), body.outputs, left)
+    params = roles.with_constants(scan.params, len(consts))
+    inputs = (*consts.values(), *scan.inputs[changing])
     return before, dataclasses.replace(scan, inputs=inputs, params=params, bodies=(inner,))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-from unity_jax import _compat
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.loops import Scan
 
 
 def fold_transposes(graph: Graph) -> Graph:
@@ -62,10 +62,9 @@ def sink_broadcasts(graph: Graph) -> Graph:
 
 
 def _sunk(scan: Op, producer: dict[Tensor, Op]) -> Op:
-    n_consts, n_carry = _compat.scan_arity(scan.params)
-    (body,) = scan.bodies
+    roles, (body,) = Scan.of(scan.params), scan.bodies
     operands, inputs, inside = [], [], []
-    for outer, inner in zip(scan.inputs[:n_consts], body.inputs[:n_consts], strict=True):
+    for outer, inner in zip(scan.inputs[roles.constants], body.inputs[roles.constants], strict=True):
         made = producer.get(outer)
         if (
             made is None
@@ -83,6 +82,6 @@ def _sunk(scan: Op, producer: dict[Tensor, Op]) -> Op:
         inside.append(dataclasses.replace(made, inputs=(source,), outputs=(inner,)))
     if not inside:
         return scan
-    params = {**scan.params, "num_consts": len(operands), "num_carry": n_carry}
-    small = sink_broadcasts(Graph((*inputs, *body.inputs[n_consts:]), body.outputs, [*inside, *body.ops]))
-    return dataclasses.replace(scan, inputs=(*operands, *scan.inputs[n_consts:]), params=params, bodies=(small,))
+    params, changing = roles.with_constants(scan.params, len(operands)), slice(roles.carried.start, None)
+    small = sink_broadcasts(Graph((*inputs, *body.inputs[changing]), body.outputs, [*inside, *body.ops]))
+    return dataclasses.replace(scan, inputs=(*operands, *scan.inputs[changing]), params=params, bodies=(small,))

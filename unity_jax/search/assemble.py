@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from unity_jax import _compat
 from unity_jax.cost.reshard import Move, Resharder, collective_kind
 from unity_jax.ops.rule import Rule, Shard, Strategy, is_pointwise, rule_of, strategies
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.loops import Scan, While
 from unity_jax.pcg.mesh import MeshAxes
 
 
@@ -271,23 +271,22 @@ class _Assembler:
 
 
 def _scan(a: _Assembler, op: Op) -> None:
-    consts, carries = _compat.scan_arity(op.params)
-    (body,) = op.bodies
+    roles, (body,) = Scan.of(op.params), op.bodies
     inner = [a.decisions.layouts[t] for t in body.inputs]
-    fixed, stacked = inner[: consts + carries], inner[consts + carries :]
-    ys = [a.decisions.layouts[t] for t in op.outputs[carries:]]
-    operands = a.operands(op, [*fixed, *map(lift, stacked)])
-    planned = a.body(body, inner, [*fixed[consts:], *map(unlift, ys)])
-    outs = [a._define(t, lay) for t, lay in zip(op.outputs, [*fixed[consts:], *ys], strict=True)]
+    carried = inner[roles.carried]
+    ys = [a.decisions.layouts[t] for t in op.outputs[roles.stacked]]
+    operands = a.operands(op, [*inner[roles.constants], *carried, *map(lift, inner[roles.sliced])])
+    planned = a.body(body, inner, [*carried, *map(unlift, ys)])
+    outs = [a._define(t, lay) for t, lay in zip(op.outputs, [*carried, *ys], strict=True)]
     a._append(op, operands, outs, (planned,))
 
 
 def _while(a: _Assembler, op: Op) -> None:
     cond, body = op.bodies
-    n_cond, n_body = op.params["cond_nconsts"], op.params["body_nconsts"]
+    roles = While.of(op.params)
     inner = [a.decisions.layouts[t] for t in body.inputs]
-    cond_consts = [a.decisions.layouts[t] for t in cond.inputs[:n_cond]]
-    carry = inner[n_body:]
+    cond_consts = [a.decisions.layouts[t] for t in cond.inputs[roles.condition]]
+    carry = inner[roles.before]
     operands = a.operands(op, [*cond_consts, *inner])
     planned = (
         a.body(cond, [*cond_consts, *carry], [Layout(())]),

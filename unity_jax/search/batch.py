@@ -14,10 +14,10 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from unity_jax import _compat
 from unity_jax.ops.rule import Dims as Factors
 from unity_jax.ops.rule import Rule
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
+from unity_jax.pcg.loops import Scan
 from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
 
@@ -163,13 +163,14 @@ def _equal(op: Op) -> Iterator[tuple[Tensor, Tensor, int]]:
         yield from ((i, o, 0) for i, o in zip(op.inputs, op.outputs, strict=True))
     for body in op.bodies:
         if op.name == "scan":
-            consts, carries = _compat.scan_arity(op.params)
+            roles = Scan.of(op.params)
             for i, (inner, outer) in enumerate(zip(body.inputs, op.inputs, strict=True)):
-                yield outer, inner, int(i >= consts + carries)
+                yield outer, inner, int(i >= roles.sliced.start)
+            before = body.inputs[roles.carried]
             for i, (inner, outer) in enumerate(zip(body.outputs, op.outputs, strict=True)):
-                yield inner, outer, -int(i >= carries)
-                if i < carries:
-                    yield inner, body.inputs[consts + i], 0
+                yield inner, outer, -int(i >= roles.stacked.start)
+                if i < len(before):
+                    yield inner, before[i], 0
         else:
             skip = 1 if op.name == "cond" else len(op.inputs) - len(body.inputs)
             yield from ((outer, inner, 0) for inner, outer in zip(body.inputs, op.inputs[skip:], strict=True))

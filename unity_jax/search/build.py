@@ -22,6 +22,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.loops import Scan, While
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import Decisions, RuleCache, is_free, lift, passes_layouts, unlift
 from unity_jax.search.clusters import Cluster, clusters, linear_set
@@ -351,28 +352,35 @@ class _Build:
         return nodes
 
     def _scan(self, op: Op, repeat: int) -> None:
-        consts, carries = _compat.scan_arity(op.params)
-        (body,) = op.bodies
+        roles, (body,) = Scan.of(op.params), op.bodies
         inner = repeat * trips(op)
-        split = (slice(0, consts), slice(consts, consts + carries), slice(consts + carries, None))
-        self._body_inputs(body.inputs[split[0]], op.inputs[split[0]], op, repeat, inner, False, False)
-        carry = self._body_inputs(body.inputs[split[1]], op.inputs[split[1]], op, repeat, inner, True, False)
-        self._body_inputs(body.inputs[split[2]], op.inputs[split[2]], op, repeat, inner, False, True)
+
+        def inputs(role: slice, partial: bool, lifted: bool) -> list[int]:
+            return self._body_inputs(body.inputs[role], op.inputs[role], op, repeat, inner, partial, lifted)
+
+        inputs(roles.constants, False, False)
+        carry = inputs(roles.carried, True, False)
+        inputs(roles.sliced, False, True)
         self._graph(body, inner)
         for node, t, out in zip(carry, body.outputs, op.outputs, strict=False):
             self._need_place(t, node, inner, op.backward)
             self._make_place(out, node, repeat, op.backward)
-        for t, out in zip(body.outputs[carries:], op.outputs[carries:], strict=True):
+        for t, out in zip(body.outputs[roles.stacked], op.outputs[roles.stacked], strict=True):
             node = self._place(out, self._space(t, partial=True), "place", repeat, op.backward, lifted=True)
             self._need_place(t, node, inner, op.backward)
 
     def _while(self, op: Op, repeat: int) -> None:
         cond, body = op.bodies
-        n_cond, n_body = op.params["cond_nconsts"], op.params["body_nconsts"]
-        self._body_inputs(cond.inputs[:n_cond], op.inputs[:n_cond], op, repeat, repeat, False, False)
-        self._body_inputs(body.inputs[:n_body], op.inputs[n_cond : n_cond + n_body], op, repeat, repeat, False, False)
-        carry = self._body_inputs(body.inputs[n_body:], op.inputs[n_cond + n_body :], op, repeat, repeat, False, False)
-        for t, twin in zip(cond.inputs[n_cond:], body.inputs[n_body:], strict=True):
+        roles = While.of(op.params)
+        own, before = body.inputs[: roles.before.start], body.inputs[roles.before]
+
+        def inputs(tensors: Sequence[Tensor], role: slice) -> list[int]:
+            return self._body_inputs(tensors, op.inputs[role], op, repeat, repeat, False, False)
+
+        inputs(cond.inputs[roles.condition], roles.condition)
+        inputs(own, roles.constants)
+        carry = inputs(before, roles.carried)
+        for t, twin in zip(cond.inputs[roles.tested], before, strict=True):
             self.made[t] = self.made[twin]
         self._graph(cond, repeat)
         self._graph(body, repeat)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity_jax import _compat
 from unity_jax.ops.rule import Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
@@ -345,11 +345,10 @@ def stacked(graph: Graph, shapes: Collection[tuple[int, ...]]) -> set[Tensor]:
     found: set[Tensor] = set()
     for op in graph.walk():
         if op.name == "scan":
-            consts, carries = _compat.scan_arity(op.params)
-            first, (body,) = consts + carries, op.bodies
-            taken = zip(body.inputs[first:], op.inputs[first:], strict=True)
+            roles, (body,) = Scan.of(op.params), op.bodies
+            taken = zip(body.inputs[roles.sliced], op.inputs[roles.sliced], strict=True)
             found |= {layer for layer, whole in taken if whole.shape in shapes}
-            found |= {whole for whole in op.outputs[carries:] if whole.shape in shapes}
+            found |= {whole for whole in op.outputs[roles.stacked] if whole.shape in shapes}
     return found
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from unity_jax import _compat
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout, layouts
+from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import Decisions, RuleCache, is_free, lift, passes_layouts
 
@@ -59,8 +60,8 @@ def _draw(graph: Graph, mesh: MeshAxes, rules: RuleCache, rng: random.Random, de
                 decisions.layouts[t] = rng.choice(internal(t, mesh))
             _draw(body, mesh, rules, rng, decisions)
         if op.name == "scan":
-            _, carries = _compat.scan_arity(op.params)
-            for t, inner in zip(op.outputs[carries:], op.bodies[0].outputs[carries:], strict=True):
+            stacked = Scan.of(op.params).stacked
+            for t, inner in zip(op.outputs[stacked], op.bodies[0].outputs[stacked], strict=True):
                 decisions.layouts[t] = lift(rng.choice(internal(inner, mesh)))
         if op.name == "cond":
             decisions.layouts.update((t, rng.choice(internal(t, mesh))) for t in op.outputs)
