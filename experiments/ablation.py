@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--machines", nargs="*", default=["h100:8", "h100:2x8", "h100:4x8"])
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which a case is given up")
+    parser.add_argument("--stale", action="store_true", help="make again what another version of the code made")
     parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     parser.add_argument("--case", help=argparse.SUPPRESS)  # how this script calls itself
     options = parser.parse_args()
@@ -140,7 +141,8 @@ def main() -> None:
         for machine in options.machines
         for reuse in SWITCHES
     ]
-    rows.make_all(rows.missing(wanted), lambda w: in_process(w, options.limit), "{layers} layers on {machine}, {reuse}")
+    todo = rows.missing(wanted, options.stale)
+    rows.make_all(todo, lambda w: in_process(w, options.limit), "{layers} layers on {machine}, {reuse}")
     shown = rows.made(wanted)
     Console(width=120).print(table(shown))
 

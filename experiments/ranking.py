@@ -82,7 +82,7 @@ class Ranking:
     def chosen_over_best(self) -> float:
         """The planner's choice against the best candidate, as judged."""
         chosen = [c.judged for c in self.candidates if c.label == "chosen"]
-        return min(chosen, default=float("inf")) / min(c.judged for c in self.candidates)
+        return min(chosen, default=float("inf")) / min((c.judged for c in self.candidates), default=float("nan"))
 
     @property
     def speed_up(self) -> tuple[float, float]:

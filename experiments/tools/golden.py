@@ -72,10 +72,10 @@ def figures(plan: Plan) -> dict[str, str]:
 
 
 def printed(plan: Plan) -> str:
-    """All that is decided and predicted."""
+    """All that is decided and predicted, wherever the repository lies."""
     leaves = (f"{leaf.path} {leaf} {leaf.bytes}" for leaf in (*plan.inputs, *plan.outputs))
     parts = (figures(plan).items(), plan.rewrites, plan.predicted.collectives, leaves, [plan.pcg])
-    return "\n".join(str(line) for part in parts for line in part) + "\n"
+    return "\n".join(str(line) for part in parts for line in part).replace(f"{made_by.ROOT}/", "") + "\n"
 
 
 TABLES = (zoo_table, unity_table, expert_plans, mesh_sweep)
