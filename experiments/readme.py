@@ -13,6 +13,7 @@ import io
 import re
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ import rules_used
 import together
 import unity_table
 import zoo_table
+from baselines import BEST, REWRITTEN
 from compiled import SETS, TOPOLOGIES
 from made_by import COMPILED
 from rich.box import MARKDOWN
@@ -38,6 +40,8 @@ from rich.table import Table
 from rows import Row, Rows
 from summaries import middle, ratios
 from validation import on_gpu
+
+import models
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
@@ -290,11 +294,34 @@ SECTIONS = (
 )
 
 
+def lead(rows: Sequence[Row]) -> str:
+    """The zoo in a few sentences."""
+    said = []
+    for on in dict.fromkeys(r["machine"] for r in rows):
+        here = [r for r in rows if r["machine"] == on]
+        middles = [statistics.median(q for _, q in ratios(here, "plan", name)) for name in (BEST, REWRITTEN)]
+        of = {f: [q for r, q in ratios(here, "plan", BEST) if models.family(r["model"]) == f] for f in models.FAMILIES}
+        means = {family: statistics.geometric_mean(found) for family, found in of.items() if found}
+        most = max(means, key=lambda family: means[family])
+        little = [family for family, mean in means.items() if mean < LITTLE]
+        none = f", and next to nothing on {' and '.join(little)} models" if little else ""
+        said.append(
+            f"On `{on}` the plan of the median model is {middles[0]:.2f} times as fast as the best that an expert "
+            f"would run, and {middles[1]:.2f} times where that expert also writes all our rewrites by hand. It gains "
+            f"most on {most} ({means[most]:.2f}, geometric mean){none}."
+        )
+    return textwrap.fill(" ".join(said), 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+LITTLE = 1.03
+"""A gain that is called next to nothing."""
+
+
 def summary() -> str:
     """The README's section."""
     zoo_rows, unity_rows, *_ = (section.rows for section in SECTIONS)
     first = [*zoo_table.families(zoo_rows), unity_table.paper(unity_rows)]
-    lines = [WORDS, *map(as_markdown, first)]
+    lines = [lead(zoo_rows), WORDS, *map(as_markdown, first)]
     lines += ["| What | Result | Rows | Command |", "|---|---|---|---|"]
     for section in SECTIONS:
         if rows := section.rows:
