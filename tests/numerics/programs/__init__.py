@@ -14,7 +14,6 @@ import random
 from collections.abc import Sequence
 
 from tests.numerics.programs import (  # noqa: F401 (fill the table)
-    compound,
     contraction,
     elementwise,
     indexing,
@@ -22,6 +21,7 @@ from tests.numerics.programs import (  # noqa: F401 (fill the table)
     linalg,
     reduction,
     shape,
+    users,
 )
 from tests.numerics.programs.control import NESTED, weighted
 from tests.numerics.programs.drawer import ENTRIES, Drawer, Program, Skip, grow
