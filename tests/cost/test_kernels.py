@@ -1,5 +1,7 @@
 """What becomes one kernel, and what goes through memory, on programs small enough to say by hand."""
 
+import math
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -198,6 +200,11 @@ def drawn(rng):
         return trace(program.fn, program.args, {}).graph
 
 
+def keeps_elements(op):
+    """Whether it is a broadcast that only adds dimensions of size 1, which equals a reshape of the same operand."""
+    return op.name == "broadcast_in_dim" and math.prod(op.inputs[0].shape) == math.prod(op.outputs[0].shape)
+
+
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(["tpu", "gpu"]))
 def test_kernels_can_run_in_their_order_and_cover_the_program(rng, compiler):
@@ -213,7 +220,7 @@ def test_kernels_can_run_in_their_order_and_cover_the_program(rng, compiler):
         if op in names or (op.signature not in made_once and needed.intersection(op.outputs)):
             needed.update(op.inputs)
     left = (op for op in graph.ops if op not in names and needed.intersection(op.outputs))
-    aliases = {op for op in left if op.signature not in made_once}
+    aliases = {op for op in left if op.signature not in made_once and not keeps_elements(op)}
     assert {op.name for op in aliases} <= set("reshape squeeze expand_dims copy optimization_barrier".split())
 
 
