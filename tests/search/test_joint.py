@@ -478,4 +478,4 @@ def test_rules_that_say_the_same_and_steps_in_any_order_are_followed_once(monkey
     function, arguments = TINY[name]
     found = unity.plan(function, *arguments, machine="cpu:8", options=unity.Options(cache=None))
     assert not found.rewrites
-    assert len(count) < 150, len(count)
+    assert len(count) < (120 if name == "associative_scan" else 150), len(count)
