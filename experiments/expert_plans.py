@@ -36,7 +36,7 @@ from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
-from summaries import NO_FIT
+from summaries import over
 
 import models
 from unity_jax.machine.machine import Machine
@@ -159,12 +159,9 @@ def table(rows: Sequence[Row]) -> Table:
             cells.append(size(int(float(row[f"{who} bytes"]))))
         where = f"{row['machine']} ({row['devices']})"
         model = f"{row['model']} {row['size']}, {row['length']}"
-        shown.add_row(model, where, row["batch"], axes, *cells, _shown(row), *_half(row), row["plan plan"])
+        cells += [over(row, "plan", "expert", 3), *_half(row), row["plan plan"]]
+        shown.add_row(model, where, row["batch"], axes, *cells)
     return shown
-
-
-def _shown(row: Row) -> str:
-    return f"{ratio(row):.3f}" if row["expert fits"] == row["plan fits"] == "True" else NO_FIT
 
 
 def _half(row: Row) -> list[str]:

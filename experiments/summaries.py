@@ -14,6 +14,14 @@ NO_FIT = "no fit"
 """What stands in a table in place of a ratio of plans of which one needs more memory than there is."""
 
 
+def over(row: Row, ours: str, other: str, digits: int) -> str:
+    """How many times as fast as the other plan ours is, in a table; nothing where there is no other plan."""
+    if not row.get(f"{other} seconds"):
+        return ""
+    fit = row[f"{other} fits"] == row[f"{ours} fits"] == "True"
+    return f"{float(row[f'{other} seconds']) / float(row[f'{ours} seconds']):.{digits}f}" if fit else NO_FIT
+
+
 def never(found: Sequence[str], rows: Sequence[Row], name: str) -> str:
     """What has been found, or that it never is, of so many rows that have this baseline."""
     of = sum(bool(r.get(f"{name} seconds")) for r in rows)

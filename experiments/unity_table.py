@@ -40,7 +40,7 @@ from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
-from summaries import NO_FIT, by_family, never, ratios
+from summaries import NO_FIT, by_family, never, over, ratios
 
 import models
 from unity_jax.machine.machine import Machine
@@ -169,15 +169,8 @@ def paper(rows: Sequence[Row]) -> Table:
     made.caption = f"{NO_FIT}: one of the two needs too much memory; empty: no row, or none with this baseline yet"
     for model, said in published().items():
         own, name = {r["machine"]: r for r in rows if r["model"] == model}, said["baseline"]
-        made.add_row(model, name, said["speed-up"], *(_ratio(own.get(on), name) for on in SUMMIT))
+        made.add_row(model, name, said["speed-up"], *(over(own.get(on, {}), "joint", name, 2) for on in SUMMIT))
     return made
-
-
-def _ratio(row: Row | None, name: str) -> str:
-    if row is None or not row.get(f"{name} seconds"):
-        return ""
-    fit = row[f"{name} fits"] == row["joint fits"] == "True"
-    return f"{float(row[f'{name} seconds']) / float(row['joint seconds']):.2f}" if fit else NO_FIT
 
 
 def over_baseline(rows: Sequence[Row], model: str) -> list[float]:
@@ -191,7 +184,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
     made.caption = f"! does not fit; {NO_FIT}: one of the two does not"
     for row in sorted(rows, key=lambda r: (list(CASES).index(r["model"]), int(r["devices"]))):
         step = seconds(float(row["joint seconds"])) + "!" * (row["joint fits"] != "True")
-        made.add_row(row["model"], row["machine"], step, *(_ratio(row, name) for name in AGAINST))
+        made.add_row(row["model"], row["machine"], step, *(over(row, "joint", name, 2) for name in AGAINST))
     return made
 
 

@@ -30,7 +30,7 @@ from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
-from summaries import NO_FIT, by_family, never, ratios
+from summaries import NO_FIT, by_family, never, over, ratios
 
 import models
 from unity_jax.machine.machine import Machine
@@ -104,14 +104,6 @@ def replicated(graph: Graph) -> list[str]:
     ]
 
 
-def _over(row: Row, name: str) -> str:
-    """How many times as fast as a baseline the plan is."""
-    if not row.get(f"{name} seconds"):
-        return ""
-    fit = row[f"{name} fits"] == row["plan fits"] == "True"
-    return f"{float(row[f'{name} seconds']) / float(row['plan seconds']):.3f}" if fit else NO_FIT
-
-
 def table(rows: Sequence[Row], on: str) -> Table:
     shown = Table(title=f"{on}; ! does not fit, {NO_FIT}: one of the two does not")
     heads = ("model", "parameters", "operations", "planned in (CPU)", "mesh", "step")
@@ -126,7 +118,7 @@ def table(rows: Sequence[Row], on: str) -> Table:
             f"{float(row['planning CPU seconds']):.0f} s",
             row["mesh"],
             seconds(float(row["plan seconds"])) + "!" * (row["plan fits"] == "False"),
-            *(_over(row, name) for name in AGAINST),
+            *(over(row, "plan", name, 3) for name in AGAINST),
             row[f"{BEST} plan"],
         )
     return shown
