@@ -71,3 +71,15 @@ ENTRY %main (x0: f32[8,8]) -> f32[64] {{
 def test_loops_count_their_trips_and_branches_their_costliest():
     found = estimated_cycles(parse(PROGRAM))
     assert found == Cycles(total=5 * 100 + 100 + 7, counted=3, missing=3, endless=1)  # two sorts, one kernel
+
+
+def test_the_largest_integer_is_no_estimate():
+    line = "  %o = f32[8,8]{1,0} fusion(%a), kind=kLoop, calls=%fused, " + ESTIMATE
+    module = """ENTRY %main (a: f32[8,8]) -> f32[8,8] {
+  %a = f32[8,8]{1,0} parameter(0)
+LINE
+  ROOT %r = f32[8,8]{1,0} bitcast(%o)
+}
+"""
+    found = [estimated_cycles(parse(module.replace("LINE", line % n))) for n in (2**63 - 1, 50)]
+    assert found == [Cycles(missing=1), Cycles(50, counted=1)]
