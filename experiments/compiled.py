@@ -11,6 +11,7 @@ again. With `--again` every plan is made anew, and of their programs those are c
 among the ones that were compiled before (`experiments/programs.py`). `experiments/agreement.py` and
 `experiments/collectives.py` read the corpus `compiled`, `experiments/ranking.py` the corpus `ranking`,
 `experiments/together.py` the corpus `together`. `experiments/collectives.py` reads the scheduled HLO: use `--hlo`.
+With `--judge` nothing is planned or compiled: what is there is judged again, after a change of the judge alone.
 
 Programs are of two sets, and of one only. With the *tuning* programs the constants and passes of the cost model were
 chosen: seven models at their published widths, with fewer layers, so that data parallelism fits on every machine. The
@@ -44,7 +45,7 @@ from typing import Any
 
 import jax
 from baselines import joint, ringed, sequential
-from programs import compiled
+from programs import compiled, judged_again
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from unity_table import CASES, program_on
 
@@ -328,6 +329,13 @@ def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], asked: arg
             print(f"{into.name} {name} {on} {label}: {said}", flush=True)
 
 
+def judge_again(corpus: Corpus, name: str, on: str) -> None:
+    """Take over what another judge says of the compiled programs of a model; plans and programs stay as they are."""
+    for case in (*corpus.cases([name], [on]), *JIT.cases([name], [on])):
+        if "program" in case.facts:
+            (case.folder / FACTS).write_text(json.dumps(case.facts | judged_again(case.facts["program"])))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", default="tuning", choices=SETS, help="which set")
@@ -340,6 +348,7 @@ def main() -> None:
     parser.add_argument("--corpus", default="compiled", choices=CORPORA)
     parser.add_argument("--limit", type=int, default=0, help="seconds that the compiler may take for a plan")
     parser.add_argument("--hlo", action="store_true", help="compile what is known as well, if its HLO is not here")
+    parser.add_argument("--judge", action="store_true", help="only judge again what has been compiled")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.models.split(",") if options.models else SETS[options.programs]
@@ -350,6 +359,9 @@ def main() -> None:
             return work(CORPORA[options.corpus], *jobs[0], wanted, options)
     with Progress(*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()) as progress:
         for name, on in progress.track(jobs, description="compiling"):
+            if options.judge:
+                judge_again(CORPORA[options.corpus], name, on)
+                continue
             if options.again:
                 for corpus in (CORPORA[options.corpus], JIT):
                     shutil.rmtree(corpus.folder(name, on), ignore_errors=True)

@@ -71,3 +71,8 @@ ENTRY %main (x0: f32[8,8]) -> f32[64] {{
 def test_loops_count_their_trips_and_branches_their_costliest():
     found = estimated_cycles(parse(PROGRAM))
     assert found == Cycles(total=5 * 100 + 100 + 7, counted=3, missing=3, endless=1)  # two sorts, one kernel
+
+
+def test_the_largest_integer_is_no_estimate():
+    largest = parse(PROGRAM.replace(ESTIMATE % 100, ESTIMATE % (2**63 - 1)))
+    assert estimated_cycles(largest) == Cycles(total=7, counted=1, missing=5, endless=1)

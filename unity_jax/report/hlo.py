@@ -65,9 +65,10 @@ class Instruction:
 
     @property
     def cycles(self) -> int | None:
-        """XLA:TPU's estimate of the clock cycles it takes; where it gives none, the length of its schedule."""
+        """XLA:TPU's estimate of the clock cycles it takes; where it gives none, the length of its schedule. The largest
+        integer is none: seen of a fusion that draws dropout masks beside a reduction (T5)."""
         match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
-        return int(match[1]) if match else self.scheduled
+        return int(match[1]) if match and int(match[1]) < 2**62 else self.scheduled
 
 
 @dataclass(frozen=True)
