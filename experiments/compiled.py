@@ -333,7 +333,12 @@ def judge_again(corpus: Corpus, name: str, on: str) -> None:
     """Take over what another judge says of the compiled programs of a model; plans and programs stay as they are."""
     for case in (*corpus.cases([name], [on]), *JIT.cases([name], [on])):
         if "program" in case.facts:
-            (case.folder / FACTS).write_text(json.dumps(case.facts | judged_again(case.facts["program"])))
+            try:
+                judged = judged_again(case.facts["program"])
+            except FileNotFoundError:
+                print(f"{name} {on} {case.label}: its program was compiled elsewhere; make it with --again --hlo")
+                continue
+            (case.folder / FACTS).write_text(json.dumps(case.facts | judged))
 
 
 def main() -> None:
