@@ -332,13 +332,13 @@ def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], asked: arg
 def judge_again(corpus: Corpus, name: str, on: str) -> None:
     """Take over what another judge says of the compiled programs of a model; plans and programs stay as they are."""
     for case in (*corpus.cases([name], [on]), *JIT.cases([name], [on])):
-        if "program" in case.facts:
-            try:
-                judged = judged_again(case.facts["program"])
-            except FileNotFoundError:
-                print(f"{name} {on} {case.label}: its program was compiled elsewhere; make it with --again --hlo")
-                continue
-            (case.folder / FACTS).write_text(json.dumps(case.facts | judged))
+        facts = case.facts
+        if "program" not in facts:
+            continue
+        try:
+            (case.folder / FACTS).write_text(json.dumps(facts | judged_again(facts["program"])))
+        except FileNotFoundError:
+            print(f"{name} {on} {case.label}: its program was compiled elsewhere; make it with --again --hlo")
 
 
 def main() -> None:

@@ -60,9 +60,7 @@ def compiled(
     if row is None or (not here if hlo else not row["error"] and KEPT.is_stale(row)):
         if not here:
             _compile(STORE / name, lowered, options, limit)
-        facts = json.loads((STORE / name / WRITTEN).read_text())
-        facts |= _judged(module_of(name), topology) if facts.pop("schedules") is not None else {}
-        row = KEPT.put({"program": name, "compiler": compiler, "topology": topology}, facts)
+        row = _kept(name, compiler, topology)
     return _facts(row)
 
 
@@ -72,9 +70,7 @@ def judged_again(name: str) -> dict[str, Any]:
     row = KEPT.get({"program": name})
     assert row is not None
     if KEPT.is_stale(row) and not row["error"]:
-        settings = {key: row[key] for key in ("program", "compiler", "topology")}
-        facts = {key: row[key] for key in ("bytes", "error", "seconds")}
-        row = KEPT.put(settings, facts | _judged(module_of(name), row["topology"]))
+        row = _kept(name, row["compiler"], row["topology"])
     return _facts(row)
 
 
@@ -102,6 +98,13 @@ def _compile(folder: Path, lowered: jax.stages.Lowered, options: Mapping[str, An
         facts["error"] = str(error).splitlines()[0]
     facts["seconds"] = time.monotonic() - start
     (folder / WRITTEN).write_text(json.dumps(facts))
+
+
+def _kept(name: str, compiler: str, topology: str) -> Row:
+    """The row of a program that was compiled here, by the judge as it is."""
+    facts = json.loads((STORE / name / WRITTEN).read_text())
+    facts |= _judged(module_of(name), topology) if facts.pop("schedules") is not None else {}
+    return KEPT.put({"program": name, "compiler": compiler, "topology": topology}, facts)
 
 
 def _judged(module: Module, topology: str) -> dict[str, Any]:

@@ -47,6 +47,19 @@ def test_another_judge_judges_again_what_is_here_and_compiles_what_is_not(compil
     assert known(lambda x: x @ x)["judged"] == 7.0 and len(compiles) == 2
 
 
+def test_what_is_here_is_judged_again_without_its_program(compiles, monkeypatch):
+    first = known(lambda x: x @ x)
+    assert programs.judged_again(first["program"]) == first
+    monkeypatch.setattr(programs, "judge", lambda module, topology: 7.0)
+    assert programs.judged_again(first["program"]) == first, "the judge that its row names is the same"
+    monkeypatch.setattr(programs, "KEPT", Rows(programs.KEPT.path, ("program",), ("experiments/judge",)))
+    assert programs.judged_again(first["program"]) == first | {"judged": 7.0} and len(compiles) == 1
+    monkeypatch.setattr(programs, "KEPT", Rows(programs.KEPT.path, ("program",), ("experiments/rows.py",)))
+    (programs.STORE / first["program"] / programs.HLO).unlink()
+    with pytest.raises(FileNotFoundError):
+        programs.judged_again(first["program"])
+
+
 def test_the_program_itself_is_compiled_where_it_is_wanted(compiles):
     name = known(lambda x: x @ x)["program"]
     (programs.STORE / name / programs.WRITTEN).unlink()
