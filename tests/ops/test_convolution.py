@@ -74,6 +74,17 @@ def test_batch_and_features(groups, features, out, batch):
     assert "linear" in kinds
 
 
+def test_what_is_not_split_keeps_its_padding():
+    """XLA:GPU makes an array of its own of images that are padded more on one side, or cut."""
+    for width, window, pad in ((14, 3, (1, 1)), (14, 1, (0, 0))):
+        fn = conv(stride=2, padding=pad)
+        for op in ops_of(fn, arg(4, width, 3), arg(window, 3, 2)):
+            if op.name == "conv_general_dilated":
+                shard = Shard(op, rule_of(op), MeshAxes(("x",), (2,)), (-1,))
+                local = jax.make_jaxpr(lambda *xs, s=shard: s.rule.local(s, *xs))(*(arg(*t.shape) for t in op.inputs))
+                assert local.eqns[-1].params["padding"] == op.params["padding"]
+
+
 def test_two_spatial_dimensions():
     kinds = check(conv(2), (1, 8, 8, 1), (3, 3, 1, 2), ((2, 2),))
     assert {"pass", "sum", "halo", "linear"} <= kinds

@@ -11,7 +11,8 @@ from jax.extend.random import threefry2x32_p
 
 from tests.ops.harness import arg, check_rule, ops_of
 from unity_jax.ops import random
-from unity_jax.ops.rule import rule_of
+from unity_jax.ops.rule import Shard, rule_of
+from unity_jax.pcg.mesh import MeshAxes
 
 MESHES = ((2,), (3,), (2, 2))
 IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
@@ -97,8 +98,9 @@ def test_positions_in_arrays_of_more_and_fewer_than_32_bits(whole):
     assert [(int(h) << 32) + int(w) for h, w in zip(high.ravel(), low.ravel(), strict=True)] == [first, first + 1]
 
 
-@pytest.mark.parametrize("n", [1, 65535, 65536, 2**32 - 1, 2**32, 2**33 + 12345, 2**63 + 2**40 + 17])
-def test_counters_have_64_bits(n):
-    x = np.array([0, 1, 5, 65535, 65536, 2**31 + 3, 2**32 - 1], np.uint32)
-    high, low = random._times(jnp.asarray(x), n)
-    assert [(int(h) << 32) + int(w) for h, w in zip(high, low, strict=True)] == [int(v) * n % 2**64 for v in x]
+@pytest.mark.parametrize(("platform", "wide"), [("cpu", False), ("tpu", False), ("cuda", True)])
+def test_gpus_count_with_64_bits_as_jax_does(platform, wide):
+    (op,) = ops_of(lambda k: jax.random.bits(k, (64, 48), "uint32"), jax.random.key(0))
+    shard = Shard(op, rule_of(op), MeshAxes(("x",), (1,)), (-1,))
+    lowered = jax.jit(lambda k: random._hash_counters(shard, k)).trace(jax.random.key(0))
+    assert ("xui64>" in lowered.lower(lowering_platforms=(platform,)).as_text()) == wide

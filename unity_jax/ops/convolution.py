@@ -57,12 +57,15 @@ def conv_general_dilated(op: Op) -> Rule:
         padding = []
         x = borrow(shard, 0, x, spans)
         result = shard.result_shape()
-        for i, (low, _) in enumerate(p["padding"]):
+        for i, (low, high) in enumerate(p["padding"]):
             at, window_at, out_at = lhs_spec[2 + i], rhs_spec[2 + i], out_spec[2 + i]
             if spans[at] and split_axes(shard, 0, at):
                 low -= spans[at].left * p["lhs_dilation"][i]
-            reach = (result[out_at] - 1) * p["window_strides"][i] + (y.shape[window_at] - 1) * p["rhs_dilation"][i]
-            padding.append((low, reach - low - (x.shape[at] - 1) * p["lhs_dilation"][i]))
+            sizes = x.shape[at], y.shape[window_at], result[out_at]
+            if sizes != (lhs[at], rhs[window_at], out[out_at]):
+                reach = (sizes[2] - 1) * p["window_strides"][i] + (sizes[1] - 1) * p["rhs_dilation"][i]
+                high = reach - low - (sizes[0] - 1) * p["lhs_dilation"][i]
+            padding.append((low, high))
         params = p | {
             "padding": tuple(padding),
             "feature_group_count": shard.local_size(shard.rule.operands[0][lhs_spec[1]][0]) if groups > 1 else 1,
