@@ -1,6 +1,7 @@
 """Seconds of kernels on a device whose numbers are easy to divide by."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,11 @@ from unity_jax.cost.kernels import Use
 from unity_jax.cost.products import product_size, split
 from unity_jax.cost.rows import THIN
 from unity_jax.machine.device import Device, weakest
+from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard, rule_of
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
+from unity_jax.report.cycles import CLOCKS
 
 DEVICE = Device("toy", (("float32", 1e12), ("vector", 1e11)), 1e9, 1e10, 1e9, kernel_overhead=1e-6)
 
@@ -200,6 +203,39 @@ def test_a_pass_over_thin_rows_takes_as_long_as_over_whole_tiles():
     assert thin.turned == 0
 
 
+@pytest.mark.parametrize(
+    ("window", "taken", "made", "dilation", "cycles"),
+    [
+        ((9, 9), 4, 32, (1, 1), 24.9),  # several taps at once: makes more features than it takes
+        ((9, 9), 4, 8, (1, 1), 12.6),
+        ((9, 9), 16, 128, (1, 1), 22.5),
+        ((7, 7), 32, 64, (1, 1), 25.4),
+        ((5, 5), 64, 32, (1, 1), 50.9),  # tap by tap
+        ((7, 7), 16, 4, (1, 1), 49.8),
+        ((7, 7), 128, 256, (1, 1), 198.5),
+        ((7, 7), 4, 32, (2, 1), 196.9),  # dilated: no zeros are multiplied
+        ((7, 7), 32, 4, (2, 1), 25.1),
+        ((7, 7), 64, 128, (2, 2), 25.4),
+        ((7, 7), 128, 128, (2, 1), 99.2),  # but of many features
+        ((7, 7), 128, 128, (2, 2), 50.2),
+    ],
+)
+def test_a_convolution_takes_the_cycles_that_xla_estimates_for_v5e(window, taken, made, dilation, cycles):
+    """Per eight positions, in bfloat16; 16 images."""
+    device = Machine.preset("v5e:1x1").device
+    pads = [((n - 1) // 2, n // 2 + d - 1) for n, d in zip(window, dilation, strict=True)]
+
+    def f(x, w):
+        dims = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (1, 1), pads, lhs_dilation=dilation, dimension_numbers=dims)
+
+    x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((16, 20, 104, taken), (*window, taken, made)))
+    work = op_work(shard(f, x, w), device, Use((1, 1, 1), 0))
+    positions = 16 * 20 * 104 * math.prod(dilation)
+    estimated = work.matrix * device.matmul_efficiency * CLOCKS["v5e"] * 8 / positions
+    assert 0.7 < estimated / cycles < 1.3
+
+
 def conv(features, groups, images=16, stride=1):
     def f(x, w):
         dims, strides = ("NHWC", "HWIO", "NHWC"), (stride, stride)
@@ -248,9 +284,9 @@ def test_a_strided_grouped_convolution_waits_for_memory_and_its_gradient_multipl
     assert op_work(images, device, Use((1, 1, 1), 0)).matrix == pytest.approx(2 * product + large)
 
 
-def test_a_window_fills_the_depth_of_a_tile_with_whole_dimensions():
+def test_taps_fill_the_depth_of_a_tile_together():
     device = tpu(matmul_tile=(8, 128, 128))
-    for features, depth in ((64, 9 * 128), (16, 3 * 128), (256, 9 * 256)):
+    for features, depth in ((64, 5 * 128), (16, 2 * 128), (256, 9 * 256)):
         f, *args = conv(features, 1)
         work = op_work(shard(f, *args), device, Use((1, 1, 1), 0))
         rows, columns = 16 * 64, -(-features // 128) * 128
