@@ -204,34 +204,36 @@ def test_a_pass_over_thin_rows_takes_as_long_as_over_whole_tiles():
 
 
 @pytest.mark.parametrize(
-    ("window", "taken", "made", "dilation", "cycles"),
+    ("window", "taken", "made", "dilation", "stride", "cycles"),
     [
-        ((9, 9), 4, 32, (1, 1), 24.9),  # several taps at once: makes more features than it takes
-        ((9, 9), 4, 8, (1, 1), 12.6),
-        ((9, 9), 16, 128, (1, 1), 22.5),
-        ((7, 7), 32, 64, (1, 1), 25.4),
-        ((5, 5), 64, 32, (1, 1), 50.9),  # tap by tap
-        ((7, 7), 16, 4, (1, 1), 49.8),
-        ((7, 7), 128, 256, (1, 1), 198.5),
-        ((7, 7), 4, 32, (2, 1), 196.9),  # dilated: no zeros are multiplied
-        ((7, 7), 32, 4, (2, 1), 25.1),
-        ((7, 7), 64, 128, (2, 2), 25.4),
-        ((7, 7), 128, 128, (2, 1), 99.2),  # but of many features
-        ((7, 7), 128, 128, (2, 2), 50.2),
+        ((9, 9), 4, 32, (1, 1), (1, 1), 24.9),  # several taps at once: makes more features than it takes
+        ((9, 9), 4, 8, (1, 1), (1, 1), 12.6),
+        ((9, 9), 16, 128, (1, 1), (1, 1), 22.5),
+        ((7, 7), 32, 64, (1, 1), (1, 1), 25.4),
+        ((5, 5), 64, 32, (1, 1), (1, 1), 50.9),  # tap by tap
+        ((7, 7), 16, 4, (1, 1), (1, 1), 49.8),
+        ((7, 7), 128, 256, (1, 1), (1, 1), 198.5),
+        ((7, 7), 4, 32, (2, 1), (1, 1), 196.9),  # dilated: no zeros are multiplied
+        ((7, 7), 32, 4, (2, 1), (1, 1), 25.1),
+        ((7, 7), 64, 128, (2, 2), (1, 1), 25.4),
+        ((7, 7), 128, 128, (2, 1), (1, 1), 99.2),  # but of many features
+        ((7, 7), 128, 128, (2, 2), (1, 1), 50.2),
+        ((7, 7), 32, 32, (1, 1), (2, 1), 48.9),  # strides
+        ((7, 7), 64, 64, (1, 1), (2, 2), 91.6),
     ],
 )
-def test_a_convolution_takes_the_cycles_that_xla_estimates_for_v5e(window, taken, made, dilation, cycles):
+def test_a_convolution_takes_the_cycles_that_xla_estimates_for_v5e(window, taken, made, dilation, stride, cycles):
     """Per eight positions, in bfloat16; 16 images."""
     device = Machine.preset("v5e:1x1").device
     pads = [((n - 1) // 2, n // 2 + d - 1) for n, d in zip(window, dilation, strict=True)]
 
     def f(x, w):
         dims = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, w, (1, 1), pads, lhs_dilation=dilation, dimension_numbers=dims)
+        return jax.lax.conv_general_dilated(x, w, stride, pads, lhs_dilation=dilation, dimension_numbers=dims)
 
     x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((16, 20, 104, taken), (*window, taken, made)))
     work = op_work(shard(f, x, w), device, Use((1, 1, 1), 0))
-    positions = 16 * 20 * 104 * math.prod(dilation)
+    positions = 16 * 20 * 104 * math.prod(dilation) / math.prod(stride)
     estimated = work.matrix * device.matmul_efficiency * CLOCKS["v5e"] * 8 / positions
     assert 0.7 < estimated / cycles < 1.3
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from unity_jax.cost.arrays import pass_bytes, stored_bytes
 from unity_jax.machine.device import Device
@@ -48,7 +48,7 @@ def _convolution(shard: Shard, device: Device) -> float:
         rows = sizes[0] * math.prod(out[d] for d in numbers.out_spec[2:])
         sizes, tiles, padding = [rows, sizes[1], sizes[2] * taps], (least, *tile), 1.0
         if not gradient and math.prod(sizes):
-            passes = _passes(sizes[2] // taps, sizes[1], taps, shard.op.params["lhs_dilation"], tile)
+            passes = _passes(sizes[2] // taps, sizes[1], taps, shard.op.params, tile)
             padding = passes / math.ceil(sizes[2] / tile[1])
     padding *= math.prod(math.ceil(n / k) * k / n for n, k in zip(sizes, tiles, strict=True) if n)
     return shard.flops * padding / rate
@@ -58,19 +58,22 @@ _FEW = 8
 """Features so few that XLA:TPU's schedules fill a part of a tile only."""
 
 
-def _passes(taken: int, made: int, taps: int, dilations: Sequence[int], tile: Sequence[int]) -> float:
+def _passes(taken: int, made: int, taps: int, params: Mapping[str, Any], tile: Sequence[int]) -> float:
     """Passes through the matrix unit per tile of positions and features made, as many as if no zero between dilated
     images were skipped.
 
     Windows are taken tap by tap, or, if the images are not dilated and it makes more features than it takes (of more
-    than eight: as many), with as many taps at once as fill the depth of a tile. With at most eight features taken a
-    pass takes four times as long, with at most eight made half as long. With a tile's features and more on both sides
-    zeros are skipped along the last dimension only. Of 120 convolutions compiled for v5e (windows of 3 x 3 to 21 x 11,
-    2 to 256 features taken and 4 to 256 made, images dilated along no, one and both dimensions) those that memory does
-    not bound take .8 to 1.4 times that many cycles.
+    than eight: as many), with as many taps at once as fill the depth of a tile, of windows with strides half of it.
+    With at most eight features taken a pass takes four times as long, with at most eight made half as long. With a
+    tile's features and more on both sides zeros are skipped along the last dimension only. Of 120 convolutions compiled
+    for v5e (windows of 3 x 3 to 21 x 11, 2 to 256 features taken and 4 to 256 made, images dilated along no, one and
+    both dimensions) those that memory does not bound take .8 to 1.4 times that many cycles.
     """
+    dilations, strides = params["lhs_dilation"], params["window_strides"]
     folds = max(dilations, default=1) == 1 and (made > taken or made == taken > _FEW)
-    passes = math.ceil(taken * taps / tile[1]) if folds else taps * math.ceil(taken / tile[1])
+    passes = taps * math.ceil(taken / tile[1])
+    if folds:
+        passes = min(passes, math.ceil(taken * taps * (1 + (max(strides, default=1) > 1)) / tile[1]))
     if taken <= _FEW and (folds or made > _FEW):
         passes *= 4
     if made >= tile[0] and taken >= tile[1]:
