@@ -28,6 +28,14 @@ def is_split(t: Tensor, dim: int | None = None) -> bool:
     return any(t.layout.dims) if dim is None else bool(t.layout.dims[dim])
 
 
+def fsdp(name: str, **overrides: int) -> Candidate:
+    plan = planner(program(name, "tiny", **overrides), "h100:8")
+    built = plan._builder(mesh(8)).build(keep=False)
+    expert = Expert(("x",), shard_params=True, shard_state=True)
+    (seed,) = expert_seeds(plan.program, built, mesh(8), plan.rules, [expert]).values()
+    return finish(plan.program, built.decisions(seed, False), plan._builder(mesh(8)).resharder, plan.rules, "fsdp")
+
+
 def test_bert_large_with_memory_is_data_parallel() -> None:
     """Every matmul of the layers works on its part of the batch with whole weights; stored state is sharded or not."""
     candidate, _ = chosen("bert", "full", "h100:8", layers=4)
@@ -102,13 +110,23 @@ def test_logits_of_a_sharded_vocabulary_are_never_gathered() -> None:
 
 def test_fsdp_of_scanned_layers_gathers_one_layer_at_a_time() -> None:
     """Not the weights of all layers before the loop, which would take as much memory as having them whole."""
-    plan = planner(program("gpt", "tiny", layers=4, hidden=128), "h100:8")
-    built = plan._builder(mesh(8)).build(keep=False)
-    fsdp = Expert(("x",), shard_params=True, shard_state=True)
-    (seed,) = expert_seeds(plan.program, built, mesh(8), plan.rules, [fsdp]).values()
-    candidate = finish(plan.program, built.decisions(seed, False), plan._builder(mesh(8)).resharder, plan.rules, "fsdp")
+    candidate = fsdp("gpt", layers=4, hidden=128)
     stacks = {t.shape for t in inputs(candidate, ".params") if t.rank > 3 or t.shape[:1] == (4,)}
     gathers = [op for op in candidate.graph.walk() if op.params.get("move") and op.params["move"].kind == "combine"]
     assert stacks
     assert gathers
     assert not [op for op in gathers if op.outputs[0].shape in stacks and op.outputs[0].nbytes > 4096]
+
+
+def test_fsdp_sums_the_moments_of_a_batch_norm_whole() -> None:
+    """Both are needed everywhere: two all-reduces are one collective, an all-reduce and a reduce-scatter are not. The
+    running moments are state, and sharded."""
+    candidate = fsdp("resnext")
+    moments = [
+        op.params["move"].kind
+        for op in candidate.graph.walk()
+        if op.params.get("move") and not op.backward and op.inputs[0].rank == 1 and "reduce" in op.params["move"].kind
+    ]
+    assert len(moments) > 10
+    assert set(moments) == {"reduce"}
+    assert all(is_split(t) for t in inputs(candidate, "['mean']"))

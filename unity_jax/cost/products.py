@@ -46,10 +46,10 @@ def _convolution(shard: Shard, device: Device) -> float:
         numbers, (_, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
         taps = math.prod(rhs[d] for d in numbers.rhs_spec[2:])
         rows = sizes[0] * math.prod(out[d] for d in numbers.out_spec[2:])
-        sizes, tiles, padding = [rows, sizes[1], sizes[2] * taps], (least, *tile), 1.0
-        if not gradient and math.prod(sizes):
-            passes = _passes(sizes[2] // taps, sizes[1], taps, shard.op.params, tile)
-            padding = passes / math.ceil(sizes[2] / tile[1])
+        made, taken = sizes[1:]
+        passes = math.ceil(taken * taps / tile[1]) if gradient else _passes(taken, made, taps, shard.op.params, tile)
+        padding = passes * tile[1] / max(taken * taps, 1)
+        sizes, tiles = [rows, made], (least, tile[0])
     padding *= math.prod(math.ceil(n / k) * k / n for n, k in zip(sizes, tiles, strict=True) if n)
     return shard.flops * padding / rate
 

@@ -87,7 +87,7 @@ def _positions(shard: Shard, lead: int) -> tuple[Any, Any]:
     starts = [sum(shard.offset(f) for f in dims) for dims in shard.rule.results[0][lead:]]
     if math.prod(whole) > 2**32:
         return wide(*starts)
-    return lax.platform_dependent(*starts, cuda=wide, default=narrow)
+    return lax.platform_dependent(*starts, cuda=wide, rocm=wide, default=narrow)
 
 
 def _position(whole: tuple[int, ...], local: tuple[int, ...], starts: Sequence[Any], dtype: Any) -> Any:

@@ -184,7 +184,7 @@ class _Batch:
     def __init__(self, program: Program, rules: RuleCache, ways: int) -> None:
         graph, self.rules, self.ways = program.graph, rules, ways
         self.paths = _Paths(graph, rules)
-        self.work = {op: repeat * rules(op).flops for op, repeat in _ahead(graph)}
+        self.work = {op: repeat * rules(op).flops for op, repeat in ahead(graph)}
         self.state = {graph.inputs[i] for i in program.ties.values()}
         self.classes: list[Dims] = []
         held: dict[Tensor, int] = {}
@@ -237,7 +237,7 @@ class _Batch:
         return apart * (1 - -(-size // self.ways) / size)
 
 
-def _ahead(graph: Graph, repeat: int = 1) -> Iterator[tuple[Op, int]]:
+def ahead(graph: Graph, repeat: int = 1) -> Iterator[tuple[Op, int]]:
     """The ops before any of the backward pass, of sub-graphs too, and how often each runs in a step."""
     late: set[Tensor] = set()
     for op in graph.ops:
@@ -245,6 +245,6 @@ def _ahead(graph: Graph, repeat: int = 1) -> Iterator[tuple[Op, int]]:
             late.update(op.outputs)
         elif op.bodies:
             for body in op.bodies:
-                yield from _ahead(body, repeat * trips(op))
+                yield from ahead(body, repeat * trips(op))
         else:
             yield op, repeat

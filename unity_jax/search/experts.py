@@ -20,7 +20,7 @@ from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
-from unity_jax.search.batch import batch_dims, batch_factors, position_dims
+from unity_jax.search.batch import ahead, batch_dims, batch_factors, position_dims
 from unity_jax.search.build import Built, Node
 
 
@@ -113,6 +113,7 @@ class _Completion:
         self.state = state - forward
         self.layers = stacked(program.graph, {t.shape for t in self.params})
         self.tables = {t.shape for t in looked_up(program.graph, self.params)}
+        self.statistics = self._statistics(program.graph)
         self.considered: dict[object, np.ndarray] = {}
         self.arrays: dict[int, np.ndarray] = {}  # strategies, by identity
         self.lazy = [self._waits(n) for n in built.nodes]
@@ -131,6 +132,15 @@ class _Completion:
         t = node.tensor
         shift = 1 if node.lifted else 0
         return [{d - shift for d in range(t.rank) if (t, d) in self.batch}] if t is not None else [set()]
+
+    def _statistics(self, graph: Graph) -> set[Tensor]:
+        """What the forward pass sums over the batch, and computes of such sums alone: the moments of a batch norm."""
+        held, found = self.state | self.params, set[Tensor]()
+        for op, _ in ahead(graph):
+            of_batch = batch_factors(op, self.rules, self.batch) or not found.isdisjoint(op.inputs)
+            if of_batch and held.isdisjoint(op.inputs):
+                found |= {t for t in op.outputs if not any((t, d) in self.batch for d in range(t.rank))}
+        return found
 
     def _waits(self, node: Node) -> bool:
         if node.kind == "input":
@@ -245,7 +255,8 @@ class _Completion:
         wants = frozenset(self.wants[node.index][0])
         if node.ops:
             positions = self.along[node.index]
-            kind = node.ops[0].name in _WEIGHTED, self._is_table(node.ops[0].inputs[:1])
+            name, statistic = node.ops[0].name, self._is_statistic(node)
+            kind: object = name in _WEIGHTED, self._is_table(node.ops[0].inputs[:1]), statistic
             key: object = (expert, id(node.strategies[0]), wants, positions, kind)
         else:
             kind = node.tensor in self.params, node.tensor in self.layers, self._is_table([node.tensor])
@@ -296,8 +307,9 @@ class _Completion:
             on_batch = self._split(strategies, expert.data, batch).all(axis=1)
             if on_batch.any():
                 allowed &= on_batch
-        elif not (expert.tables or expert.shard_params or expert.shard_state):
-            # Whoever keeps weights whole sums gradients whole and updates all of them everywhere.
+        elif self._is_statistic(node) or not (expert.tables or expert.shard_params or expert.shard_state):
+            # Whoever keeps weights whole sums gradients whole and updates all of them everywhere. The moments of a
+            # batch norm are no weights: two sums that all devices need are one collective.
             allowed &= ~self._split(strategies, expert.data, range(len(self.rules(first).factors))).any(axis=1)
         if expert.model:
             # Model axes never split the batch, and split positions only between the matmuls, if at all.
@@ -313,6 +325,9 @@ class _Completion:
         own = {f[0] for f in self.rules(op).operands[0] if f}
         wanted = [own if a in expert.tables else batch if op.name == "gather" else None for a in self.mesh.names]
         return np.array([all(w is None or f in w for f, w in zip(s, wanted, strict=True)) for s in strategies])
+
+    def _is_statistic(self, node: Node) -> bool:
+        return any(t in self.statistics for op in node.ops for t in op.outputs)
 
     def _is_table(self, tensors: Sequence[Tensor | None]) -> bool:
         return any(t is not None and t.shape in self.tables for t in tensors)
