@@ -238,6 +238,34 @@ def test_a_convolution_takes_the_cycles_that_xla_estimates_for_v5e(window, taken
     assert 0.7 < estimated / cycles < 1.3
 
 
+@pytest.mark.parametrize(
+    ("images", "size", "features", "cycles"),
+    [(1, 128, 64, 33.3), (4, 128, 64, 29.3), (2, 64, 16, 25.7), (2, 64, 128, 55.7), (2, 64, 256, 118)],
+)
+def test_a_step_of_two_convolutions_on_few_images_pays_for_strips_of_them(images, size, features, cycles):
+    """Per position, in bfloat16, forward and backward: what XLA estimates for v5e beyond a step on eight images."""
+    device = Machine.preset("v5e:1x1").device
+
+    dims = ("NHWC", "HWIO", "NHWC")
+
+    def loss(x, first, second):
+        for w in (first, second):
+            x = jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims))
+        return (x.astype(jnp.float32) ** 2).sum()
+
+    def turned(n):
+        image, window = (n, size, size, features), (3, 3, features, features)
+        arguments = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in (image, window, window))
+        ops = trace(jax.grad(loss, (0, 1, 2)), tuple(arguments), {}).graph.ops
+        shards = [Shard(op, rule_of(op), MeshAxes(("x",), (1,)), (-1,)) for op in ops if "conv_" in op.name]
+        assert len(shards) == 6
+        return sum(op_work(s, device, Use((1, 1, 1), 0)).turned for s in shards)
+
+    assert turned(8) == 0
+    per_position = turned(images) * CLOCKS["v5e"] / (images * size**2)
+    assert 0.8 < per_position / cycles < 1.25
+
+
 def conv(features, groups, images=16, stride=1):
     def f(x, w):
         dims, strides = ("NHWC", "HWIO", "NHWC"), (stride, stride)

@@ -20,6 +20,7 @@ from unity_jax.cost.products import (
     matrix_seconds,
     split,
     strided_bytes,
+    strip_elements,
 )
 from unity_jax.cost.rows import THIN
 from unity_jax.machine.device import Device
@@ -91,6 +92,7 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
         matrix = matrix_seconds(shard, device)
         if op.name == "conv_general_dilated" and device.compiler == "tpu":
             matrix += strided_bytes(shard, device) / (device.memory_bandwidth * device.memory_efficiency)
+            turned += strip_elements(shard, device) / device.unfused_per_second if device.unfused_per_second else 0.0
         return Work(matrix, results, 0.0, memory, chip, swept, turned, launches)
     vector = shard.flops / device.flops_per_second("vector")
     return Work(0.0, results, vector, memory, chip, 0.0, turned, launches)
