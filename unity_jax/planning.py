@@ -125,9 +125,11 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     wanted, handed = asked, None
     if base is not None and [MeshAxes.of(base.mesh)] == [MeshAxes(m.names, m.sizes) for m in meshes]:
         wanted, handed = pins.inherit(asked, program, base.layouts()), _held(program, base, asked)
+    followed = _followed(program, base) if known and base is not None else None
     path = None
     if settings.folder is not None:
-        key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, settings.search))
+        steps = None if followed is None else [r.steps for r in followed.rewrites]
+        key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, settings.search, steps))
         path = cache.file_of(settings.folder, key)
         known_plan = cache.load(path, program.hash)
         if known_plan is not None and known_plan.axes in meshes:
@@ -135,7 +137,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
                 return rebuild(
                     program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked, limit
                 )
-    best = joint.plan(program, machine, limit, wanted, meshes, searched(), settings.search)
+    best = joint.plan(program, machine, limit, wanted, meshes, searched(), settings.search, followed)
     how = best.searched
     if best.rivals:
         best = _best_compiled(best, mesh, machine, limit)
@@ -218,6 +220,19 @@ def _as_saved(program: Program, saved: Plan) -> Program:
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
     return pack(program, [(p.packing, p.inputs) for p in saved.packed]) if saved.packed else program
+
+
+def _followed(program: Program, first: Plan) -> Program | None:
+    """A program rewritten as the first plan of its function is: of other shapes, it has the same ops. None if it has
+    others, or they cannot be rewritten so."""
+    assert first.program is not None
+    traced = first.program.traced or first.program
+    if [op.name for op in program.graph.walk()] != [op.name for op in traced.graph.walk()]:
+        return None
+    try:
+        return program.rewritten(replay(program.graph, first.rewrites, searched()), first.rewrites)
+    except (LookupError, CannotEmit):
+        return None
 
 
 def _held(program: Program, base: Plan, asked: Pins) -> list[tuple[Group, Layout]]:

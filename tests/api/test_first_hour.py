@@ -256,6 +256,45 @@ def test_short_last_batch_inherits_the_state_layout(mesh):
         close((new, metrics), jax.jit(mlp_step)(jax.device_get(state), mlp_batch(3)))
 
 
+def siblings(x, w1, w2):
+    return jnp.tanh(x @ w1) + jnp.tanh(x @ w2)
+
+
+def test_later_signatures_are_rewritten_as_the_first(mesh, monkeypatch):
+    """What the search of rewrites found for one shape is done for another, and weighed against the program as it is."""
+
+    def arguments(batch):
+        x = np.sin(np.arange(batch * 1024, dtype=np.float32)).reshape(batch, 1024)
+        return x, *np.cos(np.arange(2 * 1024 * 64, dtype=np.float32)).reshape(2, 1024, 64) / 32
+
+    planned, as_it_is = (
+        unity.auto_shard(siblings, machine="h100:8", options=unity.Options(cache=None, rewrite=rewrite))
+        for rewrite in (None, False)
+    )
+    first = planned.plan(*arguments(8192))
+    assert first.rewrites and first.searched.variants > 1
+    monkeypatch.setattr("unity_jax.search.joint._rewritten", lambda *a: pytest.fail("searched again"))
+    second = planned.plan(*arguments(4096))
+    assert second.searched.variants == 1
+    assert [r.steps for r in second.rewrites] == [r.steps for r in first.rewrites]
+    saved = as_it_is.plan(*arguments(4096)).predicted.step_seconds - second.predicted.step_seconds
+    assert sum(r.saved for r in second.rewrites) == pytest.approx(saved) and saved > 0
+    close(planned(*arguments(4096)), jax.jit(siblings)(*arguments(4096)))
+    few = arguments(8)
+    assert planned.plan(*few).predicted.step_seconds <= as_it_is.plan(*few).predicted.step_seconds
+    close(planned(*few), jax.jit(siblings)(*few))
+
+
+def test_a_later_signature_of_other_ops_is_searched_for_itself():
+    def chain(x, n):
+        for _ in range(n):
+            x = jnp.tanh(x @ x)
+        return x
+
+    planned = unity.auto_shard(chain, static_argnums=1, machine="h100:8", options=unity.Options(cache=None))
+    assert [planned.plan(jnp.ones((64, 64)), n).searched.allowed > 1 for n in (1, 3)] == [True, True]
+
+
 def test_eval_step_like_the_train_step(mesh):
     step = unity.auto_shard(mlp_step, mesh=mesh, in_shardings=SHARDED)
     evaluate = unity.auto_shard(lambda state, batch: {"loss": mlp_loss(state, batch)}, like=step)
@@ -382,7 +421,7 @@ def test_cache_misses_where_the_plan_would_differ(tmp_path, mesh):
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(SearchOptions)])
 def test_plans_are_kept_by_every_setting_of_the_search(tmp_path, field):
     default = getattr(SearchOptions(), field)
-    other = {bool: lambda: not default, int: lambda: default + 1}[type(default)]()
+    other = {type(None): lambda: False, int: lambda: default + 1}[type(default)]()
     for value in (default, other, default):
         options = unity.Options(cache=tmp_path, **{field: value})
         unity.auto_shard(mlp_step, options=options).plan(mlp_state(), mlp_batch())
@@ -390,15 +429,12 @@ def test_plans_are_kept_by_every_setting_of_the_search(tmp_path, field):
 
 
 def test_a_program_is_planned_as_it_is_if_it_may_not_be_rewritten():
-    def siblings(x, w1, w2):
-        return jnp.tanh(x @ w1) + jnp.tanh(x @ w2)
-
     x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4096, 1024), (1024, 128)))
     plans = [
         unity.plan(siblings, x, w, w, machine="h100:1", options=unity.Options(rewrite=rewrite))
-        for rewrite in (True, False)
+        for rewrite in (True, False, None)
     ]
-    assert plans[0].rewrites and not plans[1].rewrites
+    assert plans[0].rewrites and not plans[1].rewrites and not plans[2].rewrites
     assert str(plans[1].stored.graph) == str(plans[1].program.graph) != str(plans[0].stored.graph)
 
 

@@ -22,6 +22,7 @@ from unity_jax.pins import code_mesh
 from unity_jax.program import Program
 from unity_jax.rewrite.directions import is_applicable
 from unity_jax.rewrite.library import stacking
+from unity_jax.rewrite.record import Rewrite
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
@@ -41,15 +42,19 @@ def plan(
     meshes: Sequence[MeshAxes],
     rules: Sequence[Rule],
     options: SearchOptions = DEFAULTS,
+    followed: Program | None = None,
 ) -> Candidate:
     """The best plan over meshes and rewrites, if `options` allow those. Never worse than that of the program as it is,
-    nor, unless it is deep, than that of the program rewritten for one device.
+    nor, unless it is deep or one is `followed`, than that of the program rewritten for one device.
 
     A program that does not fit as it is is not rewritten: what it needs is memory, which is not what rewriting saves.
+
+    **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
-    if not options.rewrite:
-        return planner.plan(meshes).noting(searched=planner.searched(meshes))
+    rewrites = machine.num_devices > 1 if options.rewrite is None else options.rewrite
+    if followed is not None or not rewrites:
+        return _following(planner, meshes, followed if rewrites and followed is not None else program)
     sketches = planner.sketch(meshes)
     first = best(sketches, planner.limit)
     if not first.fits(planner.limit):
@@ -74,10 +79,31 @@ def plan(
     return chosen.noting(searched=searched)
 
 
+def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) -> Candidate:
+    """The best plan of a program as it is, or as it is rewritten in `followed`."""
+    chosen, searched = planner.plan(meshes), planner.searched(meshes)
+    if followed.rewrites:
+        other = planner.like(followed)
+        better = other.plan(meshes, [chosen])
+        searched += other.searched(meshes) + Searched(variants=1, allowed=1)
+        if better.program is followed:
+            rewrites = shared_out(followed.rewrites, chosen.seconds - better.seconds)
+            better = dataclasses.replace(better, program=followed.rewritten(followed.graph, rewrites))
+        chosen = better
+    return chosen.noting(searched=searched)
+
+
+def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:
+    """Rewrites that save as many seconds together, each as large a part of them as before."""
+    before = sum(r.saved for r in rewrites)
+    return tuple(dataclasses.replace(r, saved=r.saved * seconds / before if before else 0.0) for r in rewrites)
+
+
 def alone(program: Program, machine: Machine, rules: Sequence[Rule]) -> Candidate:
     """The program rewritten for one device of a machine, whatever that holds."""
     single = one_device(machine)
-    return plan(program, single, math.inf, NO_PINS, mesh_candidates(1, single), rules)
+    options = SearchOptions(rewrite=True)
+    return plan(program, single, math.inf, NO_PINS, mesh_candidates(1, single), rules, options)
 
 
 def one_device(machine: Machine) -> Machine:
@@ -159,7 +185,6 @@ def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, 
     if after is before:
         return start, search.searched
     made = planner.like(after.program).promising(start.mesh)
-    share = (start.seconds - made.seconds) / (before.seconds - after.seconds)
-    rewrites = tuple(dataclasses.replace(r, saved=r.saved * share) for r in after.program.rewrites)
+    rewrites = shared_out(after.program.rewrites, start.seconds - made.seconds)
     program = after.program.rewritten(after.program.graph, rewrites)
     return dataclasses.replace(made, program=program), search.searched

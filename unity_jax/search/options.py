@@ -9,13 +9,14 @@ from dataclasses import dataclass
 class SearchOptions:
     """The settings of a search. Plans are kept by all of them (`planning.make`), so that another setting plans anew.
 
-    **Fields:** `rewrite`: whether programs are rewritten by the rules of the library, or planned as they are;
+    **Fields:** `rewrite`: whether programs are rewritten by the rules of the library, or planned as they are (None:
+    rewritten for several devices; for one of them it gains a few percent, and planning takes ten times as long);
     `compile_candidates`: how many of the best candidates are compiled for the devices (or, offline, for the topology
     that the machine is called by), so that the compiler's own estimates of time and memory decide between them; 0 and 1
     compile none.
     """
 
-    rewrite: bool = True
+    rewrite: bool | None = None
     compile_candidates: int = 0
 
     def __post_init__(self) -> None:
