@@ -169,7 +169,7 @@ def _best_compiled(best: Candidate, mesh: Any, machine: Machine, limit: float) -
         platform = devices(best.mesh).devices.flat[0].platform
     except (ImportError, ValueError) as error:
         raise PlanError(f"compile_candidates={len(every)}: {error}") from None
-    clock = CLOCKS.get(machine.name.partition(":")[0]) if platform == "tpu" else None
+    clock = CLOCKS.get(machine.name.partition(":")[0])
     progress.stage(f"compiling {len(every)} plans")
     chosen = best_compiled(every, lambda c: lower(c.program, c.graph, devices(c.mesh)), platform, clock, limit)
     return chosen.noting(rivals=tuple(c for c in every if c is not chosen))

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 
 from unity_jax.cost.aliases import Readers, is_alias
 from unity_jax.cost.fusing import (
-    ACTIVATIONS,
     PRODUCTS,
     REDUCTIONS,
     SHAPES,
-    Fusing,
     elements,
     is_batched,
     is_loop,
@@ -25,6 +23,7 @@ from unity_jax.cost.fusing import (
 from unity_jax.cost.rows import is_partition
 from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.xla.targets import ACTIVATIONS, Fusing
 
 _CASTS = 6
 """How many readers XLA:TPU casts a value for, each for itself: the six products that read a normalized value, forward

@@ -31,14 +31,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unity_jax.cost.aliases import base_tensors, is_alias
-from unity_jax.cost.combining import THRESHOLDS, Sent, kind, together
+from unity_jax.cost.combining import Sent, kind, together
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
 from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS, is_batched
 from unity_jax.cost.kernels import Kernel
 from unity_jax.cost.pipelining import pipelined
 from unity_jax.cost.products import split
 from unity_jax.cost.program import kernel_seconds, kernel_work, op_collectives
-from unity_jax.cost.reshard import COMBINED
 from unity_jax.cost.rows import is_partition
 from unity_jax.cost.schedule import BETWEEN, Step
 from unity_jax.cost.storage import Storage
@@ -47,6 +46,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
+from unity_jax.xla.targets import target_of
 
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
@@ -55,10 +55,6 @@ _NO_TIME = frozenset(["broadcast_in_dim", "iota"])
 """What takes no time in the eyes of XLA's scheduler where it is a kernel of its own."""
 
 _LOOPS = frozenset(["scan", "while"])
-
-_BESIDE = {"gpu": ("combine", "reduce", "reduce_scatter", "exchange", "shift"), "tpu": ("combine", "shift"), "cpu": ()}
-"""The moves whose collectives run beside kernels. XLA:TPU starts and awaits others apart only inside kernels."""
-
 
 
 class Buffers:
@@ -73,7 +69,7 @@ class Buffers:
         replacing: Mapping[Tensor, Tensor] | None = None,
     ) -> None:
         self.graph, self.traffic, self.storage, self.machine = graph, traffic, storage, machine
-        self.compiler = storage.device.compiler
+        self.target = target_of(storage.device)
         self.steps: list[Step] = []
         self.tensors: list[Tensor] = []  # by buffer
         self.size: list[float] = []
@@ -91,7 +87,7 @@ class Buffers:
         self.left: dict[int, float] = {}  # of steps, the bytes of the argument that nothing reads after them
         self.slots: dict[Tensor, tuple[int, int]] = {}  # of an iteration's results: the stack, and what fills it
         self.base = base_tensors(graph)
-        self.copied = {a for t, a in self.replacing.items() if self.compiler == "tpu" and self._is_gathered(t)}
+        self.copied = {a for t, a in self.replacing.items() if self.target.gathers_apart and self._is_gathered(t)}
         self.inputs, self.outputs = {*graph.inputs}, {self.base.get(t, t) for t in graph.outputs}
         for kernel in traffic.kernels[graph]:
             self._kernel(kernel)
@@ -115,16 +111,16 @@ class Buffers:
             after.append(at := self._copied(t, size))
             reads += self.steps[at].makes
         makes = list(kernel.writes)
-        if root.name == "scan" and self.compiler != "tpu":
+        if root.name == "scan" and self.target.fills_first:
             stacks = set(root.outputs[Scan.of(root.params).stacked]).intersection(makes)
             makes = [t for t in makes if t not in stacks]
             filled = {t: self._filled(t) for t in sorted(stacks, key=kernel.writes.index)}
             after += filled.values()
             reads += [self.of[t] for t in filled]
-            if self.compiler == "gpu" and (late := pipelined(root, self.traffic.kernels[root.bodies[0]])):
+            if self.target.peels and (late := pipelined(root, self.traffic.kernels[root.bodies[0]])):
                 self._peeled(kernel, makes, late, filled)
                 return
-        elif self.compiler == "gpu" and root.name == "broadcast_in_dim" and not kernel.reads and len(makes) == 1:
+        elif self.target.joins_constants and root.name == "broadcast_in_dim" and not kernel.reads and len(makes) == 1:
             self.maker[makes[0]] = self._filled(makes[0])
             return
         self._step(kernel, tuple(dict.fromkeys(after)), tuple(reads), makes)
@@ -174,8 +170,8 @@ class Buffers:
             self.of[result] = self.new(whole, self.storage(whole))
             self._collective(kernel, after, reads, (self.of[result],))
             return
-        if move in _BESIDE[self.compiler] or move in COMBINED[self.compiler]:
-            if self.compiler == "tpu" and move == "combine":
+        if move in self.target.beside | self.target.combined:
+            if self.target.gathers_apart and move == "combine":
                 self.of.update((t, self.new(t, self.storage(t))) for t in makes if t in self.replacing)
                 self.lasting.update(self.of[t] for t in makes if t in self.replacing)
             buffers = tuple(map(self._buffer, makes))
@@ -194,13 +190,13 @@ class Buffers:
         own = root.name in _OWN_BUFFER or bool(root.bodies) or ("move" in root.params and move != "reduce")
         own = own or self._normalizes(kernel)
         workspace = sum(self.storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0
-        if self.compiler == "gpu" and root.name == "dot_general" and root.shard is not None:
+        if self.target.library and root.name == "dot_general" and root.shard is not None:
             _, *parts = split(root.shard)
             workspace = max(sum(parts), self.storage.device.workspace_bytes)
-        loops = self.compiler == "gpu" and root.name in _LOOPS
+        loops = self.target.weighs_loops and root.name in _LOOPS
         passes = sum(self.storage(t) for t in (*kernel.reads, *root.outputs)) if loops else 0.0
         cost = kernel_microseconds(kernel, self.machine)
-        if self.compiler == "tpu" and root.bodies:
+        if not self.target.tabled and root.bodies:
             inner = [k for b in root.bodies for k in self.traffic.kernels[b]]
             cost = trips(root) * sum(kernel_microseconds(k, self.machine) for k in inner)
         if move is not None and (sent := [*op_collectives(root, self.storage.mesh, self.machine)]):
@@ -214,7 +210,7 @@ class Buffers:
             self.maker.update((t, first) for t in kernel.writes)
             after, reads, buffers, cost = (first,), (part,), ends, BETWEEN
         step = Step(after, reads, buffers, cost, workspace=round(workspace), writes_over=not own, passes=passes)
-        if self.compiler == "tpu" and len(kernel.ops) == 1 and root.name in _NO_TIME:
+        if self.target.at_once and len(kernel.ops) == 1 and root.name in _NO_TIME:
             step = replace(step, at_once=True)
         if self.storage.device.chip_bytes:
             step = self._timed(step, kernel)
@@ -240,11 +236,11 @@ class Buffers:
         held = makes if summed else (*reads, *makes)
         seconds = sum(self.size[b] for b in (*reads, *makes)) / self.storage.device.memory_bandwidth
         start = done = self.add(Step(after, reads, makes, writes_over=summed, seconds=seconds))
-        if move.kind in _BESIDE[self.compiler]:
+        if move.kind in self.target.beside:
             done = self.add(Step((start,), held, (), start=start))
         (collective,) = op_collectives(kernel.root, self.storage.mesh, self.machine)
         sent = self.storage(kernel.root.inputs[0] if summed else result)
-        alike = kind(kernel.root, self.compiler, summed)
+        alike = kind(kernel.root, self.target, summed)
         self.sent.append(Sent(done if alike is None else alike, sent, start, done, collective))
         self.maker.update((t, done) for t in kernel.writes)
 
@@ -252,7 +248,7 @@ class Buffers:
         """One collective in place of each group that XLA makes one of."""
         place = list(range(len(self.steps)))
         flights: list[tuple[int, int]] = []
-        for group in together(self.sent, self.steps, self.ends(), THRESHOLDS.get(self.compiler, 0)):
+        for group in together(self.sent, self.steps, self.ends(), self.target.combined_bytes):
             start, done = max(s.start for s in group), max(s.done for s in group)
             for s in group:
                 place[s.start], place[s.done] = start, done
@@ -263,7 +259,7 @@ class Buffers:
             else:
                 self._merge(done, [s.done for s in group])
                 self.steps[done] = replace(self.steps[done], start=start, latency=took)
-            if self.compiler == "gpu" and len(group) > 1 and self.steps[start].writes_over:
+            if self.target.concatenates and len(group) > 1 and self.steps[start].writes_over:
                 flights.append((start, done))
         left = [i for i, at in enumerate(place) if i == at]
         number = {i: n for n, i in enumerate(left)}
@@ -319,10 +315,10 @@ class Buffers:
         """What XLA:TPU copies since a kernel reads it in another layout, and the bytes of the copy. Scatters want rows;
         what they broadcast is part of an array with its long dimension last, the batch of products (DLRM's plans)."""
         root = kernel.root
-        if self.compiler == "tpu" and root.name == "broadcast_in_dim" and self._is_scattered(root.outputs[0]):
+        if self.target.copies_spread and root.name == "broadcast_in_dim" and self._is_scattered(root.outputs[0]):
             return {t: self.storage(t) for t in kernel.reads if t in self.of}
         found: dict[Tensor, float] = {}
-        if self.compiler == "tpu" and root.name == "scan":
+        if self.target.casts_first and root.name == "scan":
             return self._cast(root)
         for t in root.inputs if is_batched(root) else ():
             made_by = self.graph.producer.get(t)
@@ -349,7 +345,7 @@ class Buffers:
     def _parts(self, root: Op) -> float:
         """Bytes of what XLA:GPU reduces so much to first that it takes two kernels; 0 for what one reduces
         (https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/tree_reduction_rewriter.h)."""
-        if self.compiler != "gpu" or root.name not in REDUCTIONS or not root.params.get("axes"):
+        if not self.target.halves or root.name not in REDUCTIONS or not root.params.get("axes"):
             return 0.0
         (operand, *_), result = root.inputs, root.outputs[0]
         last = operand.rank - 1 in root.params["axes"]
@@ -359,7 +355,7 @@ class Buffers:
 
     def _normalizes(self, kernel: Kernel) -> bool:
         """Whether XLA:GPU makes it one Triton kernel with the reduction of its rows, which writes over nothing."""
-        if self.compiler != "gpu" or any(op.name == "transpose" for op in kernel.ops):
+        if not self.target.normalizes or any(op.name == "transpose" for op in kernel.ops):
             return False
         rows = (self.reduced[t].difference([t]) for t in kernel.reads if t in self.reduced)
         return any(r.intersection(kernel.reads) for r in rows)
@@ -367,7 +363,7 @@ class Buffers:
     def _sums(self, root: Op) -> bool:
         """Whether XLA:TPU sums all of what each device needs a part of, which the kernels that read it take out."""
         move = root.params.get("move")
-        scattered = self.compiler == "tpu" and move is not None and move.kind == "reduce_scatter"
+        scattered = self.target.sums_lanes and move is not None and move.kind == "reduce_scatter"
         return scattered and not self.storage.scatters(root.outputs[0], move)
 
     def _is_sent(self, t: Tensor) -> bool:
@@ -418,7 +414,7 @@ class Buffers:
 
     def _filled(self, t: Tensor) -> int:
         """The step that fills a new array with a constant."""
-        key = (self.storage.local(t), str(t.dtype)) if self.compiler == "gpu" else (t, "filled")
+        key = (self.storage.local(t), str(t.dtype)) if self.target.joins_constants else (t, "filled")
         if key not in self.shared:
             self.shared[key] = self.add(Step((), (), (self._buffer(t),)))
         else:

@@ -15,12 +15,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from unity_jax.cost.program import Collective
-from unity_jax.cost.reshard import COMBINED
 from unity_jax.pcg.graph import Op
-
-THRESHOLDS = {"gpu": 30 * 2**20 + 7, "tpu": 2**27 - 1}
-"""Bytes of results that a compiler combines: of XLA:GPU the default of `xla_gpu_all_reduce_combine_threshold_bytes` and
-its like; XLA:TPU is seen to make all-reduces of up to 112 MiB, and to leave those of 128 MiB alone."""
+from unity_jax.xla.targets import Target
 
 
 class Waiting(Protocol):
@@ -41,14 +37,14 @@ class Sent(NamedTuple):
     of: Collective
 
 
-def kind(op: Op, compiler: str, summed: bool = False) -> Hashable | None:
+def kind(op: Op, target: Target, summed: bool = False) -> Hashable | None:
     """What collectives have in common that may be combined; None for the move of this op if its kind never is.
 
     **Arguments:** `summed`: it is an all-reduce, whatever the move.
     """
     move = op.params["move"]
     how = "reduce" if summed else move.kind
-    if how not in COMBINED[compiler]:
+    if how not in target.combined:
         return None
     of = how != "combine" and (str(op.outputs[0].dtype), *(r for a, r in move.before.partial if a in move.axes))
     return how, move.axes, None if how == "reduce" else move.dim, of

@@ -26,6 +26,7 @@ from unity_jax.cost.rows import THIN
 from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
 from unity_jax.ops.rule import Shard
+from unity_jax.xla.targets import target_of
 
 
 class Work(NamedTuple):
@@ -85,12 +86,12 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
             rate = fits * device.fast_results_per_second or device.results_per_second
             results += n * math.prod(shard.result_shape(i)) / rate
     if op.name in PRODUCTS:
-        if device.compiler == "gpu" and op.name == "dot_general" and (parts := split(shard)).count > 1:
+        if target_of(device).library and op.name == "dot_general" and (parts := split(shard)).count > 1:
             # Each operand that is padded is copied before, and the parts are added up after, by kernels of their own.
             turned += 2 * (parts.padded + parts.parts) / (device.memory_bandwidth * device.memory_efficiency)
             turned += (1 + 2 * bool(parts.padded)) * device.kernel_overhead
         matrix = matrix_seconds(shard, device)
-        if op.name == "conv_general_dilated" and device.compiler == "tpu":
+        if op.name == "conv_general_dilated" and target_of(device).lanes:
             matrix += strided_bytes(shard, device) / (device.memory_bandwidth * device.memory_efficiency)
             turned += strip_elements(shard, device) / device.unfused_per_second if device.unfused_per_second else 0.0
         return Work(matrix, results, 0.0, memory, chip, swept, turned, launches)
@@ -100,7 +101,7 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
 
 def _is_elementwise(shard: Shard, device: Device) -> bool:
     """Whether it is a product that the matrix unit has no part in."""
-    return device.compiler == "tpu" and shard.op.name == "dot_general" and is_vector_product(shard)
+    return target_of(device).vectors and shard.op.name == "dot_general" and is_vector_product(shard)
 
 
 def fill_seconds(device: Device, shape: tuple[int, ...], itemsize: int) -> float:
@@ -121,7 +122,7 @@ def _sweep(shard: Shard, device: Device, use: Use) -> float:
     kernel rounds to less or reduces, as if they went through memory, or that take more room in registers because they
     lie in thin rows; and over all of them in a kernel of one instruction, which is no fusion."""
     op, seconds = shard.op, 0.0
-    if device.compiler != "tpu" or shard.rule.bytes is not None or not any(use.counts):
+    if not target_of(device).sweeps or shard.rule.bytes is not None or not any(use.counts):
         return 0.0
     if op.name in PRODUCTS and not is_batched(op):
         return 0.0  # hidden behind the arithmetic
@@ -183,7 +184,7 @@ def _masking_seconds(shard: Shard, device: Device) -> float:
 def _is_sorted(shard: Shard, device: Device) -> bool:
     """Whether XLA:TPU sorts the rows of a scatter, as it does if they outnumber the tiles of the table: then the table
     goes through the chip part by part. Otherwise each row waits for its tile."""
-    if device.compiler != "tpu" or not is_scatter(shard.op) or _table_bytes(shard, device) <= _AT_ONCE:
+    if not target_of(device).sorts or not is_scatter(shard.op) or _table_bytes(shard, device) <= _AT_ONCE:
         return False
     return math.prod(shard.operand_shape(1)[:-1]) * device.layout_tile[0] > math.prod(shard.result_shape()[:-1])
 
@@ -211,7 +212,7 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
         turned += grouping_bytes(shard, device)
     turned += _joining_bytes(shard, device)
     turned /= bandwidth
-    if shard.rule.bytes is not None and not (device.compiler == "tpu" and compares(op)):
+    if shard.rule.bytes is not None and not (target_of(device).fusing.by_position and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
         if any(counts) and _is_sorted(shard, device):
             nbytes = (1 if use.zeros else 2) * shard.result_bytes()
@@ -238,11 +239,11 @@ def _joining_bytes(shard: Shard, device: Device) -> float:
     values (`_sweep`). There a kernel gradient takes the images as they were joined for the convolution."""
     if not any(f.halo for f in shard.rule.factors) or shard.rule.inner is None or not shard.rule.inner(shard):
         return 0.0
-    tpu, itemsize = device.compiler == "tpu", shard.op.inputs[0].itemsize
-    if tpu and shard.op.name == "conv_general_dilated" and is_kernel_gradient(shard):
+    target, itemsize = target_of(device), shard.op.inputs[0].itemsize
+    if target.lanes and shard.op.name == "conv_general_dilated" and is_kernel_gradient(shard):
         return 0.0
     joined = stored_bytes(device, shard.operand_shape(0), itemsize)
-    return 2 * joined + (joined / itemsize * WIDTH if tpu and itemsize < WIDTH else 0.0)
+    return 2 * joined + (joined / itemsize * WIDTH if target.sweeps and itemsize < WIDTH else 0.0)
 
 
 def _minor_dims(shard: Shard, device: Device, use: Use) -> list[tuple[int, ...] | None]:

@@ -7,8 +7,9 @@ x -> f32 -> subtract    and again for the distance from it
 from __future__ import annotations
 
 from unity_jax.cost.aliases import base_tensors, is_alias
-from unity_jax.cost.fusing import Fusing, elements, is_loop
+from unity_jax.cost.fusing import elements, is_loop
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.xla.targets import Fusing
 
 
 def once(graph: Graph, fusing: Fusing) -> Graph:

@@ -24,6 +24,7 @@ from unity_jax.cost.program import Collective, kernel_work
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard
+from unity_jax.xla.targets import target_of
 
 _UNKNOWN, _LIBRARY = 0.01, 10.0
 """Of a kernel that is not known, and of a convolution of cuDNN."""
@@ -51,13 +52,14 @@ def kernel_microseconds(kernel: Kernel, machine: Machine) -> float:
     """Of a kernel. XLA:GPU knows nothing of loops and of the convolutions of a library. Two digits, so that equal
     kernels are equal."""
     device, root = machine.device, kernel.root
-    if device.compiler == "tpu":
+    target = target_of(device)
+    if not target.tabled:
         return _tpu_microseconds(kernel, device)
     if root.bodies:
         return _UNKNOWN
-    if root.name == "conv_general_dilated" and device.compiler == "gpu":
+    if root.name == "conv_general_dilated" and target.library:
         return _LIBRARY
-    if root.name == "dot_general" and root.shard is not None and device.compiler == "gpu":
+    if root.name == "dot_general" and root.shard is not None and target.library:
         found = _product_microseconds(root.shard)
     else:
         found = 1e6 * kernel_work(kernel, device)._replace(launches=0).seconds(device)
@@ -75,7 +77,7 @@ def _tpu_microseconds(kernel: Kernel, device: Device) -> float:
 
 def written_microseconds(nbytes: float, machine: Machine) -> float:
     """Of filling an array with a constant."""
-    return _UNKNOWN if machine.device.compiler == "tpu" else 1e6 * nbytes / machine.device.memory_bandwidth
+    return 1e6 * nbytes / machine.device.memory_bandwidth if target_of(machine.device).tabled else _UNKNOWN
 
 
 def _product_microseconds(shard: Shard) -> float:
@@ -95,7 +97,7 @@ def _product_microseconds(shard: Shard) -> float:
 def collective_microseconds(together: Sequence[Collective], machine: Machine) -> float:
     """Of collectives of one kind that are combined, from their start to their end."""
     nbytes = sum(c.bytes for c in together)
-    if machine.device.compiler == "tpu":
+    if not target_of(machine.device).tabled:
         return 1e6 * nbytes * _TPU_COLLECTIVES.get(together[0].kind, 0.0) / machine.device.memory_bandwidth
     seconds = sum(c.seconds for c in together)
     tabled = _COLLECTIVES.get(together[0].kind)

@@ -8,7 +8,7 @@ saves is memory traffic, so this decides both the time of a step and which value
 - The rest is grouped by *level*: the number of kernels on the longest path before it. Ops of one level that are joined
   by fusible edges are one kernel, and reading a value that the kernel makes is free. Equal levels exclude cycles.
 
-The compilers differ in what they fuse (`cost.fusing`).
+The compilers differ in what they fuse (`xla.targets`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import NamedTuple
 from unity_jax.cost.absorbing import Absorbed, absorb
 from unity_jax.cost.aliases import base_tensors, is_alias
 from unity_jax.cost.equal import once
-from unity_jax.cost.fusing import FUSING, PRODUCTS, REDUCTIONS, Fusing, elements, is_batched, is_zero, space
+from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS, elements, is_batched, is_zero, space
 from unity_jax.cost.reading import Reading
 from unity_jax.cost.rows import Rows, rows
 from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.xla.targets import TARGETS, Fusing
 
 Counts = tuple[int, ...]
 """Per operand and result of an op: how often it goes through memory."""
@@ -87,7 +88,7 @@ class Kernel:
 
 def kernels(graph: Graph, compiler: str) -> Sequence[Kernel]:
     """The kernels of a traced or planned graph (its own ops; bodies have theirs), in an order in which they can run."""
-    fusing = FUSING[compiler]
+    fusing = TARGETS[compiler].fusing
     graph = once(graph, fusing) if fusing.grows else graph
     absorbed = absorb(graph, fusing)
     reading = Reading(graph, absorbed)

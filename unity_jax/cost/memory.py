@@ -75,12 +75,12 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, don
 def _peak(buffers: Buffers) -> tuple[int, list[tuple[Tensor, int]]]:
     """The most bytes of buffers that are not results, as the compiler counts them, and what is alive then."""
     lives = _lives(buffers)
-    heap = Heap() if buffers.compiler == "tpu" else None
+    heap = Heap() if buffers.target.heap else None
     peak = lives.run(heap)
     alive = [(buffers.tensors[b], lives.size[b]) for b in lives.alive(peak.position) if lives.size[b]]
     if heap is not None:
         return 2 * (heap.size + lives.tuples * _TUPLE) - peak.counted, alive
-    return packed_bytes(lives.spans()) if buffers.compiler == "gpu" else peak.bytes, alive
+    return packed_bytes(lives.spans()) if buffers.target.packs else peak.bytes, alive
 
 
 def _lives(buffers: Buffers, looped: bool = False) -> Lives:
@@ -88,7 +88,7 @@ def _lives(buffers: Buffers, looped: bool = False) -> Lives:
     steps, tuples = buffers.steps, 0
     size = [0 if out else round(n) for n, out in zip(buffers.size, buffers.outside, strict=True)]
     # XLA:TPU schedules results in place of donated arguments, XLA:GPU as new memory.
-    order = Schedule(steps, buffers.size if buffers.compiler == "gpu" else size).order()
+    order = Schedule(steps, buffers.size if buffers.target.counts_results else size).order()
     order.sort(key=lambda i: i not in buffers.left)
     if buffers.storage.device.chip_bytes:
         order, tuples = _leave_chip(buffers, order, size, looped)

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from unity_jax.cost.arrays import pass_bytes, stored_bytes
 from unity_jax.machine.device import Device
 from unity_jax.ops.rule import Shard
+from unity_jax.xla.targets import target_of
 
 
 def matrix_seconds(shard: Shard, device: Device) -> float:
-    if shard.op.name == "conv_general_dilated" and device.compiler == "tpu":
+    if shard.op.name == "conv_general_dilated" and target_of(device).lanes:
         return _convolution(shard, device)
     batch, *sizes = product_size(shard)
     tiles = [math.ceil(n / tile) for n, tile in zip(sizes, device.matmul_tile, strict=True)]
@@ -239,7 +240,7 @@ def strip_elements(shard: Shard, device: Device) -> float:
         arrays, window = ((lhs, lhs_spec[1]), (out, out_spec[1])), [rhs[d] for d in rhs_spec[2:]]
         images = out[out_spec[0]]
     groups, *_ = _groups(shard)
-    if device.compiler != "tpu" or groups > 1 or images >= _IMAGES or math.prod(window) == 1:
+    if not target_of(device).lanes or groups > 1 or images >= _IMAGES or math.prod(window) == 1:
         return 0.0
     features = ((math.prod(shape), shape[d]) for shape, d in arrays)
     return _STRIP_PASSES * sum(n / max(f, 1) * max(f, _STRIP_FEATURES) for n, f in features)

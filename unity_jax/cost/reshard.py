@@ -28,6 +28,7 @@ from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.xla.targets import target_of
 
 COLLECTIVES: dict[str, str | None] = {
     "partition": None,  # a dimension's shard is sliced out of equal copies
@@ -39,9 +40,6 @@ COLLECTIVES: dict[str, str | None] = {
     "shift": "permute",  # `cost.ring`
 }
 """The kinds of moves, and the collective that each one emits."""
-
-COMBINED = {"gpu": ("combine", "reduce", "reduce_scatter"), "tpu": ("reduce",), "cpu": ()}
-"""The moves whose collectives a compiler combines."""
 
 _KINDS = tuple(kind for kind in COLLECTIVES if kind != "shift")  # those that change layouts
 
@@ -204,7 +202,7 @@ class Resharder:
         # (kind of move, axes) -> the least over algorithms of the greatest of lines (seconds, seconds per byte)
         self._lines = _padded([[lines.get((COLLECTIVES[k], b), (((0.0, 0.0),),)) for b in subsets] for k in _KINDS])
         if sure:
-            self._lines[[_KINDS.index(k) for k in COMBINED[machine.device.compiler]], ..., 0] = 0.0
+            self._lines[[i for i, k in enumerate(_KINDS) if k in target_of(machine.device).combined], ..., 0] = 0.0
         self._passes = np.array([_PASSES[k] * (not sure) for k in _KINDS]) / machine.device.memory_bandwidth
         # Closures are up to a megabyte each and are shared by all layouts of a shape; tables and paths are small.
         self._closure = functools.lru_cache(maxsize=128)(self._make_closure)

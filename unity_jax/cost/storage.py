@@ -27,6 +27,7 @@ from unity_jax.machine.device import Device
 from unity_jax.ops.indexing import addresses_rows
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.xla.targets import target_of
 
 
 class Storage:
@@ -42,7 +43,7 @@ class Storage:
         self.narrow: set[Tensor] = set()
         kernels = [k for of in traffic.kernels.values() for k in of]
         self.apart = {t for k in kernels if k.root.name not in PRODUCTS for t in k.writes}  # from products
-        if device.compiler == "tpu":
+        if target_of(device).narrows:
             self.narrow.update(*(narrowed(g, traffic.kernels[g]) for _, g, _ in nested(graph)))
         if device.layout_tile[1]:
             base = base_tensors(graph)

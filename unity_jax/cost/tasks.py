@@ -17,7 +17,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unity_jax.cost.combining import THRESHOLDS, Sent, kind, together
+from unity_jax.cost.combining import Sent, kind, together
 from unity_jax.cost.communication import collective_seconds, groups_of
 from unity_jax.cost.compute import copy_seconds, fill_seconds
 from unity_jax.cost.kernels import Kernel
@@ -30,6 +30,7 @@ from unity_jax.machine.network import Matrix
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.xla.targets import target_of
 
 COMPUTE, COLLECTIVES, HOST_TO_DEVICE, DEVICE_TO_HOST = range(4)
 """Streams, numbered as in `machine.contention.STREAMS`."""
@@ -85,6 +86,7 @@ class _Writer:
         self, mesh: MeshAxes, machine: Machine, traffic: Traffic, stacked: frozenset[Tensor] = frozenset()
     ) -> None:
         self.mesh, self.machine, self.traffic = mesh, machine, traffic
+        self.target = target_of(machine.device)
         self.stacked = stacked  # what a scan stacks of each iteration
         self.sent: dict[Op, float] = {}
         self.tasks: list[Task] = []
@@ -93,7 +95,7 @@ class _Writer:
 
     def run(self, graph: Graph) -> tuple[Task, ...]:
         served, copied = serves(graph), self._copied(graph)
-        self.sent = {} if self.machine.device.compiler == "cpu" else sent(graph)
+        self.sent = sent(graph) if self.target.moves_casts else {}
         for kernel in self.traffic.kernels[graph]:
             root, after = kernel.root, self._wait((*kernel.reads, *kernel.waits))
             if root.bodies:
@@ -116,7 +118,7 @@ class _Writer:
 
     def _combine(self, ends: Sequence[int]) -> None:
         """One collective in place of each group that the compiler makes one of, where the last of them was."""
-        for group in together(self.alike, self.tasks, ends, THRESHOLDS.get(self.machine.device.compiler, 0)):
+        for group in together(self.alike, self.tasks, ends, self.target.combined_bytes):
             parts = tuple(self.tasks[s.done] for s in group)
             if len(parts) == 1:
                 continue
@@ -132,7 +134,7 @@ class _Writer:
     def _stacking(self, kernel: Kernel) -> float:
         """Seconds to start the kernels with which XLA:GPU writes each stacked result by itself: it joins no updates of
         arrays in place."""
-        if self.machine.device.compiler != "gpu" or not self.stacked:
+        if not self.target.stacks_apart or not self.stacked:
             return 0.0
         writes = len(self.stacked.intersection(kernel.writes))
         return self.machine.device.kernel_overhead * max(0, writes - (writes == len(kernel.writes)))
@@ -147,7 +149,7 @@ class _Writer:
     def _copied(self, graph: Graph) -> dict[Op, int]:
         """All-gathers that make results of the program, and what XLA:TPU copies for each: the result, which is not
         written where it belongs, and the argument that it replaces."""
-        if self.machine.device.compiler != "tpu":
+        if not self.target.gathers_apart:
             return {}
         outputs, inputs = set(graph.outputs), {(t.shape, t.dtype, t.layout) for t in graph.inputs}
         made = ((op, op.params.get("move"), op.outputs[0]) for op in graph.ops if outputs.intersection(op.outputs))
@@ -176,7 +178,7 @@ class _Writer:
         """
         device, move, turned, alike = self.machine.device, op.params.get("move"), 0.0, None
         if move is not None:
-            alike = kind(op, device.compiler)
+            alike = kind(op, self.target)
             turned = turning_seconds(move, op.inputs[0].shape, op.inputs[0].dtype, self.mesh, device) / 2
         for c in op_collectives(op, self.mesh, self.machine):
             part = self.sent.get(op, 1.0)

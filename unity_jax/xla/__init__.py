@@ -1,0 +1,1 @@
+"""What the cost model takes from XLA: how its compilers differ (`targets`)."""
