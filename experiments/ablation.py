@@ -35,7 +35,8 @@ from rich.table import Table
 from rows import Row, Rows
 
 from unity_jax.machine.machine import Machine
-from unity_jax.ops.rule import Shard, rule_of, strategies
+from unity_jax.ops.rule import Shard, strategies
+from unity_jax.ops.rules import rule_of
 from unity_jax.planning import alone
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from unity_jax import objects
 from unity_jax.errors import PinError, UnsupportedError
-from unity_jax.ops.rule import rule_of
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes

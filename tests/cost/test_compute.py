@@ -14,7 +14,8 @@ from unity_jax.cost.products import product_size, split
 from unity_jax.cost.rows import THIN
 from unity_jax.machine.device import Device, weakest
 from unity_jax.machine.machine import Machine
-from unity_jax.ops.rule import Shard, rule_of
+from unity_jax.ops.rule import Shard
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.report.cycles import CLOCKS

@@ -8,7 +8,8 @@ from unity_jax.cost.estimates import collective_microseconds, kernel_microsecond
 from unity_jax.cost.kernels import kernels
 from unity_jax.cost.program import Collective
 from unity_jax.machine.machine import Machine
-from unity_jax.ops.rule import Shard, rule_of
+from unity_jax.ops.rule import Shard
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 

@@ -13,7 +13,7 @@ from unity_jax.cost.program import collectives, kernel_seconds, program_flops
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
-from unity_jax.ops.rule import rule_of
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes

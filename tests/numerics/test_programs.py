@@ -11,7 +11,8 @@ import pytest
 from tests.numerics import programs
 from tests.numerics.coverage import Coverage, steer
 from tests.numerics.harness import QUICK, Case
-from unity_jax.ops.rule import POINTWISE, RULES
+from unity_jax.ops.rule import RULES
+from unity_jax.ops.rules import POINTWISE
 
 MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2), (3, 2), (7,))
 SMALL_MESHES = ((2, 4), (7,), (3, 2))

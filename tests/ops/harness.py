@@ -24,7 +24,8 @@ from jax.extend import core
 from jax.sharding import Mesh, PartitionSpec
 
 from unity_jax import _compat, trace
-from unity_jax.ops.rule import REDUCTIONS, Rule, Shard, rule_of, strategies
+from unity_jax.ops.rule import REDUCTIONS, Rule, Shard, strategies
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Op
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes

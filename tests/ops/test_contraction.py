@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from tests.ops.harness import arg, check_rule, ops_of
-from unity_jax.ops.rule import rule_of
+from unity_jax.ops.rules import rule_of
 
 MESHES = ((2,), (4,), (2, 2))
 

@@ -6,7 +6,8 @@ import pytest
 from jax import lax
 
 from tests.ops.harness import arg, check_rule, ops_of
-from unity_jax.ops.rule import InnerCollective, Shard, rule_of
+from unity_jax.ops.rule import InnerCollective, Shard
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.mesh import MeshAxes
 
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC")}

@@ -11,7 +11,8 @@ from jax.extend.random import threefry2x32_p
 
 from tests.ops.harness import arg, check_rule, ops_of
 from unity_jax.ops import random
-from unity_jax.ops.rule import Shard, rule_of
+from unity_jax.ops.rule import Shard
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.mesh import MeshAxes
 
 MESHES = ((2,), (3,), (2, 2))

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from tests.ops.harness import arg, check_rule, ops_of
-from unity_jax.ops.rule import rule_of
+from unity_jax.ops.rules import rule_of
 from unity_jax.ops.shape import reshape_factors
 
 MESHES = ((2,), (3,), (2, 2))

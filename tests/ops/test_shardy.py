@@ -8,7 +8,7 @@ from tests.ops import shardy
 from tests.ops.cases import CASES
 from unity_jax import trace
 from unity_jax.ops import linalg
-from unity_jax.ops.rule import rule_of
+from unity_jax.ops.rules import rule_of
 
 _NO_OVERLAP = "Shards line up and no window crosses them: nothing is exchanged, so we call the dimension `pass`."
 _UNALIGNED = "Shards of the image and of the result do not line up, so each device would need another shift: gathered."

@@ -32,7 +32,7 @@ from dataclasses import replace
 
 from unity_jax.cost.aliases import base_tensors, is_alias
 from unity_jax.cost.combining import Sent, kind, together
-from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds, written_microseconds
+from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds
 from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS, is_batched
 from unity_jax.cost.kernels import Kernel
 from unity_jax.cost.pipelining import pipelined
@@ -40,13 +40,13 @@ from unity_jax.cost.products import split
 from unity_jax.cost.program import kernel_seconds, kernel_work, op_collectives
 from unity_jax.cost.rows import is_partition
 from unity_jax.cost.schedule import BETWEEN, Step
+from unity_jax.cost.steps import Steps
 from unity_jax.cost.storage import Storage
 from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
-from unity_jax.xla.targets import target_of
 
 _OWN_BUFFER = frozenset("dot_general conv_general_dilated gather sort all_to_all".split())
 """Kernels that cannot write over what they read."""
@@ -57,7 +57,7 @@ _NO_TIME = frozenset(["broadcast_in_dim", "iota"])
 _LOOPS = frozenset(["scan", "while"])
 
 
-class Buffers:
+class Buffers(Steps):
     """The steps of a graph and the buffers between them."""
 
     def __init__(
@@ -68,32 +68,18 @@ class Buffers:
         machine: Machine,
         replacing: Mapping[Tensor, Tensor] | None = None,
     ) -> None:
-        self.graph, self.traffic, self.storage, self.machine = graph, traffic, storage, machine
-        self.target = target_of(storage.device)
-        self.steps: list[Step] = []
-        self.tensors: list[Tensor] = []  # by buffer
-        self.size: list[float] = []
-        self.outside: list[bool] = []  # whether a buffer is a result of the graph
-        self.of: dict[Tensor, int] = {}
-        self.maker: dict[Tensor, int] = {}  # the step after which a tensor is there
-        self.shared: dict[tuple[object, ...], int] = {}  # steps that several kernels wait for
+        super().__init__(graph, storage, machine, replacing or {})
+        self.traffic = traffic
         self.bodies: dict[int, tuple[Buffers, ...]] = {}  # what runs inside a step
         self.products: set[int] = set()  # steps that multiply
         self.sent: list[Sent] = []  # the collectives that may be combined
-        self.replacing = replacing or {}  # results in place of donated arguments, which are these
         self.gathered: dict[Tensor, Tensor] = {}  # what is gathered from a value, before anything else reads it
         self.reduced: dict[Tensor, frozenset[Tensor]] = {}  # what reductions read
         self.lasting: set[int] = set()  # buffers that exist until the end
-        self.left: dict[int, float] = {}  # of steps, the bytes of the argument that nothing reads after them
         self.slots: dict[Tensor, tuple[int, int]] = {}  # of an iteration's results: the stack, and what fills it
-        self.base = base_tensors(graph)
-        self.copied = {a for t, a in self.replacing.items() if self.target.gathers_apart and self._is_gathered(t)}
-        self.inputs, self.outputs = {*graph.inputs}, {self.base.get(t, t) for t in graph.outputs}
         for kernel in traffic.kernels[graph]:
             self._kernel(kernel)
         self._combine()
-
-    # Steps
 
     def _kernel(self, kernel: Kernel) -> None:
         root = kernel.root
@@ -275,11 +261,6 @@ class Buffers:
         self.left = {at[i]: size for i, size in self.left.items()}
         self._concatenate([(at[start], at[done]) for start, done in flights])
 
-    def ends(self) -> list[int]:
-        """The steps that make the results, in their order."""
-        results = dict.fromkeys(self.base.get(t, t) for t in self.graph.outputs)
-        return [self.maker[t] for t in results if t in self.maker]
-
     def _merge(self, at: int, several: Sequence[int]) -> None:
         """Put one step in the place of several alike."""
         steps = [self.steps[i] for i in several]
@@ -372,10 +353,6 @@ class Buffers:
     def _is_scattered(self, t: Tensor) -> bool:
         return any(is_scatter(op) and t is op.inputs[2] for op in self.graph.readers.get(t, ()))
 
-    def _is_gathered(self, t: Tensor) -> bool:
-        made_by = self.graph.producer.get(t)
-        return made_by is not None and "move" in made_by.params and made_by.params["move"].kind == "combine"
-
     def _timed(self, step: Step, kernel: Kernel) -> Step:
         """A step with what decides about buffers on the chip; what is in a loop makes that itself."""
         device, inner = self.storage.device, [k for b in kernel.root.bodies for k in self.traffic.kernels[b]]
@@ -384,55 +361,3 @@ class Buffers:
             return replace(step, seconds=seconds, streams=False)
         work = kernel_work(kernel, device)
         return replace(step, seconds=work.seconds(device), streams=work.matrix <= max(work.memory, work.chip))
-
-    def add(self, step: Step) -> int:
-        """A new step; its number."""
-        self.steps.append(step)
-        return len(self.steps) - 1
-
-    def _argument(self, t: Tensor) -> int:
-        if (t, "argument") not in self.shared:
-            self.shared[t, "argument"] = self.add(Step((), (), ()))
-        return self.shared[t, "argument"]
-
-    def _copied(self, t: Tensor, size: float) -> int:
-        """The step that copies an array, which takes so many bytes then."""
-        if (t, size) not in self.shared:
-            whole, reads = self.storage(t), tuple[int, ...]()
-            if t in self.of:
-                made, reads = self.maker[t], (self.of[t],)
-            elif t in self.copied and size != whole:
-                made = self._copied(t, whole)
-                reads = self.steps[made].makes
-            else:
-                made = self._argument(t)
-            cost = written_microseconds(size, self.machine)
-            self.shared[t, size] = at = self.add(Step((made,), reads, (self.new(t, size),), cost))
-            if t in self.copied and size == whole:
-                self.left[at] = self.storage.outside(t)
-        return self.shared[t, size]
-
-    def _filled(self, t: Tensor) -> int:
-        """The step that fills a new array with a constant."""
-        key = (self.storage.local(t), str(t.dtype)) if self.target.joins_constants else (t, "filled")
-        if key not in self.shared:
-            self.shared[key] = self.add(Step((), (), (self._buffer(t),)))
-        else:
-            at = self.shared[key]
-            self.steps[at] = Step((), (), (*self.steps[at].makes, self._buffer(t)))
-        at = self.shared[key]
-        nbytes = sum(self.size[b] for b in self.steps[at].makes)
-        self.steps[at] = replace(self.steps[at], cost=written_microseconds(nbytes, self.machine))
-        return at
-
-    def _buffer(self, t: Tensor) -> int:
-        if t not in self.of:
-            self.of[t] = self.new(t, self.storage(t), t in self.outputs)
-        return self.of[t]
-
-    def new(self, t: Tensor, size: float, outside: bool = False) -> int:
-        """A new buffer; its number."""
-        self.tensors.append(t)
-        self.size.append(size)
-        self.outside.append(outside)
-        return len(self.size) - 1

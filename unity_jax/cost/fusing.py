@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from unity_jax.ops.indexing import compares
-from unity_jax.ops.rule import is_pointwise
+from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Op, Tensor
 from unity_jax.xla.targets import Fusing
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from unity_jax.cost.products import is_vector_product
 from unity_jax.ops.indexing import compares, is_scatter
-from unity_jax.ops.rule import is_pointwise
+from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
 Rows = tuple[int, ...]

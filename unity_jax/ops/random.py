@@ -17,7 +17,8 @@ from jax import lax
 from jax.extend.core import primitives
 
 from unity_jax import _compat
-from unity_jax.ops.rule import Rule, Shard, make_rule, pointwise_labels, register
+from unity_jax.ops.rule import Rule, Shard, make_rule, register
+from unity_jax.ops.rules import pointwise_labels
 from unity_jax.pcg.graph import Op, Tensor
 
 HASH_FLOPS = 20 * 5 + 6 * 2 + 1

@@ -19,7 +19,7 @@ import jax
 from jax import lax
 
 from unity_jax import _compat
-from unity_jax.ops.rule import is_pointwise
+from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.program import Program
 from unity_jax.rewrite.apply import in_order

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.ops.indexing import addresses_rows, is_scatter
-from unity_jax.ops.rule import rule_of
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten, target_ops
 from unity_jax.rewrite.bind import Match

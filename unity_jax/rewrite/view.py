@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity_jax.ops.rule import is_pointwise
+from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite import selections
 from unity_jax.rewrite.dims import Dims, Ids, Seen, Value, put_at, values

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.cost.reshard import Move, Resharder, collective_kind
-from unity_jax.ops.rule import Rule, Shard, Strategy, is_pointwise, rule_of, strategies
+from unity_jax.ops.rule import Rule, Shard, Strategy, strategies
+from unity_jax.ops.rules import is_pointwise, rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While

@@ -23,81 +23,12 @@ from unity_jax.ops.rule import Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
-from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.assemble import Decisions, RuleCache, is_free, lift, passes_layouts, unlift
+from unity_jax.search.assemble import RuleCache, is_free, lift, passes_layouts, unlift
+from unity_jax.search.built import Built, Layouts, Node, Port, Space
 from unity_jax.search.clusters import Cluster, clusters, linear_set
-from unity_jax.search.problem import Edge, Problem, Shared
+from unity_jax.search.moves import Moves
+from unity_jax.search.problem import Problem
 from unity_jax.search.sample import internal, storable
-
-Layouts = tuple[Layout, ...]
-
-
-@dataclass(eq=False)
-class Node:
-    """One decision. `layouts` for a place, `strategies` of `ops` for ops; `apply(decisions, choice)` records the
-    choice.
-    """
-
-    index: int
-    kind: str  # "input", "place", "op" or "cluster"
-    size: int
-    ops: tuple[Op, ...] = ()
-    tensor: Tensor | None = None
-    layouts: Layouts = ()
-    strategies: tuple[Sequence[Strategy], ...] = ()  # per op
-    lifted: bool = False
-    repeat: int = 1
-
-    def apply(self, decisions: Decisions, choice: int) -> None:
-        for op, strategies in zip(self.ops, self.strategies, strict=True):
-            decisions.strategies[op] = strategies[choice]
-        if self.tensor is not None:
-            layout = self.layouts[choice]
-            decisions.layouts[self.tensor] = lift(layout) if self.lifted else layout
-
-
-@dataclass(frozen=True)
-class Space:
-    """Layouts to choose from, with a short key that stands for them."""
-
-    key: Hashable
-    layouts: Layouts
-
-
-@dataclass(frozen=True)
-class _Port:
-    """One end of a tensor: the node, and the layout that each of its choices makes or needs. `key` interns the
-    layouts."""
-
-    node: int
-    layouts: Layouts
-    key: Hashable
-    repeat: int
-    backward: bool
-
-
-@dataclass(eq=False)
-class Built:
-    """A problem with the meaning of its nodes. `made` and `needed`: where each tensor comes from and who reads it.
-    `arithmetic`: of each choice of a node, what it adds to a step at least, whatever overlaps.
-    """
-
-    problem: Problem
-    arithmetic: list[np.ndarray]
-    nodes: list[Node]
-    made: dict[Tensor, _Port]
-    needed: dict[Tensor, list[_Port]]
-    inputs: list[int]
-    outputs: list[int]
-    mesh: MeshAxes
-
-    def decisions(self, assignment: Sequence[int], keep: bool) -> Decisions:
-        """What an assignment of choices to nodes means."""
-        found = Decisions(keep=keep)
-        for node, choice in zip(self.nodes, assignment, strict=True):
-            node.apply(found, int(choice))
-        found.outputs = tuple(self.nodes[i].layouts[int(assignment[i])] for i in self.outputs)
-        return found
 
 
 @dataclass(eq=False)
@@ -135,9 +66,9 @@ class _Build:
         self.nodes: list[Node] = []
         self.unary: list[np.ndarray] = []
         self.arithmetic: list[np.ndarray] = []
-        self.made: dict[Tensor, _Port] = {}
-        self.needed: dict[Tensor, list[_Port]] = {}
-        self.held: dict[Tensor, _Port] = {}
+        self.made: dict[Tensor, Port] = {}
+        self.needed: dict[Tensor, list[Port]] = {}
+        self.held: dict[Tensor, Port] = {}
         self.spaces: dict[int, Space] = {}
         self.member_keys: dict[Op, Hashable] = {}
         self.readers = _count_readers(builder.graph)
@@ -181,11 +112,11 @@ class _Build:
         return self.b.intern(key, make)
 
     def _make(self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool) -> None:
-        self.made[t] = _Port(node, layouts, key, repeat, backward)
+        self.made[t] = Port(node, layouts, key, repeat, backward)
 
     def _need(self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool) -> None:
         if t.literal is None and t in self.made:
-            self.needed.setdefault(t, []).append(_Port(node, layouts, key, repeat, backward))
+            self.needed.setdefault(t, []).append(Port(node, layouts, key, repeat, backward))
 
     # Graphs
 
@@ -205,7 +136,10 @@ class _Build:
                 self.nodes[node].tensor = None
             outputs.append(node)
             self._need_place(t, node, 1, backward)
-        edges, shared = self._moves()
+        moves = Moves(
+            self.b.resharder, self.b.intern, self.keep, self.nodes, self.unary, self.made, self.needed, self.held
+        )
+        edges, shared = moves.all()
         problem = Problem(self.unary, edges, shared, [], None)
         return Built(problem, self.arithmetic, self.nodes, self.made, self.needed, inputs, outputs, self.mesh)
 
@@ -402,69 +336,6 @@ class _Build:
             self._graph(branch, repeat)
             for node, t in zip(outs, branch.outputs, strict=True):
                 self._need_place(t, node, repeat, op.backward)
-
-    # Moves
-
-    def _moves(self) -> tuple[list[Edge], list[Shared]]:
-        """One edge per tensor and reader; readers of one pass share what they gather."""
-        edges: list[Edge] = []
-        shared: list[Shared] = []
-        for t, ports in self.needed.items():
-            source = self.made[t]
-            if t in self.held:
-                edges += self._edges(t, source, ports[:1])
-                ports, source = ports[1:], self.held[t]
-            ports = [p for p in ports if p.node != source.node or p.layouts != source.layouts]
-            ports = [p for p in ports if not (self.nodes[p.node].size == 1 and self.nodes[source.node].size == 1)]
-            groups: dict[tuple[bool, int], list[_Port]] = {}
-            for p in ports:
-                groups.setdefault((p.backward and not self.keep, p.repeat), []).append(p)
-            for group in groups.values():
-                if len(group) == 1:
-                    edges += self._edges(t, source, group)
-                else:
-                    shared.append(self._shared(t, source, group))
-        return edges, shared
-
-    def _edges(self, t: Tensor, source: _Port, ports: Sequence[_Port]) -> list[Edge]:
-        found = []
-        for p in ports:
-            key = ("edge", t.shape, t.dtype, source.key, p.key, p.repeat)
-            table = self.b.intern(key, lambda: self._table(t, source, p))  # noqa: B023
-            if source.node == p.node:
-                loop = self.b.intern(("diagonal", key), lambda: np.diagonal(table).copy())  # noqa: B023
-                self.unary[p.node] = self.b.intern(
-                    ("sum", id(self.unary[p.node]), ("diagonal", key)),
-                    lambda: self.unary[p.node] + loop,  # noqa: B023
-                )
-            elif table.any():
-                found.append(Edge(source.node, p.node, table))
-        return found
-
-    def _table(self, t: Tensor, source: _Port, p: _Port) -> np.ndarray:
-        ids, table = self._costs(t, (*source.layouts, *p.layouts))
-        rows = [ids[lay] for lay in source.layouts]
-        columns = [ids[lay] for lay in p.layouts]
-        return np.ascontiguousarray(table[np.ix_(rows, columns)] * p.repeat)
-
-    def _costs(self, t: Tensor, wanted: Layouts) -> tuple[dict[Layout, int], np.ndarray]:
-        distinct = tuple(dict.fromkeys(wanted))
-        table = self.b.resharder.table(t.shape, t.dtype, distinct)
-        return {lay: i for i, lay in enumerate(distinct)}, table
-
-    def _shared(self, t: Tensor, source: _Port, ports: Sequence[_Port]) -> Shared:
-        key = ("shared", t.shape, t.dtype, source.key, tuple(p.key for p in ports), ports[0].repeat)
-
-        def make() -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
-            ids, table = self._costs(t, tuple(lay for p in (source, *ports) for lay in p.layouts))
-            return (
-                np.array([ids[lay] for lay in source.layouts]),
-                tuple(np.array([ids[lay] for lay in p.layouts]) for p in ports),
-                table * ports[0].repeat,
-            )
-
-        sources, targets, cost = self.b.intern(key, make)
-        return Shared(source.node, tuple(p.node for p in ports), sources, targets, cost)
 
 
 def _count_readers(graph: Graph) -> dict[Tensor, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
-from unity_jax.ops.rule import is_pointwise, linear_sets
+from unity_jax.ops.rules import is_pointwise, linear_sets
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.search.assemble import is_free
 

@@ -23,7 +23,8 @@ from unity_jax.cost.ring import Shift, ring_of
 from unity_jax.machine.machine import Machine
 from unity_jax.ops import ring as local
 from unity_jax.ops.ring import Chunks
-from unity_jax.ops.rule import Shard, rule_of
+from unity_jax.ops.rule import Shard
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes

@@ -21,7 +21,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.batch import ahead, batch_dims, batch_factors, position_dims
-from unity_jax.search.build import Built, Node
+from unity_jax.search.built import Built, Node
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.timeline import unhidden
 from unity_jax.machine.device import Device
-from unity_jax.search.build import Built
+from unity_jax.search.built import Built
 
 
 def least_seconds(built: Built) -> float:

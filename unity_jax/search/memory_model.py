@@ -8,7 +8,7 @@ import numpy as np
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.program import Program
-from unity_jax.search.build import Built
+from unity_jax.search.built import Built
 from unity_jax.search.problem import Problem, Usage
 
 

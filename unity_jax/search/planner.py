@@ -21,7 +21,8 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
-from unity_jax.search.build import Builder, Built
+from unity_jax.search.build import Builder
+from unity_jax.search.built import Built
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds, experts

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.build import Built, Node
+from unity_jax.search.built import Built, Node
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
 from unity_jax.search.solver import solve
 

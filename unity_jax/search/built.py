@@ -1,0 +1,85 @@
+"""What a planning problem is made of: its nodes, where tensors come from and who reads them (`build`)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unity_jax.ops.rule import Strategy
+from unity_jax.pcg.graph import Op, Tensor
+from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.assemble import Decisions, lift
+from unity_jax.search.problem import Problem
+
+Layouts = tuple[Layout, ...]
+
+
+@dataclass(eq=False)
+class Node:
+    """One decision. `layouts` for a place, `strategies` of `ops` for ops; `apply(decisions, choice)` records the
+    choice.
+    """
+
+    index: int
+    kind: str  # "input", "place", "op" or "cluster"
+    size: int
+    ops: tuple[Op, ...] = ()
+    tensor: Tensor | None = None
+    layouts: Layouts = ()
+    strategies: tuple[Sequence[Strategy], ...] = ()  # per op
+    lifted: bool = False
+    repeat: int = 1
+
+    def apply(self, decisions: Decisions, choice: int) -> None:
+        for op, strategies in zip(self.ops, self.strategies, strict=True):
+            decisions.strategies[op] = strategies[choice]
+        if self.tensor is not None:
+            layout = self.layouts[choice]
+            decisions.layouts[self.tensor] = lift(layout) if self.lifted else layout
+
+
+@dataclass(frozen=True)
+class Space:
+    """Layouts to choose from, with a short key that stands for them."""
+
+    key: Hashable
+    layouts: Layouts
+
+
+@dataclass(frozen=True)
+class Port:
+    """One end of a tensor: the node, and the layout that each of its choices makes or needs. `key` interns the
+    layouts."""
+
+    node: int
+    layouts: Layouts
+    key: Hashable
+    repeat: int
+    backward: bool
+
+
+@dataclass(eq=False)
+class Built:
+    """A problem with the meaning of its nodes. `made` and `needed`: where each tensor comes from and who reads it.
+    `arithmetic`: of each choice of a node, what it adds to a step at least, whatever overlaps.
+    """
+
+    problem: Problem
+    arithmetic: list[np.ndarray]
+    nodes: list[Node]
+    made: dict[Tensor, Port]
+    needed: dict[Tensor, list[Port]]
+    inputs: list[int]
+    outputs: list[int]
+    mesh: MeshAxes
+
+    def decisions(self, assignment: Sequence[int], keep: bool) -> Decisions:
+        """What an assignment of choices to nodes means."""
+        found = Decisions(keep=keep)
+        for node, choice in zip(self.nodes, assignment, strict=True):
+            node.apply(found, int(choice))
+        found.outputs = tuple(self.nodes[i].layouts[int(assignment[i])] for i in self.outputs)
+        return found
