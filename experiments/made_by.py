@@ -41,10 +41,13 @@ def made_by(code: Sequence[str], model: str | None = None, root: Path | None = N
     """Twelve hexadecimal digits.
 
     **Arguments:** `code`: folders, files and `file.py:definition`s, relative to the repository; `model`: where it is of
-    the zoo, its file belongs to the code; `root`: another checkout of the repository than this one.
+    the zoo, its file belongs to the code; `root`: another checkout of the repository than this one, and as much of the
+    code as was there.
     """
+    files = {*code, *(_model(model, root or ROOT) if model in models.names() else ())}
+    if root is not None:
+        files = {name for name in files if (root / name.partition(":")[0]).exists()}
     root = root or ROOT
-    files = {*code, *(_model(model, root) if model in models.names() else ())}
     return hashlib.sha256("".join(_hash(name, root) for name in sorted(files)).encode()).hexdigest()[:12]
 
 

@@ -103,6 +103,15 @@ def test_code_that_is_not_there_is_an_error():
             made_by.made_by((code,))
 
 
+def test_code_that_was_not_there_before_is_no_part_of_what_rows_followed_from(package, tmp_path):
+    before = tmp_path / "before"
+    shutil.copytree(package, before)
+    first = made_by.made_by(("package",), root=before)
+    assert made_by.made_by(("package", "another"), root=before) == first == version()
+    with pytest.raises(FileNotFoundError, match="depend"):
+        made_by.made_by(("package", "another"))
+
+
 def test_a_definition_by_itself(package):
     """Of a script only what makes its rows is code that they follow from, not how they are printed."""
 
