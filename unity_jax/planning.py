@@ -33,7 +33,7 @@ from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.pack import pack
 from unity_jax.rewrite.packing import Group
-from unity_jax.rewrite.record import replay
+from unity_jax.rewrite.record import Rewrite, replay
 from unity_jax.search import joint, packing
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.candidate import Candidate, Pins, finish
@@ -125,10 +125,10 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     wanted, handed = asked, None
     if base is not None and [MeshAxes.of(base.mesh)] == [MeshAxes(m.names, m.sizes) for m in meshes]:
         wanted, handed = pins.inherit(asked, program, base.layouts()), _held(program, base, asked)
-    followed = _followed(program, base) if known and base is not None else None
+    rewrites = base.rewrites if known and base is not None and _has_same_ops(program, base) else None
     path = None
     if settings.folder is not None:
-        steps = None if followed is None else [r.steps for r in followed.rewrites]
+        steps = None if rewrites is None else [r.steps for r in rewrites]
         key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, settings.search, steps))
         path = cache.file_of(settings.folder, key)
         known_plan = cache.load(path, program.hash)
@@ -137,6 +137,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
                 return rebuild(
                     program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked, limit
                 )
+    followed = None if rewrites is None else _followed(program, rewrites)
     best = joint.plan(program, machine, limit, wanted, meshes, searched(), settings.search, followed)
     how = best.searched
     if best.rivals:
@@ -222,15 +223,17 @@ def _as_saved(program: Program, saved: Plan) -> Program:
     return pack(program, [(p.packing, p.inputs) for p in saved.packed]) if saved.packed else program
 
 
-def _followed(program: Program, first: Plan) -> Program | None:
-    """A program rewritten as the first plan of its function is: of other shapes, it has the same ops. None if it has
-    others, or they cannot be rewritten so."""
+def _has_same_ops(program: Program, first: Plan) -> bool:
+    """Whether a program is that of another plan of its function, for other shapes."""
     assert first.program is not None
     traced = first.program.traced or first.program
-    if [op.name for op in program.graph.walk()] != [op.name for op in traced.graph.walk()]:
-        return None
+    return [op.name for op in program.graph.walk()] == [op.name for op in traced.graph.walk()]
+
+
+def _followed(program: Program, rewrites: tuple[Rewrite, ...]) -> Program | None:
+    """A program rewritten as it is for other shapes; None if it cannot be."""
     try:
-        return program.rewritten(replay(program.graph, first.rewrites, searched()), first.rewrites)
+        return program.rewritten(replay(program.graph, rewrites, searched()), rewrites)
     except (LookupError, CannotEmit):
         return None
 

@@ -11,15 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from unity_jax.cost.aliases import Readers, is_alias
-from unity_jax.cost.fusing import (
-    PRODUCTS,
-    REDUCTIONS,
-    SHAPES,
-    elements,
-    is_batched,
-    is_loop,
-    is_zero,
-)
+from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS, SHAPES, elements, is_batched, is_loop, is_zero
 from unity_jax.cost.rows import is_partition
 from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor

@@ -228,19 +228,16 @@ def strip_elements(shard: Shard, device: Device) -> float:
     """Elements that pass through kernels of one instruction to cut the images of a convolution into strips and to move
     borders between them, as XLA:TPU does with fewer than eight images.
 
-    Of 14 steps of two convolutions of 3 x 3 compiled for v5e, images of 64 to 256 squared with 16 to 256 features take,
-    with 1 to 4 of them, 26 to 118 cycles more per position than with 8. That is 2.8 to 3.6 such passes for each array
+    Of 14 steps of two convolutions of 3 x 3 compiled for v5e, images of 64 to 256 squared with 3 to 256 features take,
+    with 1 to 4 of them, 24 to 118 cycles more per position than with 8. That is 2.6 to 3.6 such passes for each array
     of images, with 64 features at least; images of 32 and of 16 squared take 2 to 3 times as many.
     """
-    (lhs_spec, rhs_spec, out_spec), (lhs, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
+    groups, images, made, taken = _groups(shard)
+    (_, rhs_spec, out_spec), (lhs, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
+    window, other = [rhs[d] for d in rhs_spec[2:]], out
     if is_kernel_gradient(shard):
-        arrays, window = ((lhs, lhs_spec[0]), (rhs, rhs_spec[0])), [out[d] for d in out_spec[2:]]
-        images = rhs[rhs_spec[1]]
-    else:
-        arrays, window = ((lhs, lhs_spec[1]), (out, out_spec[1])), [rhs[d] for d in rhs_spec[2:]]
-        images = out[out_spec[0]]
-    groups, *_ = _groups(shard)
+        images, taken, window, other = taken, images, [out[d] for d in out_spec[2:]], rhs
     if not target_of(device).lanes or groups > 1 or images >= _IMAGES or math.prod(window) == 1:
         return 0.0
-    features = ((math.prod(shape), shape[d]) for shape, d in arrays)
+    features = (math.prod(lhs), taken), (math.prod(other), made)
     return _STRIP_PASSES * sum(n / max(f, 1) * max(f, _STRIP_FEATURES) for n, f in features)

@@ -255,8 +255,8 @@ class _Completion:
         wants = frozenset(self.wants[node.index][0])
         if node.ops:
             positions = self.along[node.index]
-            name, statistic = node.ops[0].name, self._is_statistic(node)
-            kind: object = name in _WEIGHTED, self._is_table(node.ops[0].inputs[:1]), statistic
+            first = node.ops[0]
+            kind: object = first.name in _WEIGHTED, self._is_table(first.inputs[:1]), self._is_statistic(node)
             key: object = (expert, id(node.strategies[0]), wants, positions, kind)
         else:
             kind = node.tensor in self.params, node.tensor in self.layers, self._is_table([node.tensor])

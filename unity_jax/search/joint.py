@@ -53,8 +53,10 @@ def plan(
     """
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     rewrites = machine.num_devices > 1 if options.rewrite is None else options.rewrite
-    if followed is not None or not rewrites:
-        return _following(planner, meshes, followed if rewrites and followed is not None else program)
+    if not rewrites:
+        return planner.plan(meshes).noting(searched=planner.searched(meshes))
+    if followed is not None:
+        return _following(planner, meshes, followed)
     sketches = planner.sketch(meshes)
     first = best(sketches, planner.limit)
     if not first.fits(planner.limit):
@@ -82,7 +84,7 @@ def plan(
 def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) -> Candidate:
     """The best plan of a program as it is, or as it is rewritten in `followed`."""
     chosen, searched = planner.plan(meshes), planner.searched(meshes)
-    if followed.rewrites:
+    if followed.graph is not planner.program.graph:
         other = planner.like(followed)
         better = other.plan(meshes, [chosen])
         searched += other.searched(meshes) + Searched(variants=1, allowed=1)
