@@ -201,9 +201,9 @@ def test_a_product_with_concatenated_features_is_split(monkeypatch, model, sizes
     meshes = [min(sketches, key=lambda c: c.seconds).mesh if model != "candle_uno" else MeshAxes(("x", "y"), (4, 6))]
     found = joint.plan(program, machine, None, NO_PINS, meshes, rules)
     assert "add-dot-slice-1" in {step.rule for r in found.program.rewrites for _, step in r.steps}
-    if model == "candle_uno":  # most of it: no product has more than two of the six inputs, forward or backward
+    if model == "candle_uno":  # most of it: no product has more than half of the six inputs, forward or backward
         widths = [op.inputs[1].shape[0] for op in found.program.graph.walk() if op.name == "dot_general"]
-        assert max(widths) <= 2 * 4192
+        assert max(widths) <= 3 * 4192
     assert found.seconds < times * first.plan(meshes).seconds
 
 

@@ -9,12 +9,11 @@ import pytest
 
 from tests.numerics.steps import CORE, slow
 from tests.search.planning import mesh, planner, program
-from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.contention import ASYNCHRONOUS
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.candidate import best, finish
 from unity_jax.search.experts import expert_seeds
-from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds
+from unity_jax.search.floors import arithmetic_seconds, least_seconds
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import NEGLIGIBLE, Planner
 from unity_jax.search.solver import solve
@@ -98,12 +97,11 @@ def test_problem_prices_what_the_planned_graph_costs() -> None:
 def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
     """What rules a seed out unseen is below its simulated step, and the bound of a mesh below all of them."""
     plan = planner(program(name, **({"layers": 1} if name in ("bert", "gpt", "moe") else {})), machine)
-    collectives = Resharder(plan.machine, mesh(8), sure=True)
     for keep in (True, False):
         built = plan._builder(mesh(8)).build(keep)
         for label, assignment in expert_seeds(plan.program, built, mesh(8), plan.rules).items():
             timeline = plan._finish(built, assignment, keep, label).timeline
-            floor = plan_seconds(built, assignment, collectives)
+            floor = plan.floor(built, assignment)
             assert arithmetic_seconds(built, assignment) <= timeline.compute_seconds * (1 + 1e-9)
             assert least_seconds(built) <= floor <= timeline.step_seconds * (1 + 1e-9)
 
@@ -126,8 +124,8 @@ def test_an_expert_that_cannot_win_is_not_assembled() -> None:
     """On a machine where collectives stop arithmetic, tensor parallelism could not beat the least sum of times."""
     plan = planner(program("bert", layers=1), "cpu:8")
     found = plan.candidates(mesh(8))
-    built, collectives = plan._solved(mesh(8)).built, Resharder(plan.machine, mesh(8), sure=True)
-    floors = {name: plan_seconds(built, a, collectives) for name, a in plan._expert_seeds(mesh(8)).items()}
+    built = plan._solved(mesh(8)).built
+    floors = {name: plan.floor(built, a) for name, a in plan._expert_seeds(mesh(8)).items()}
     assert all(c.label in ("search", *floors) for c in found)
     ruled_out = {name for name, floor in floors.items() if floor >= best(found, plan.limit).seconds}
     assert {"tp(x)", "tp+sp(x)"} <= ruled_out

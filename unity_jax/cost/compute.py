@@ -51,13 +51,17 @@ class Work(NamedTuple):
 
 def total(works: Iterable[Work]) -> Work:
     """The sum of some work, from the first to the last."""
-    sums = [0.0] * len(Work._fields)
-    swept, at = 0.0, Work._fields.index("swept")
+    matrix = results = vector = memory = chip = swept = turned = launches = 0.0
     for work in works:
-        sums = [a + b for a, b in zip(sums, work, strict=True)]
+        matrix += work.matrix
+        results += work.results
+        vector += work.vector
+        memory += work.memory
+        chip += work.chip
         swept = max(swept, work.swept)
-    sums[at] = swept
-    return Work(*sums)
+        turned += work.turned
+        launches += work.launches
+    return Work(matrix, results, vector, memory, chip, swept, turned, launches)
 
 
 def op_work(shard: Shard, device: Device, use: Use) -> Work:

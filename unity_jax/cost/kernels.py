@@ -70,15 +70,22 @@ class Kernel:
     rows: dict[Op, Rows] = field(default_factory=dict)
     zeros: set[Op] = field(default_factory=set)
     summed: set[Op] = field(default_factory=set)
+    _uses: dict[Op, Use] = field(default_factory=dict)
 
     def use(self, op: Op, launches: int) -> Use:
         """How one of its ops runs here."""
-        rides = op is not self.root and self.root.name in PRODUCTS
+        if op not in self._uses:
+            self._uses[op] = self._use(op)
+        return self._uses[op]._replace(launches=launches) if launches else self._uses[op]
+
+    def _use(self, op: Op) -> Use:
+        root = self.root
+        rides = op is not root and root.name in PRODUCTS
         # A constant is broadcast first; what a broadcast writes takes the place of all that is computed before it.
         single = len(self.ops) == 1 and all(t.literal is None for t in op.inputs)
-        alone = single or (op is self.root and op.name == "broadcast_in_dim")
+        alone = single or (op is root and op.name == "broadcast_in_dim")
         rows, zeros, summed = self.rows.get(op, ()), op in self.zeros, op in self.summed
-        return Use(self.counts[op], launches, rides, alone, rows, zeros, summed)
+        return Use(self.counts[op], 0, rides, alone, rows, zeros, summed)
 
     @functools.cached_property
     def root(self) -> Op:
@@ -206,6 +213,7 @@ def _account(made: Iterable[Kernel], graph: Graph, fusing: Fusing, reading: Read
     read = {t for k in made for t in (*k.reads, *k.waits)}
     read.update(s for t in graph.outputs for s in reading.result(t))
     base = base_tensors(graph)
+    summed = {op.inputs[0] for op in graph.ops if _is_all_reduce(op)}
     lie = rows(graph) if fusing.tiles else {}
     for k in made:
         k.writes = [t for t in k.writes if t in read]
@@ -218,7 +226,7 @@ def _account(made: Iterable[Kernel], graph: Graph, fusing: Fusing, reading: Read
             k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
             if op in lie:
                 k.rows[op] = lie[op]
-            if any(_is_all_reduce(c) for t in op.outputs for c in graph.readers.get(t, ())):
+            if not summed.isdisjoint(op.outputs):
                 k.summed.add(op)
             made_by = graph.producer.get(op.inputs[0]) if is_scatter(op) else None
             if made_by is not None and is_zero(made_by):

@@ -41,10 +41,11 @@ def rows(graph: Graph) -> dict[Op, Rows]:
     found: dict[Op, Rows] = {}
     for op in graph.ops:
         tensors = (*op.inputs, *op.outputs)
+        if marked.isdisjoint(tensors) and thin.isdisjoint(tensors):
+            continue
         lie = tuple(THIN if t in thin else int(t in marked) for t in tensors)
-        if any(lie):
-            found[op] = tuple(n + (n == 1 and t in ends) for n, t in zip(lie, tensors, strict=True))
-            ends.difference_update(op.inputs)  # once per argument
+        found[op] = tuple(n + (n == 1 and t in ends) for n, t in zip(lie, tensors, strict=True))
+        ends.difference_update(op.inputs)  # once per argument
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.fusing import PRODUCTS
@@ -152,6 +152,18 @@ class Finder:
         anchors = _anchors(self.graph, self.view, near).get(seen_as(rule.source[0].op), ())
         members = [t for t in anchors if self.kinds[t] == kind]
         return self._place(rule, members, -math.inf) if members else None
+
+    def again(self, place: Place) -> Place | None:
+        """A place of a graph from which this one was made, as far as it is still there."""
+        roots = (m.roots[0].tensor for m in place.found)
+        return self._place(place.rule, [t for t in roots if t in self.view.maker], -math.inf)
+
+    def above(self, ops: Collection[Op]) -> set[Op]:
+        """Some ops and those that read what they make, as far as a rule looks down."""
+        found = set(ops)
+        for _ in range(DEPTH - 1):
+            found |= {r for op in found for t in op.outputs for r in self.view.readers.get(self.view.source(t), ())}
+        return found
 
     def _place(self, rule: Rule, members: Sequence[Tensor], least: float) -> Place | None:
         found: list[Match] = []

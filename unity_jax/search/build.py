@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 
 from unity_jax import _compat
+from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.cost.kernels import Use
 from unity_jax.cost.program import floor_seconds, shard_seconds
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Strategy
-from unity_jax.pcg.graph import Graph, Op, Tensor, trips
+from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
 from unity_jax.search.assemble import RuleCache, is_free, lift, passes_layouts, unlift
-from unity_jax.search.built import Built, Layouts, Node, Port, Space
+from unity_jax.search.built import Built, Layouts, Node, OpSeconds, Port, Space
 from unity_jax.search.clusters import Cluster, clusters, linear_set
 from unity_jax.search.moves import Moves
 from unity_jax.search.problem import Problem
@@ -53,6 +54,19 @@ class Builder:
         """The problem in which the backward pass reuses (`keep`) or repeats what the forward pass gathered."""
         return _Build(self, keep).result()
 
+    def least_seconds(self) -> float:
+        """Seconds that no plan is below: the arithmetic of every op, split as well as it can be."""
+        return sum(repeat * self._least(op) for _, graph, repeat in nested(self.graph) for op in graph.ops)
+
+    def _least(self, op: Op) -> float:
+        if op.bodies or is_free(op) or passes_layouts(op):
+            return 0.0
+        use, mesh = self.traffic.uses[op], self.resharder.mesh
+        shards = (self.rules.shard(op, mesh, s) for s in self.rules.strategies(op, mesh))
+        return self.intern(
+            ("least", op.signature, use), lambda: min(floor_seconds(s, self.machine, use) for s in shards)
+        )
+
     def intern(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._interned:
             self._interned[key] = make()
@@ -70,6 +84,7 @@ class _Build:
         self.needed: dict[Tensor, list[Port]] = {}
         self.held: dict[Tensor, Port] = {}
         self.spaces: dict[int, Space] = {}
+        self.of_ops: dict[Op, OpSeconds] = {}
         self.member_keys: dict[Op, Hashable] = {}
         self.readers = _count_readers(builder.graph)
 
@@ -141,7 +156,9 @@ class _Build:
         )
         edges, shared = moves.all()
         problem = Problem(self.unary, edges, shared, [], None)
-        return Built(problem, self.arithmetic, self.nodes, self.made, self.needed, inputs, outputs, self.mesh)
+        return Built(
+            problem, self.arithmetic, self.of_ops, self.nodes, self.made, self.needed, inputs, outputs, self.mesh
+        )
 
     def _need_place(self, t: Tensor, node: int, repeat: int, backward: bool, lifted: bool = False) -> None:
         space = self._lifted(self.spaces[node], lifted)
@@ -173,6 +190,7 @@ class _Build:
         use = self.b.traffic.uses[op]
         seconds = self.b.intern(("seconds", op.signature, use), lambda: self._seconds(op, strategies, use))
         node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, use), repeat)
+        self.of_ops[op] = OpSeconds(node, seconds[1], self._start(op, use), repeat)
         ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
         for i, t in enumerate(op.inputs):
             self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward)
@@ -194,6 +212,12 @@ class _Build:
         """Of each strategy, the seconds it adds to a step and those it takes at least (a row each)."""
         shards = [self.b.rules.shard(op, self.mesh, s) for s in strategies]
         return np.array([[of(s, self.b.machine, use) for s in shards] for of in (shard_seconds, floor_seconds)])
+
+    def _start(self, op: Op, use: Use) -> float:
+        """Seconds to start the kernels of an op, those of matmuls aside, whose arithmetic has them; what reads nothing
+        is written ahead, and scalars are part of other kernels."""
+        free = op.name in PRODUCTS or not any(use.counts) or all(t.rank == 0 for t in (*op.inputs, *op.outputs))
+        return 0.0 if free else use.launches * self.b.machine.device.kernel_overhead
 
     def _layouts(self, op: Op, strategies: Sequence[Strategy]) -> tuple[list[Layouts], list[Layouts]]:
         shards = [self.b.rules.shard(op, self.mesh, s) for s in strategies]
@@ -238,8 +262,10 @@ class _Build:
         node = self._node("cluster", tuple(cluster.ops), tuple(parts), seconds, key, repeat)
         self.nodes[node].layouts = space.layouts
         self.spaces[node] = space
-        for op, (key, _) in zip(cluster.ops, keys, strict=True):
+        for op, (key, use) in zip(cluster.ops, keys, strict=True):
             self.member_keys[op] = key
+            least = self.b.intern(("seconds", key, use), None)[1]
+            self.of_ops[op] = OpSeconds(node, least, self._start(op, use), repeat)
         return node
 
     def _follow(self, op: Op, linear: int, choices: Layouts) -> list[Strategy]:

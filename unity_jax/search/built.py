@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,14 +62,26 @@ class Port:
     backward: bool
 
 
+class OpSeconds(NamedTuple):
+    """The node that decides an op; the seconds that each of its choices takes at least, whatever overlaps, and those in
+    which the op's kernels start, each time it runs; how often that is."""
+
+    node: int
+    least: np.ndarray
+    start: float
+    repeat: int
+
+
 @dataclass(eq=False)
 class Built:
     """A problem with the meaning of its nodes. `made` and `needed`: where each tensor comes from and who reads it.
-    `arithmetic`: of each choice of a node, what it adds to a step at least, whatever overlaps.
+    `arithmetic`: of each choice of a node, what it adds to a step at least, whatever overlaps; `of_ops`: the same op by
+    op.
     """
 
     problem: Problem
     arithmetic: list[np.ndarray]
+    of_ops: dict[Op, OpSeconds]
     nodes: list[Node]
     made: dict[Tensor, Port]
     needed: dict[Tensor, list[Port]]

@@ -14,7 +14,11 @@ import numpy as np
 from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.timeline import unhidden
 from unity_jax.machine.device import Device
+from unity_jax.pcg.graph import Graph, Tensor, trips
 from unity_jax.search.built import Built
+
+LIKELY = 0.95
+"""The part of a bound that holds although the plan may start fewer kernels than the program on one device."""
 
 
 def least_seconds(built: Built) -> float:
@@ -57,12 +61,17 @@ def arithmetic_seconds(built: Built, assignment: Sequence[int]) -> float:
     return sum(float(seconds[choice]) for seconds, choice in zip(built.arithmetic, assignment, strict=True))
 
 
-def plan_seconds(built: Built, assignment: Sequence[int], collectives: Resharder) -> float:
-    """A bound of one plan's step: its arithmetic and what its communication takes from it, or its busiest network.
+def plan_seconds(built: Built, assignment: Sequence[int], graph: Graph, sure: Resharder, full: Resharder) -> float:
+    """A bound of one plan's step: its arithmetic and what its communication takes from it; its busiest network; the
+    chain of ops and moves that wait for each other.
 
-    **Arguments:** `collectives`: prices of moves that are sure.
+    How many kernels start, and which, is known of the program as it is on one device: of those bounds that count starts
+    a part (`LIKELY`) is taken.
+
+    **Arguments:** `graph`: of the program; `sure`: prices of moves that are sure, however many of them are combined;
+    `full`: of moves by themselves.
     """
-    machine = collectives.machine
+    machine = sure.machine
     dearest: dict[int, float] = {}
     for tensor, readers in built.needed.items():
         maker = built.made[tensor]  # the same for a tensor and for what barriers make of it
@@ -70,8 +79,42 @@ def plan_seconds(built: Built, assignment: Sequence[int], collectives: Resharder
         for reader in readers:
             layout = reader.layouts[assignment[reader.node]]
             if layout != made:
-                seconds = float(collectives.table(tensor.shape, tensor.dtype, (made, layout))[0, 1]) * reader.repeat
+                seconds = float(sure.table(tensor.shape, tensor.dtype, (made, layout))[0, 1]) * reader.repeat
                 dearest[id(maker)] = max(dearest.get(id(maker), 0.0), seconds)
     sent = sum(dearest.values())  # readers share copies: no more is sure than the one that is dearest to serve
-    arithmetic = arithmetic_seconds(built, assignment)
-    return max(arithmetic + unhidden(machine) * sent, sent / machine.num_levels)
+    busy = arithmetic_seconds(built, assignment) + unhidden(machine) * sent
+    starts = sum(op.start * op.repeat for op in built.of_ops.values())
+    chain = _Chain(built, assignment, full)(graph)
+    return max(busy, sent / machine.num_levels, LIKELY * (busy + starts), LIKELY * chain)
+
+
+class _Chain:
+    """The longest chain of ops and moves that wait for each other (the critical path)."""
+
+    def __init__(self, built: Built, assignment: Sequence[int], prices: Resharder) -> None:
+        self.built, self.assignment, self.prices = built, assignment, prices
+
+    def __call__(self, graph: Graph) -> float:
+        """Seconds of the chain through one run of a graph whose inputs are there; a loop runs its body in turn."""
+        ready: dict[Tensor, float] = {}
+        for op in graph.ops:
+            of = self.built.of_ops.get(op)
+            if of is None:
+                end = max((ready.get(t, 0.0) for t in op.inputs), default=0.0)
+                end += trips(op) * sum(self(body) for body in op.bodies)
+            else:
+                end = max((ready.get(t, 0.0) + self._moved(t, of.node) for t in op.inputs), default=0.0)
+                end += float(of.least[self.assignment[of.node]]) + of.start
+            ready.update(dict.fromkeys(op.outputs, end))
+        return max((ready.get(t, 0.0) for t in graph.outputs), default=0.0)
+
+    def _moved(self, t: Tensor, node: int) -> float:
+        """Seconds to bring a tensor into the layout in which a node reads it."""
+        maker = self.built.made.get(t)
+        if maker is None:
+            return 0.0
+        made = maker.layouts[self.assignment[maker.node]]
+        wanted = {p.layouts[self.assignment[node]] for p in self.built.needed.get(t, ()) if p.node == node}
+        if not wanted or made in wanted:
+            return 0.0
+        return min(float(self.prices.table(t.shape, t.dtype, (made, layout))[0, 1]) for layout in wanted)

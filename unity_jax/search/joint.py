@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
@@ -45,9 +44,11 @@ def plan(
     followed: Program | None = None,
 ) -> Candidate:
     """The best plan over meshes and rewrites, if `options` allow those. Never worse than that of the program as it is,
-    nor, unless it is deep or one is `followed`, than that of the program rewritten for one device.
+    nor, unless it is deep or one is `followed`, than that of the program rewritten for one device on the mesh that is
+    best for the program as it is.
 
-    A program that does not fit as it is is not rewritten: what it needs is memory, which is not what rewriting saves.
+    Rewritten programs are planned for the meshes that came near the best. A program that does not fit as it is is not
+    rewritten: what it needs is memory, which is not what rewriting saves.
 
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
@@ -71,13 +72,14 @@ def plan(
     if not found:
         chosen = planner.plan(meshes) if sketches else first
         return chosen.noting(searched=planner.searched(meshes) + searched)
-    chosen = planner.plan([c.mesh for c in sketches], [v.plan for v in found])
-    likely = dict.fromkeys([first.mesh, chosen.mesh, *(c.mesh for c in sketches if c.seconds <= WORSE * first.seconds)])
+    chosen = planner.plan(planner.tried(meshes) if sketches else [], found if sketches else [first, *found])
+    near = [c.mesh for c in sketches if c.seconds <= WORSE * first.seconds]
+    likely = list(dict.fromkeys([first.mesh, chosen.mesh, *near]))
     searched += planner.searched(meshes)
     for variant in found:
-        other = planner.like(variant.plan.program)
-        chosen = other.plan(list(likely) if variant.deep else meshes, [chosen])
-        searched += other.searched(meshes)
+        other = planner.like(variant.program)
+        chosen = other.plan(likely, [chosen])
+        searched += other.searched(likely)
     return chosen.noting(searched=searched)
 
 
@@ -113,14 +115,7 @@ def one_device(machine: Machine) -> Machine:
     return Machine(f"one {machine.device.kind}", (machine.device,), (Level("device", 1, math.inf, 0.0),))
 
 
-class _Variant(NamedTuple):
-    """A plan of a rewritten program for the first mesh; whether the program is deep: then the plan is for that only."""
-
-    plan: Candidate
-    deep: bool
-
-
-def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tuple[list[_Variant], Searched]:
+def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tuple[list[Candidate], Searched]:
     """Variants for the same mesh that may be faster, none if nothing is; of a deep program, made of what its shallow
     twin finds, but for its towers: a twin may have cut one of two. And how many were tried.
 
@@ -131,10 +126,10 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
     twin = shallow(first.program)
     if len(twin.program.graph.ops) > len(first.program.graph.ops) // 2:
         every, _, searched = _explored(planner, first, single, paired)
-        return [_Variant(c, False) for c in every], searched
+        return every, searched
     towers = Search(planner, _moves(planner, first, [], paired))
     base = towers.run(first)
-    variants = [_Variant(base, False)] if base is not first else []
+    variants = [base] if base is not first else []
     program, pins, mesh = base.program, planner.pins, first.mesh
     twin = shallow(program) if variants else twin
     outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
@@ -148,8 +143,8 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
     graph, done = replayed(program.graph, twin.program.graph, found[0].program.rewrites[before:], rules, moves.seconds)
     if not done:
         return variants, searched
-    made = planner.like(program.rewritten(graph, (*program.rewrites, *done))).promising(mesh)
-    return ([_Variant(made, True)] if is_better(made, base, planner.limit) else variants), searched
+    made = planner.like(program.rewritten(graph, (*program.rewrites, *done)), follows=True).promising(mesh)
+    return ([made] if is_better(made, base, planner.limit) else variants), searched
 
 
 def _moves(planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]) -> Moves:
@@ -186,7 +181,7 @@ def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, 
     after = search.run(before)
     if after is before:
         return start, search.searched
-    made = planner.like(after.program).promising(start.mesh)
+    made = planner.like(after.program, follows=True).promising(start.mesh)
     rewrites = shared_out(after.program.rewrites, start.seconds - made.seconds)
     program = after.program.rewritten(after.program.graph, rewrites)
     return dataclasses.replace(made, program=program), search.searched

@@ -8,12 +8,12 @@ What to do when tables would grow too large, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .bounds import lower_bound
+from .bounds import Bound, lower_bound
 from .eliminate import Order, minimize, order
 from .local import Local
 from .model import Model
@@ -37,8 +37,10 @@ class Optimum:
     lower_bound: float
 
 
-def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int, rounds: int = len(SWEEPS)) -> Optimum:
-    """The best assignment of the model, no worse than any seed that the model still holds.
+def optimum(
+    model: Model, seeds: Callable[[], Sequence[np.ndarray]], table_limit: int, rounds: int = len(SWEEPS)
+) -> Optimum:
+    """The best assignment of the model, no worse than any seed that the model still holds, if seeds are needed.
 
     `rounds` of bounding and searching are made where elimination does not fit, fewer if the gap is small before.
     """
@@ -46,21 +48,27 @@ def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int, rounds:
     net, plan = planned(small, table_limit)
     if plan is not None and plan.work <= MODEST_WORK:
         return _exact(small, net, plan, table_limit)
-    known = [_settled(model, s) for s in (*seeds, _first(small))]
+    known = [improved(model, s) for s in (*seeds(), _first(small))]
     best, floor = min(known, key=lambda k: k.cost), -np.inf
     for sweeps in SWEEPS[:rounds]:
         bound = lower_bound(network(small, table_limit, relaxed=True), sweeps)
         floor = max(floor, bound.value)
+        if best.cost - floor <= CLOSE * abs(best.cost):
+            break
+        fixed = _fixed(small, bound, best.cost)
+        net, plan = planned(fixed, table_limit)
+        if plan is not None and plan.work <= MODEST_WORK:
+            small = fixed
+            break
         ranks = bound.least
         for _ in range(TRIES):
-            better = _restricted(model, small, ranks, [best.assignment, *seeds], table_limit)
+            better = _restricted(model, small, ranks, [best.assignment, *seeds()], table_limit)
             if better is None or better.cost >= best.cost:
                 break
             best, ranks = better, _around(small, better.assignment)
         if best.cost - floor <= CLOSE * abs(best.cost):
             break
-        fixed = small.choose(lambda i, b=bound, c=best.cost: b.least[i] < c)
-        small = pruned(fixed) if fixed.strategies() < WORTHWHILE * small.strategies() else fixed
+        small = _fixed(small, bound, best.cost)
         net, plan = planned(small, table_limit)
         if plan is not None:
             break
@@ -68,6 +76,12 @@ def optimum(model: Model, seeds: Sequence[np.ndarray], table_limit: int, rounds:
         exact = _exact(small, net, plan, table_limit)
         best, floor = min(best, exact, key=lambda k: k.cost), exact.cost
     return Optimum(best.assignment, best.cost, min(floor, best.cost))
+
+
+def _fixed(model: Model, bound: Bound, known: float) -> Model:
+    """The model without the strategies that the bound shows to cost more than what is known."""
+    fixed = model.choose(lambda i: bound.least[i] < known)
+    return pruned(fixed) if fixed.strategies() < WORTHWHILE * model.strategies() else fixed
 
 
 def planned(model: Model, table_limit: int) -> tuple[Network, Order | None]:
@@ -87,7 +101,7 @@ def _first(model: Model) -> np.ndarray:
     return model.original([int(np.argmin(model.store[u])) for u in model.unary])
 
 
-def _settled(model: Model, assignment: np.ndarray) -> Optimum:
+def improved(model: Model, assignment: np.ndarray) -> Optimum:
     """An assignment improved by single changes."""
     start = [int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]
     here = Local(model, np.array(start))
@@ -136,7 +150,7 @@ def _restricted(
         trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n)))
         net, plan = planned(trial, table_limit)
         if plan is not None and plan.largest <= limit and plan.work <= MODEST_WORK:
-            return _settled(model, trial.original(minimize(net, plan, table_limit).assignment))
+            return improved(model, trial.original(minimize(net, plan, table_limit).assignment))
         if low == 0:
             return None
         low //= 2

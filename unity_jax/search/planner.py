@@ -29,7 +29,7 @@ from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds, uneven_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
 from unity_jax.search.problem import Usage
-from unity_jax.search.refine import by_axis, coarser, refined
+from unity_jax.search.refine import by_axis, carried, coarser, refined
 from unity_jax.search.rings import with_rings
 from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
@@ -56,13 +56,20 @@ NEGLIGIBLE = 0.08
 are worth trying."""
 
 
+BEHIND = 1.1
+"""How many times as long as the best one a plan takes that no rewrite brings to the front."""
+
+WORTHWHILE = 0.02
+"""The part of a step that a plan for another mesh must be able to save."""
+
+
 class Solved(NamedTuple):
     """A problem without a memory limit, the best assignment found, plans of coarser meshes where that began, and
     whether the assignment is proved to be the best."""
 
     built: Built
     assignment: np.ndarray
-    lifted: dict[str, np.ndarray]
+    lifted: dict[MeshAxes, np.ndarray]
     exact: bool
 
 
@@ -77,20 +84,33 @@ class Planner:
         self.rules = RuleCache()
         self.traffic = Traffic.of(program.graph, machine.device.compiler)
         self._builders: dict[MeshAxes, Builder] = {}
+        self._problems: dict[MeshAxes, Built] = {}
         self._solutions: dict[MeshAxes, Solved] = {}
         self._proposals: dict[MeshAxes, Candidate] = {}
-        self._experts: dict[MeshAxes, dict[str, np.ndarray]] = {}
+        self._experts: dict[tuple[MeshAxes, bool], dict[str, np.ndarray]] = {}
+        self._competed: set[MeshAxes] = set()
         self._resharders: dict[MeshAxes, Resharder] = {}
+        self._sure: dict[MeshAxes, Resharder] = {}
         self._interned: dict[MeshAxes, dict[Hashable, Any]] = {}
         self._stores: dict[MeshAxes, Store] = {}
         self._limited: set[MeshAxes] = set()
+        self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
+        self._base: Planner | None = None
+        self._follows = False
 
-    def like(self, program: Program, limit: float | None = None, pins: Pins | None = None) -> Planner:
+    def like(
+        self, program: Program, limit: float | None = None, pins: Pins | None = None, follows: bool = False
+    ) -> Planner:
         """A planner for a variant of the program, with the same limit and pins unless given; what equal ops share is
-        shared."""
+        shared, and what was found for the program is where it starts.
+
+        **Arguments:** `follows`: it goes no further: of a mesh for which this planner has a solution it takes that,
+        with what is best for what differs.
+        """
         other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins, self.rivals)
-        other.rules, other._resharders, other._interned = self.rules, self._resharders, self._interned
-        other._stores = self._stores
+        other._base, other._follows = self, follows
+        other.rules, other._resharders, other._sure = self.rules, self._resharders, self._sure
+        other._interned, other._stores = self._interned, self._stores
         return other
 
     def sketch(self, meshes: Sequence[MeshAxes]) -> list[Candidate]:
@@ -98,9 +118,10 @@ class Planner:
         found: list[Candidate] = []
         for mesh in meshes:
             progress.stage(f"mesh ({mesh})")
-            found.append(self._proposed(mesh))
-            if self._is_enough(found, mesh):
-                break
+            if self._may_win(found, mesh):
+                found.append(self._proposed(mesh))
+                if self._is_enough(found, mesh):
+                    break
         return found
 
     def plan(self, meshes: Sequence[MeshAxes], rivals: Sequence[Candidate] = ()) -> Candidate:
@@ -113,9 +134,10 @@ class Planner:
         """
         found = list(rivals)
         for mesh in meshes:
-            self._compete(found, mesh)
-            if self._is_enough(found, mesh):
-                break
+            if self._may_win(found, mesh):
+                self._compete(found, mesh)
+                if self._is_enough(found, mesh):
+                    break
         return self._with_rivals(self._with_rings(found), found)
 
     def _with_rivals(self, chosen: Candidate, found: Sequence[Candidate]) -> Candidate:
@@ -128,6 +150,16 @@ class Planner:
         nearest = sorted(known.values(), key=lambda c: c.seconds)[: self.rivals]
         return chosen.noting(rivals=tuple(c.noting(rivals=()) for c in nearest))
 
+    def _may_win(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
+        """Whether a mesh may be better than what the search found for another one: by what communication takes there,
+        and what the arithmetic of that plan takes longer than it has to on this mesh."""
+        now = best(found, self.limit) if found else None
+        if now is None or self.rivals or not now.fits(self.limit) or now is not self._proposals.get(now.mesh):
+            return True
+        there = self._solved(now.mesh)
+        longer = arithmetic_seconds(there.built, there.assignment) - self._builder(mesh).least_seconds()
+        return now.timeline.exposed_communication_seconds + longer >= WORTHWHILE * now.seconds
+
     def _is_enough(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
         """Whether no more meshes are tried after this one."""
         now = best(found, self.limit)
@@ -138,9 +170,13 @@ class Planner:
             return now.timeline.exposed_communication_seconds + undivided + uneven < NEGLIGIBLE * now.seconds
         return len(mesh.names) == 1 and self._is_hopeless(mesh)
 
+    def tried(self, meshes: Sequence[MeshAxes]) -> list[MeshAxes]:
+        """Which of these meshes have been planned for so far."""
+        return [m for m in meshes if m in self._proposals]
+
     def searched(self, meshes: Sequence[MeshAxes]) -> Searched:
-        """Which of these meshes have been planned for so far, and how."""
-        tried = [m for m in meshes if m in self._proposals]
+        """Which of these meshes have been planned for, and how."""
+        tried = self.tried(meshes)
         skipped = (str(m) for m in meshes if m not in self._proposals)
         inexact = (str(m) for m in tried if m in self._limited or not self._solved(m).exact)
         return Searched(tuple(map(str, tried)), tuple(skipped), tuple(inexact))
@@ -151,6 +187,11 @@ class Planner:
         if not found[0].fits(self.limit):
             self._within_limit(found, found[0])
         return best(found, self.limit)
+
+    def added(self, mesh: MeshAxes) -> float | None:
+        """What the times of the best plan for a mesh add up to, nothing overlapping; None where memory was short."""
+        solved = self._solved(mesh)
+        return None if mesh in self._limited else solved.built.problem.cost(solved.assignment)
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
         """The planner's answer for one mesh, then the seeds that were worth a simulation."""
@@ -163,17 +204,21 @@ class Planner:
         progress.stage(f"mesh ({mesh}), and what experts would do on it")
         solved, own = self._solved(mesh), self._proposed(mesh)
         found.append(own)
-        self._contend(found, solved.built, True, solved.lifted)
+        others = {f"search on ({m})": x for m, x in solved.lifted.items() if not np.array_equal(x, solved.assignment)}
+        self._contend(found, solved.built, True, others)
         if self.rivals or best(found, self.limit).seconds > least_seconds(solved.built):
             self._contend(found, solved.built, True, self._expert_seeds(mesh))
+            self._competed.add(mesh)
         if not own.fits(self.limit):
             self._within_limit(found, own)
 
     def _proposed(self, mesh: MeshAxes) -> Candidate:
-        """What the problem of a mesh without a memory limit proposes."""
+        """What the problem of a mesh without a memory limit proposes, that of a coarser mesh where it is the same."""
         if mesh not in self._proposals:
             solved = self._solved(mesh)
-            self._proposals[mesh] = self._finish(solved.built, solved.assignment, True, "search")
+            same = (m for m, x in solved.lifted.items() if np.array_equal(x, solved.assignment))
+            known = next((self._proposals[m] for m in same if m in self._proposals), None)
+            self._proposals[mesh] = known or self._finish(solved.built, solved.assignment, True, "search")
         return self._proposals[mesh]
 
     def _with_rings(self, found: Sequence[Candidate]) -> Candidate:
@@ -188,13 +233,26 @@ class Planner:
         return with_rings(found, now, self.limit, make) if now.fits(self.limit) else now
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
-        """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted."""
-        collectives = Resharder(self.machine, built.mesh, sure=True)
+        """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted.
+
+        Of a variant none could be that was far behind for the program that it is made of.
+        """
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
-            now = best(found, self.limit)
-            may_win = not now.fits(self.limit) or plan_seconds(built, seed, collectives) < now.seconds
+            now, key = best(found, self.limit), (built.mesh, name, keep)
+            far = self._base is not None and self._base._behind.get(key, 0.0) > BEHIND
+            may_win = not now.fits(self.limit) or not (far or self.floor(built, seed) >= now.seconds)
             if may_win or self.rivals:
-                found.append(self._finish(built, seed, keep, name))
+                made = self._finish(built, seed, keep, name)
+                self._behind[key] = made.seconds / now.seconds
+                found.append(made)
+
+    def floor(self, built: Built, assignment: np.ndarray) -> float:
+        """Seconds below which the step of a plan is not (`floors.plan_seconds`)."""
+        mesh = built.mesh
+        if mesh not in self._sure:
+            self._sure[mesh] = Resharder(self.machine, mesh, sure=True)
+        full = self._builder(mesh).resharder
+        return plan_seconds(built, assignment, self.program.graph, self._sure[mesh], full)
 
     def _builder(self, mesh: MeshAxes) -> Builder:
         if mesh not in self._builders:
@@ -211,46 +269,65 @@ class Planner:
             )
         return self._builders[mesh]
 
+    def _problem(self, mesh: MeshAxes) -> Built:
+        """The problem of a mesh without a memory limit."""
+        if mesh not in self._problems:
+            self._problems[mesh] = self._builder(mesh).build(keep=True)
+        return self._problems[mesh]
+
     def _solved(self, mesh: MeshAxes) -> Solved:
         """The problem of a mesh without a memory limit and its solution."""
         if mesh not in self._solutions:
-            built = self._builder(mesh).build(keep=True)
+            built = self._problem(mesh)
+            store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
+            before = None if self._base is None else self._base._solutions.get(mesh)
+
+            def known() -> list[np.ndarray]:
+                return [] if before is None else [carried(before.built, before.assignment, built, store)]
+
+            if before is not None and self._follows:
+                self._solutions[mesh] = Solved(built, *known(), {}, False)
+                return self._solutions[mesh]
             lifted = self._lifted(built, mesh)
-            if len(mesh.names) == 1:
-                store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
-                solution = solve(built.problem, store=store)  # exact, mostly: seeds could add nothing
-                assignment, exact = solution.assignment, solution.gap < PROVED
+
+            def seeds() -> list[np.ndarray]:
+                experts = self._experts_of(built, len(lifted) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
+                return [*known(), *experts.values(), *lifted.values()]  # of coarser meshes: stand for their experts
+
+            if by_one_axis_at_a_time(built):
+                assignment, exact = by_axis(built, seeds()), False
             else:
-                # Plans of coarser meshes stand for the experts that those could express.
-                combined = [e for e in experts(mesh) if e.is_combined] if len(mesh.names) == 2 else []
-                styles = combined if len(lifted) == len(mesh.names) - 1 else None
-                seeds = [*expert_seeds(self.program, built, mesh, self.rules, styles).values(), *lifted.values()]
-                if by_one_axis_at_a_time(built):
-                    assignment, exact = by_axis(built, seeds), False
-                else:
-                    store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
-                    solution = solve(built.problem, seeds=seeds, store=store)
-                    assignment, exact = solution.assignment, solution.gap < PROVED
+                solution = solve(built.problem, seeds=seeds, store=store)
+                assignment, exact = solution.assignment, solution.gap < PROVED
             self._solutions[mesh] = Solved(built, assignment, lifted, exact)
         return self._solutions[mesh]
 
-    def _lifted(self, built: Built, mesh: MeshAxes) -> dict[str, np.ndarray]:
+    def _lifted(self, built: Built, mesh: MeshAxes) -> dict[MeshAxes, np.ndarray]:
         """The solutions of the meshes that this one refines, as plans for this one."""
-        lifted: dict[str, np.ndarray] = {}
+        lifted: dict[MeshAxes, np.ndarray] = {}
         if self.pins.tensors or self.pins.outputs:  # pins name the axes of one mesh
             return lifted
         for coarse, group in coarser(mesh):
             solved = self._solved(coarse)
             found = refined(solved.built, solved.assignment, built, group)
             if found is not None:
-                lifted[f"search on ({coarse})"] = found
+                lifted[coarse] = found
         return lifted
 
     def _expert_seeds(self, mesh: MeshAxes) -> dict[str, np.ndarray]:
-        """Every expert plan of a mesh."""
-        if mesh not in self._experts:
-            self._experts[mesh] = expert_seeds(self.program, self._solved(mesh).built, mesh, self.rules)
-        return self._experts[mesh]
+        """The expert plans of a mesh, but those that took part on coarser meshes."""
+        solved, coarse = self._solved(mesh), [m for m, _ in coarser(mesh)]
+        took_part = bool(coarse) and len(solved.lifted) == len(coarse) and self._competed.issuperset(coarse)
+        return self._experts_of(solved.built, took_part)
+
+    def _experts_of(self, built: Built, new: bool) -> dict[str, np.ndarray]:
+        """Expert plans; `new`: only those that no coarser mesh can express."""
+        mesh, key = built.mesh, (built.mesh, new)
+        if key not in self._experts:
+            combined = [e for e in experts(mesh) if e.is_combined] if len(mesh.names) == 2 else []
+            styles = combined if new else None
+            self._experts[key] = expert_seeds(self.program, built, mesh, self.rules, styles)
+        return self._experts[key]
 
     def _within_limit(self, found: list[Candidate], free: Candidate) -> None:
         """Add plans under the memory limit for the mesh of one without (`free`); they gather weights again for the
@@ -288,7 +365,7 @@ class Planner:
 
     def least_seconds(self, mesh: MeshAxes) -> float:
         """No plan for this mesh takes less."""
-        return least_seconds(self._builder(mesh).build(keep=True))
+        return least_seconds(self._problem(mesh))
 
     def least_bytes(self, mesh: MeshAxes) -> float:
         """Bytes per device that any plan on as many devices keeps alive at some time: every tensor split all ways it

@@ -9,14 +9,15 @@ small as for one axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.built import Built, Node
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
-from unity_jax.search.solver import solve
+from unity_jax.search.solver import adapted, solve
+from unity_jax.search.tables import Store
 
 PARTIAL = 99  # where a place's layout holds partial sums
 
@@ -51,6 +52,43 @@ def refined(coarse: Built, assignment: Sequence[int], fine: Built, group: Sequen
                 return None
             found[new.index] = same[0]
     return found
+
+
+def carried(old: Built, assignment: Sequence[int], new: Built, store: Store) -> np.ndarray:
+    """The assignment of a variant of a program for the same mesh: what both have in common is as it was; what is new,
+    and what is next to that, is best for it; then single changes are made that are cheaper."""
+    known: dict[object, object] = {}
+    for node, choice in zip(old.nodes, assignment, strict=True):
+        known.update(_meanings(node, int(choice)))
+    keep, fresh = [], set[int]()
+    for node in new.nodes:
+        choice = _choice(node, known)
+        keep.append(np.arange(node.size) if choice is None else np.array([choice]))
+        if choice is None:
+            fresh.add(node.index)
+    problem = new.problem
+    terms = [(e.i, e.j) for e in problem.edges] + [(s.producer, *s.consumers) for s in problem.shared]
+    for i in {i for term in terms if not fresh.isdisjoint(term) for i in term}:
+        keep[i] = np.arange(new.nodes[i].size)
+    return adapted(problem, keep, store)
+
+
+def _meanings(node: Node, choice: int) -> Iterator[tuple[object, object]]:
+    """What a choice means, by what stays in a variant: the tensors that ops make, the places of tensors."""
+    for op, strategies in zip(node.ops, node.strategies, strict=True):
+        yield from (((t, "op"), strategies[choice]) for t in op.outputs)
+    if not node.ops:
+        yield (node.tensor, node.kind, node.lifted), node.layouts[choice]
+
+
+def _choice(node: Node, known: Mapping[object, object]) -> int | None:
+    """The choice of a node that means what is known; None if nothing is."""
+    for op, strategies in zip(node.ops, node.strategies, strict=True):
+        before = known.get((op.outputs[0], "op")) if op.outputs else None
+        if before is not None and before in strategies:
+            return list(strategies).index(before)
+    before = None if node.ops else known.get((node.tensor, node.kind, node.lifted))
+    return node.layouts.index(before) if before in node.layouts else None
 
 
 def by_axis(built: Built, seeds: Sequence[np.ndarray], rounds: int = 3) -> np.ndarray:

@@ -11,27 +11,35 @@ limit becomes prices on time steps, then a repair against the true peak (`memory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from .memory import within
 from .model import Model
-from .optimum import optimum
+from .optimum import improved, optimum
 from .problem import Edge, Problem, Shared, Solution, Usage
 from .tables import Store
 
-__all__ = ["Edge", "Problem", "Shared", "Solution", "Usage", "solve", "store_for"]
+__all__ = ["Edge", "Problem", "Shared", "Solution", "Usage", "adapted", "solve", "store_for"]
+
+MOST_ENTRIES = 10**7
+"""The most entries of any table of an exact solution."""
 
 
 def solve(
-    problem: Problem, *, seeds: Sequence[np.ndarray] = (), table_limit: int = 10**7, store: Store | None = None
+    problem: Problem,
+    *,
+    seeds: Sequence[np.ndarray] | Callable[[], Sequence[np.ndarray]] = (),
+    table_limit: int = MOST_ENTRIES,
+    store: Store | None = None,
 ) -> Solution:
     """The cheapest assignment of a problem, never worse than a seed that fits the limit.
 
     **Arguments:**
     - `problem`: costs, and the memory limit if there is one.
-    - `seeds`: full assignments, such as expert plans.
+    - `seeds`: full assignments, such as expert plans; or what makes them, if they are needed.
     - `table_limit`: the most entries of any table; below it the result without a memory limit is exact.
     - `store`: what problems that are alike share; see `store_for`.
 
@@ -39,18 +47,25 @@ def solve(
     """
     store = store or store_for(problem)
     model = Model.of(problem, store)
-    seeds = [np.asarray(s, np.int64) for s in seeds]
-    free = optimum(model, seeds, table_limit)
+    known = functools.cache(lambda: [np.asarray(s, np.int64) for s in (seeds() if callable(seeds) else seeds)])
+    free = optimum(model, known, table_limit)
     bound = free.lower_bound
-    candidates = [free.assignment, *seeds]
+    candidates = [free.assignment] if callable(seeds) and problem.limit is None else [free.assignment, *known()]
     if problem.limit is not None and not problem.fits(free.assignment):
-        found, bound = within(problem, model, free, seeds, table_limit)
+        found, bound = within(problem, model, free, known(), table_limit)
         candidates += found
     best = min(candidates, key=lambda x: problem.rank(x))
     cost, peak = problem.cost(best), problem.peak(best)
     feasible = bool(np.isfinite(cost)) and problem.fits(best)
     proved = float(bound / store.scale)
     return Solution(best, cost, min(proved, cost) if feasible else proved, peak, feasible, store.largest)
+
+
+def adapted(problem: Problem, keep: Sequence[np.ndarray], store: Store) -> np.ndarray:
+    """The best assignment among some strategies of each node, improved by single changes until none is cheaper."""
+    model = Model.of(problem, store)
+    found = optimum(model.choose(lambda i: np.isin(model.values(i), keep[i])), list, MOST_ENTRIES)
+    return improved(model, found.assignment).assignment
 
 
 def store_for(problem: Problem, known: Store | None = None) -> Store:

@@ -14,12 +14,14 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from unity_jax import progress
 from unity_jax.machine.network import slowest
 from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program
 from unity_jax.rewrite.directions import inverse
 from unity_jax.rewrite.estimate import Seconds, by_kernels, one_by_one
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
@@ -56,12 +58,17 @@ def is_better(a: Candidate, b: Candidate, limit: float) -> bool:
 
 
 class Move(NamedTuple):
-    """A place in one of the graphs of a program, which runs `repeat` times a step, or the towers of that graph."""
+    """A place in one of the graphs of a program, which runs `repeat` times a step, or the towers of that graph.
+
+    **Fields:** `seen`: the place was found in the variant that this one was made of, and is found again when its turn
+    comes.
+    """
 
     path: Path
     repeat: int
     finder: Finder
     place: Place | Towers
+    seen: bool = False
 
 
 class Made(NamedTuple):
@@ -109,18 +116,36 @@ class Moves:
         self._made: dict[Place | Towers, Made | None] = {}
         self._firsts: dict[Place, First | None] = {}
         self._outcomes: dict[object, Outcome] = {}
+        self._origins: dict[Graph, tuple[Graph, Path]] = {}
 
     def __call__(self, whole: Graph) -> list[Move]:
         """Every move that does not cost too much."""
         if whole not in self._found:
+            before, at = self._origins.get(whole, (None, ()))
+            known = {} if before is None else self._by_graph(before)
             found = self._found[whole] = []
             for path, graph, repeat in nested(whole):
                 finder = Finder(graph, self.seconds, emitted=self.emitted)
-                every: list[Place | Towers] = [*finder.places(self.rules, None, -self.lost / repeat)]
+                old = graph_at(before, path) if before is not None and path == at else graph
+                seen = known.get(old)
+                least = -self.lost / repeat
+                near = None if seen is None else finder.above({*graph.ops}.difference(old.ops))
+                every: list[Place | Towers] = [*finder.places(self.rules, near, least)]
                 if self.stacking:
                     every += (Towers(tuple(pairs)) for pairs in (towers(graph), exchanged(graph)) if pairs)
                 found += [Move(path, repeat, finder, place) for place in every]
+                spots = {place.spots for place in every if isinstance(place, Place)}
+                left = [p for p in seen or () if p.spots not in spots and p.root in graph.producer]
+                found += [Move(path, repeat, finder, dataclasses.replace(p), True) for p in left]
         return self._found[whole]
+
+    def _by_graph(self, whole: Graph) -> dict[Graph, list[Place]]:
+        """The places of a program by the graph that they are in."""
+        found: dict[Graph, list[Place]] = {graph: [] for _, graph, _ in nested(whole)}
+        for move in self(whole):
+            if isinstance(move.place, Place):
+                found[move.finder.graph].append(move.place)
+        return found
 
     def made(self, whole: Graph, move: Move) -> Made | None:
         """What a move of a graph leads to, if it can be made."""
@@ -168,18 +193,20 @@ class Moves:
             return None
         graph, steps = made
         found = with_graph(whole, move.path, graph)
+        self._origins[found] = whole, move.path
         return Made(found, fingerprint(found, self.known), tuple((move.path, step) for step in steps))
 
     def _first(self, whole: Graph, move: Move) -> First | None:
         finder, place = move.finder, move.place
         assert isinstance(place, Place)
         if place not in self._firsts:
-            made = rewrite(finder, place)
-            if made is None:
+            again = finder.again(place) if move.seen else place
+            made = None if again is None else rewrite(finder, again)
+            if again is None or made is None:
                 self._firsts[place] = None
             else:
                 graph, near, step = made
-                near |= counterparts(place, finder.view, graph)
+                near |= counterparts(again, finder.view, graph)
                 self._firsts[place] = First(
                     graph, near, step, fingerprint(with_graph(whole, move.path, graph), self.known)
                 )
@@ -215,8 +242,28 @@ class Moves:
         return None
 
 
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A program with what its best plan for a mesh takes: simulated, or estimated where that plan is not made (`plan`).
+
+    **Fields:** `added`: what its planning problem adds up to, None where that says nothing: communication overlaps with
+    arithmetic, or memory is short.
+    """
+
+    program: Program
+    planner: Planner
+    mesh: MeshAxes
+    seconds: float
+    added: float | None
+    plan: Candidate | None
+
+
 class Search:
-    """A best-first search among the variants of a program."""
+    """A best-first search among the variants of a program.
+
+    Where nothing overlaps, what their planning problems add up to differs between two variants by as much as their
+    plans do: only a variant that is better by this difference is planned in full.
+    """
 
     def __init__(self, planner: Planner, moves: Moves) -> None:
         self.planner, self.moves = planner, moves
@@ -228,21 +275,25 @@ class Search:
         self.makes = 0
         self.searched = Searched()
         self.done: dict[Graph, tuple[Rewrite, ...]] = {}
+        self.best: Candidate
 
     def run(self, first: Candidate) -> Candidate:
         """The fastest variant that fits, within the budget."""
         allowed = left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
         self.makes = MADE * left
         self.seen.add(fingerprint(first.program.graph, self.moves.known))
-        chosen, order = first, itertools.count()
-        waiting = [(first.seconds, next(order), first)]
+        planner = self.planner if first.program is self.planner.program else self.planner.like(first.program)
+        added = None if _overlaps(first) else planner.added(first.mesh)
+        start = Variant(first.program, planner, first.mesh, first.seconds, added, first)
+        self.best, order = first, itertools.count()
+        waiting = [(start.seconds, next(order), start)]
         while waiting and left > 0:
             seconds, _, variant = heapq.heappop(waiting)
-            if seconds > WORSE * chosen.seconds:
+            if seconds > WORSE * self.best.seconds:
                 break
             for move in self._worth_a_plan(variant):
                 progress.stage(f"rewritten programs on {self.planner.machine.name}", allowed - left, allowed)
-                if variant is not chosen and move.place.key in self.tried:
+                if variant.plan is not self.best and move.place.key in self.tried:
                     continue  # of slower variants only what is new is rewritten further
                 made = self._planned(variant, move)
                 if made is None:
@@ -250,19 +301,19 @@ class Search:
                 left -= 1
                 self.tried.add(move.place.key)
                 heapq.heappush(waiting, (made.seconds, next(order), made))
-                better = is_better(made, chosen, self.planner.limit)
-                if better:
-                    chosen = made
+                better = made.plan is not None and is_better(made.plan, self.best, self.planner.limit)
+                if better and made.plan is not None:
+                    self.best = made.plan
                 if better or not left:
                     break  # what else there is, is found again in the better variant
         ended = not left or not self.makes
         self.searched = Searched(variants=allowed - left, allowed=allowed, out_of_budget=ended)
-        if chosen is first:
+        if self.best is first:
             return first
-        graph = chosen.program.graph
-        return dataclasses.replace(chosen, program=chosen.program.rewritten(graph, self.done[graph]))
+        graph = self.best.program.graph
+        return dataclasses.replace(self.best, program=self.best.program.rewritten(graph, self.done[graph]))
 
-    def _worth_a_plan(self, variant: Candidate) -> Iterator[Move]:
+    def _worth_a_plan(self, variant: Variant) -> Iterator[Move]:
         """The moves of a variant that are worth a plan, most promising first; what has been tried elsewhere comes last.
 
         Not worth one is what costs too much work, and what is too small to matter even on the slowest link, and as the
@@ -298,8 +349,8 @@ class Search:
                 self.saved[move.place.spots] = saved if abs(saved) > NEGLIGIBLE**2 * variant.seconds else 0.0
                 wait(number, move)
 
-    def _planned(self, variant: Candidate, move: Move) -> Candidate | None:
-        """The variant after a move, planned; None if it cannot be made, or is known."""
+    def _planned(self, variant: Variant, move: Move) -> Variant | None:
+        """The variant after a move, planned if it may be better than the best; None if it cannot be, or is known."""
         before = variant.program
         outcome = self.moves.outcome(before.graph, move)
         if outcome is None or outcome.fingerprint in self.seen:
@@ -308,13 +359,30 @@ class Search:
         if made is None or made.fingerprint in self.seen:
             return None
         self.seen.add(made.fingerprint)
-        candidate = self.planner.like(before.rewritten(made.graph, ())).promising(variant.mesh)
+        follows = variant.added is not None and isinstance(move.place, Place)  # stacked towers change all layouts
+        found = self._judged(variant, before.rewritten(made.graph, ()), follows)
         _, first = made.steps[0]
         where = _source(before.graph, move.path, move.place.root)
-        saved, proof = variant.seconds - candidate.seconds, self.moves.by_name[first.rule].proof
+        saved, proof = variant.seconds - found.seconds, self.moves.by_name[first.rule].proof
         did = Rewrite(first.rule, where, len(first.spots), saved, proof, made.steps)
         self.done[made.graph] = *self.done.get(before.graph, before.rewrites), did
-        return candidate
+        return found
+
+    def _judged(self, before: Variant, program: Program, follows: bool) -> Variant:
+        planner, mesh, added = before.planner.like(program, follows=follows), before.mesh, None
+        if before.added is not None and (added := planner.added(mesh)) is not None:
+            seconds = before.seconds + added - before.added
+            if seconds >= (1 - NEGLIGIBLE) * self.best.seconds:
+                return Variant(program, planner, mesh, seconds, added, None)
+        plan = planner.promising(mesh)
+        return Variant(program, planner, mesh, plan.seconds, added if plan.fits(planner.limit) else None, plan)
+
+
+def _overlaps(plan: Candidate) -> bool:
+    """Whether arithmetic hides communication, so that times do not add up."""
+    found = plan.timeline
+    hidden = found.compute_seconds + found.communication_seconds - found.step_seconds
+    return hidden > NEGLIGIBLE * found.step_seconds
 
 
 def _source(graph: Graph, path: Path, root: Tensor) -> str:
