@@ -43,6 +43,10 @@ MOST_VARIANTS = 32
 MADE = 3
 """How many variants may be made for each that may be planned."""
 
+PATIENCE = 8
+"""How many variants may be planned, one after the other, of which none is better; of those that are made twice as many
+may save nothing."""
+
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
 
@@ -285,9 +289,9 @@ class Search:
         planner = self.planner if first.program is self.planner.program else self.planner.like(first.program)
         added = None if _overlaps(first) else planner.added(first.mesh)
         start = Variant(first.program, planner, first.mesh, first.seconds, added, first)
-        self.best, order = first, itertools.count()
+        self.best, order, vain = first, itertools.count(), 0
         waiting = [(start.seconds, next(order), start)]
-        while waiting and left > 0:
+        while waiting and left > 0 and vain < PATIENCE:
             seconds, _, variant = heapq.heappop(waiting)
             if seconds > WORSE * self.best.seconds:
                 break
@@ -304,9 +308,10 @@ class Search:
                 better = made.plan is not None and is_better(made.plan, self.best, self.planner.limit)
                 if better and made.plan is not None:
                     self.best = made.plan
-                if better or not left:
+                vain = 0 if better else vain + 1
+                if better or not left or vain >= PATIENCE:
                     break  # what else there is, is found again in the better variant
-        ended = not left or not self.makes
+        ended = not left or not self.makes or vain >= PATIENCE
         self.searched = Searched(variants=allowed - left, allowed=allowed, out_of_budget=ended)
         if self.best is first:
             return first
@@ -338,15 +343,17 @@ class Search:
             place = move.place
             if move.repeat * max(place.bytes / self.bandwidth, place.gain.starts) >= least:
                 wait(number, move)
+        vain = 0
         while waiting:
             *_, number, is_known, move = heapq.heappop(waiting)
             if is_known:
                 yield move
-            elif self.makes > 0:
+            elif self.makes > 0 and vain < 2 * PATIENCE:
                 gain = self.moves.gain(graph, move)
                 self.makes -= gain is not None
                 saved = -math.inf if gain is None else move.repeat * gain.on(devices)
                 self.saved[move.place.spots] = saved if abs(saved) > NEGLIGIBLE**2 * variant.seconds else 0.0
+                vain = 0 if self.saved[move.place.spots] > 0 else vain + 1
                 wait(number, move)
 
     def _planned(self, variant: Variant, move: Move) -> Variant | None:
