@@ -28,6 +28,7 @@ from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds, uneven_seconds
 from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
+from unity_jax.search.placement import is_uniform
 from unity_jax.search.problem import Usage
 from unity_jax.search.refine import by_axis, carried, coarser, refined
 from unity_jax.search.rings import with_rings
@@ -324,8 +325,9 @@ class Planner:
         """Expert plans; `new`: only those that no coarser mesh can express."""
         mesh, key = built.mesh, (built.mesh, new)
         if key not in self._experts:
-            combined = [e for e in experts(mesh) if e.is_combined] if len(mesh.names) == 2 else []
-            styles = combined if new else None
+            styles = experts(mesh, is_uniform(self.machine))
+            if new:
+                styles = (e for e in styles if e.is_combined and len(mesh.names) == 2)
             self._experts[key] = expert_seeds(self.program, built, mesh, self.rules, styles)
         return self._experts[key]
 
@@ -344,7 +346,7 @@ class Planner:
         if self.least_bytes(mesh) > self.limit:
             found.append(self._finish(built, solve(priced_by_memory(problem)).assignment, False, "search"))
             return
-        seeds = expert_seeds(self.program, built, mesh, self.rules)
+        seeds = expert_seeds(self.program, built, mesh, self.rules, experts(mesh, is_uniform(self.machine)))
         self._contend(found, built, False, seeds)
         now, limit = best(found, self.limit), self.limit
         if now.fits(limit) and now.seconds <= CLOSE * free.seconds:

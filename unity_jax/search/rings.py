@@ -20,6 +20,7 @@ from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, nested, part
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.decompose import Match, Place, decompose, matches
 
@@ -53,15 +54,18 @@ def with_rings(
     """
     known: dict[object, float] = {}
     # Rings hide communication: no candidate becomes faster than its arithmetic. Several seeds may have led to one plan.
-    open_to = [c for c in found if c.timeline.compute_seconds < _less(now.seconds) and c.fits(limit)]
+    open_to = [c for c in found if c.timeline.compute_seconds < _less(now.seconds)]
     differ = {(c.program, c.mesh, c.seconds, c.timeline.compute_seconds): c for c in reversed(open_to)}
-    first = {c.program: c for c in sorted(differ.values(), key=lambda c: -c.seconds)}
     proposed = [(c, proposals(c, known)) for c in reversed(differ.values())]
     saved = [sum(p.seconds for p in kinds) for _, kinds in proposed]
-    left = float(SIMULATED_OPS)
+    left, first = float(SIMULATED_OPS), dict[Program, Candidate]()
+    for c in sorted((c for c, _ in proposed), key=lambda c: c.seconds):
+        if c.program not in first and c.fits(limit):
+            first[c.program] = c
     for i in sorted(range(len(proposed)), key=lambda i: proposed[i][0].seconds - saved[i]):
         base, kinds = proposed[i]
-        if not kinds or (base is not first[base.program] and base.seconds - saved[i] >= _less(now.seconds)):
+        is_first = base is first.get(base.program)
+        if not kinds or not (is_first or (base.seconds - saved[i] < _less(now.seconds) and base.fits(limit))):
             continue
         everything = frozenset(place for p in kinds for place in p.places)
         steps = [everything, *(p.places for p in kinds)] if len(kinds) > 1 else [everything]
