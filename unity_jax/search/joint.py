@@ -29,7 +29,7 @@ from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
-from unity_jax.search.twin import replayed, shallow
+from unity_jax.search.twin import replayed
 from unity_jax.search.variants import WORSE, Moves, Search, is_better
 
 
@@ -117,30 +117,27 @@ def one_device(machine: Machine) -> Machine:
 
 def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tuple[list[Candidate], Searched]:
     """Variants for the same mesh that may be faster, none if nothing is; of a deep program, made of what its shallow
-    twin finds, but for its towers: a twin may have cut one of two. And how many were tried.
-
-    A twin needs less memory than the program: its plans have no limit.
-    """
+    twin finds, but for its towers: a twin may have cut one of two. And how many were tried."""
     paired = [r for r in rules if r in stacking()]
     single = [r for r in rules if is_applicable(r)]
-    twin = shallow(first.program)
-    if len(twin.program.graph.ops) > len(first.program.graph.ops) // 2:
+    if planner.twin is None:
         every, _, searched = _explored(planner, first, single, paired)
         return every, searched
     towers = Search(planner, _moves(planner, first, [], paired))
     base = towers.run(first)
     variants = [base] if base is not first else []
-    program, pins, mesh = base.program, planner.pins, first.mesh
-    twin = shallow(program) if variants else twin
-    outputs = {new: pins.outputs[old] for new, old in enumerate(twin.outputs) if old in pins.outputs}
-    scout = planner.like(twin.program, math.inf, dataclasses.replace(pins, outputs=outputs))
+    program, mesh = base.program, first.mesh
+    of = planner.like(program) if variants else planner
+    if of.scout is None:
+        return variants, towers.searched
+    scout, twin = of.scout, of.scout.program
     start = scout.promising(mesh)
     found, moves, searched = _explored(scout, start, single, [])
     searched += towers.searched
     if not found:
         return variants, searched
-    before = len(twin.program.rewrites)
-    graph, done = replayed(program.graph, twin.program.graph, found[0].program.rewrites[before:], rules, moves.seconds)
+    before = len(twin.rewrites)
+    graph, done = replayed(program.graph, twin.graph, found[0].program.rewrites[before:], rules, moves.seconds)
     if not done:
         return variants, searched
     made = planner.like(program.rewritten(graph, (*program.rewrites, *done)), follows=True).promising(mesh)

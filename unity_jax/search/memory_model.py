@@ -48,6 +48,11 @@ def least_peak(usage: Sequence[Usage]) -> float:
     return float(np.cumsum(change).max())
 
 
+def divided(usage: Sequence[Usage], ways: int) -> list[Usage]:
+    """As if every tensor was split evenly so many ways."""
+    return [Usage(u.node, u.bytes.max(keepdims=True) / ways, u.start, u.end) for u in usage]
+
+
 def priced_by_memory(problem: Problem) -> Problem:
     """The problem with bytes at the busiest time step as its first concern: its solution is a plan that needs little
     memory.

@@ -9,13 +9,14 @@ because each is simulated too unless its floor (`floors`) shows that it cannot w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from unity_jax import progress
-from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
@@ -24,33 +25,23 @@ from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.built import Built
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
+from unity_jax.search.common import Common
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds, uneven_seconds
-from unity_jax.search.memory_model import least_peak, priced_by_memory, usage
+from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
 from unity_jax.search.placement import is_uniform
-from unity_jax.search.problem import Usage
-from unity_jax.search.refine import by_axis, carried, coarser, refined
+from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, refined
 from unity_jax.search.rings import with_rings
 from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
-from unity_jax.search.tables import Store
+from unity_jax.search.twin import Twin, shallow
 
 CLOSE = 1.1
 """How much slower than without a memory limit a plan may be that makes a search under the limit superfluous."""
 
 PROVED = 1e-6
 """The gap, as a part of its cost, that rounding alone may leave between an assignment and its lower bound."""
-
-MANY_CHOICES = 100_000
-"""Strategies of all ops together, beyond which two axes are planned one at a time."""
-
-
-def by_one_axis_at_a_time(built: Built) -> bool:
-    """Whether all axes together make too many choices: three axes always, two axes for thousands of ops."""
-    axes = len(built.mesh.names)
-    return axes > 2 or (axes == 2 and sum(node.size for node in built.nodes) > MANY_CHOICES)
-
 
 NEGLIGIBLE = 0.08
 """The part of a step that exposed communication, undivided arguments and uneven arithmetic may take before other meshes
@@ -59,6 +50,9 @@ are worth trying."""
 
 BEHIND = 1.1
 """How many times as long as the best one a plan takes that no rewrite brings to the front."""
+
+FAR = 1.5
+"""How many times as long as the best plan for its twin an expert's takes at least that is not tried for a program."""
 
 WORTHWHILE = 0.02
 """The part of a step that a plan for another mesh must be able to save."""
@@ -82,7 +76,7 @@ class Planner:
     ) -> None:
         self.program, self.machine, self.pins, self.rivals = program, machine, pins, rivals
         self.limit = machine.device.memory_bytes if limit is None else limit
-        self.rules = RuleCache()
+        self.common = Common(machine)
         self.traffic = Traffic.of(program.graph, machine.device.compiler)
         self._builders: dict[MeshAxes, Builder] = {}
         self._problems: dict[MeshAxes, Built] = {}
@@ -90,10 +84,6 @@ class Planner:
         self._proposals: dict[MeshAxes, Candidate] = {}
         self._experts: dict[tuple[MeshAxes, bool], dict[str, np.ndarray]] = {}
         self._competed: set[MeshAxes] = set()
-        self._resharders: dict[MeshAxes, Resharder] = {}
-        self._sure: dict[MeshAxes, Resharder] = {}
-        self._interned: dict[MeshAxes, dict[Hashable, Any]] = {}
-        self._stores: dict[MeshAxes, Store] = {}
         self._limited: set[MeshAxes] = set()
         self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
         self._base: Planner | None = None
@@ -109,10 +99,27 @@ class Planner:
         with what is best for what differs.
         """
         other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins, self.rivals)
-        other._base, other._follows = self, follows
-        other.rules, other._resharders, other._sure = self.rules, self._resharders, self._sure
-        other._interned, other._stores = self._interned, self._stores
+        other.common, other._base, other._follows = self.common, self, follows
         return other
+
+    @property
+    def rules(self) -> RuleCache:
+        """The rules of ops."""
+        return self.common.rules
+
+    @functools.cached_property
+    def twin(self) -> Twin | None:
+        """A shallow twin of the program, if it is deep."""
+        twin = shallow(self.program)
+        return twin if len(twin.program.graph.ops) <= len(self.program.graph.ops) // 2 else None
+
+    @functools.cached_property
+    def scout(self) -> Planner | None:
+        """A planner for the twin, which needs less memory than the program: its plans have no limit."""
+        if self.twin is None:
+            return None
+        outputs = {new: self.pins.outputs[old] for new, old in enumerate(self.twin.outputs) if old in self.pins.outputs}
+        return self.like(self.twin.program, math.inf, dataclasses.replace(self.pins, outputs=outputs))
 
     def sketch(self, meshes: Sequence[MeshAxes]) -> list[Candidate]:
         """The planner's own answers without a memory limit; meshes are tried as in `plan`."""
@@ -169,7 +176,10 @@ class Planner:
             undivided = undivided_seconds(solved.built, self.machine.device)
             uneven = uneven_seconds(solved.built, solved.assignment)
             return now.timeline.exposed_communication_seconds + undivided + uneven < NEGLIGIBLE * now.seconds
-        return len(mesh.names) == 1 and self._is_hopeless(mesh)
+        if len(mesh.names) > 1:
+            return False
+        uses = usage(self.program, self._solved(mesh).built, self.traffic.written)
+        return least_peak(divided(uses, mesh.num_devices)) > self.limit  # what it does not split, a finer mesh may
 
     def tried(self, meshes: Sequence[MeshAxes]) -> list[MeshAxes]:
         """Which of these meshes have been planned for so far."""
@@ -227,7 +237,7 @@ class Planner:
 
         def make(base: Candidate, places: frozenset[Place]) -> Candidate:
             decisions = dataclasses.replace(base.decisions, rings=places)
-            resharder = self._resharders[base.mesh]
+            resharder = self.common.resharder(base.mesh)
             return finish(base.program, decisions, resharder, self.rules, base.label, base.lower_bound)
 
         now = best(found, self.limit)
@@ -249,24 +259,21 @@ class Planner:
 
     def floor(self, built: Built, assignment: np.ndarray) -> float:
         """Seconds below which the step of a plan is not (`floors.plan_seconds`)."""
-        mesh = built.mesh
-        if mesh not in self._sure:
-            self._sure[mesh] = Resharder(self.machine, mesh, sure=True)
-        full = self._builder(mesh).resharder
-        return plan_seconds(built, assignment, self.program.graph, self._sure[mesh], full)
+        sure, full = (self.common.resharder(built.mesh, sure) for sure in (True, False))
+        return plan_seconds(built, assignment, self.program.graph, sure, full)
 
     def _builder(self, mesh: MeshAxes) -> Builder:
         if mesh not in self._builders:
             self._builders[mesh] = Builder(
                 self.program.graph,
                 self.program.ties,
-                self._resharders.setdefault(mesh, Resharder(self.machine, mesh)),
+                self.common.resharder(mesh),
                 self.machine,
                 self.rules,
                 self.traffic,
                 self.pins.tensors,
                 self.pins.outputs,
-                self._interned.setdefault(mesh, {}),
+                self.common.interned[mesh],
             )
         return self._builders[mesh]
 
@@ -280,7 +287,7 @@ class Planner:
         """The problem of a mesh without a memory limit and its solution."""
         if mesh not in self._solutions:
             built = self._problem(mesh)
-            store = self._stores[mesh] = store_for(built.problem, self._stores.get(mesh))
+            store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
             before = None if self._base is None else self._base._solutions.get(mesh)
 
             def known() -> list[np.ndarray]:
@@ -295,7 +302,11 @@ class Planner:
                 experts = self._experts_of(built, len(lifted) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
                 return [*known(), *experts.values(), *lifted.values()]  # of coarser meshes: stand for their experts
 
-            if by_one_axis_at_a_time(built):
+            if by_one_axis_at_a_time(built) and self.scout is not None and self.twin is not None:
+                of = self.scout._solved(mesh)
+                found = [carried(of.built, of.assignment, built, store, self.twin.like), *known(), *lifted.values()]
+                assignment, exact = min(found, key=built.problem.rank), False
+            elif by_one_axis_at_a_time(built):
                 assignment, exact = by_axis(built, seeds()), False
             else:
                 solution = solve(built.problem, seeds=seeds, store=store)
@@ -328,8 +339,16 @@ class Planner:
             styles = experts(mesh, is_uniform(self.machine))
             if new:
                 styles = (e for e in styles if e.is_combined and len(mesh.names) == 2)
+            if self.scout is not None:
+                hopeful = self.scout._hopeful(mesh, new)
+                styles = (e for e in styles if e.name in hopeful)
             self._experts[key] = expert_seeds(self.program, built, mesh, self.rules, styles)
         return self._experts[key]
+
+    def _hopeful(self, mesh: MeshAxes, new: bool) -> set[str]:
+        """The experts that are not far behind."""
+        built, most = self._problem(mesh), FAR * self._proposed(mesh).seconds
+        return {name for name, seed in self._experts_of(built, new).items() if self.floor(built, seed) < most}
 
     def _within_limit(self, found: list[Candidate], free: Candidate) -> None:
         """Add plans under the memory limit for the mesh of one without (`free`); they gather weights again for the
@@ -343,7 +362,7 @@ class Planner:
         built = self._builder(mesh).build(keep=False)
         problem = built.problem
         problem.usage = usage(self.program, built, self.traffic.written)
-        if self.least_bytes(mesh) > self.limit:
+        if least_peak(problem.usage) > self.limit:
             found.append(self._finish(built, solve(priced_by_memory(problem)).assignment, False, "search"))
             return
         seeds = expert_seeds(self.program, built, mesh, self.rules, experts(mesh, is_uniform(self.machine)))
@@ -369,23 +388,6 @@ class Planner:
         """No plan for this mesh takes less."""
         return least_seconds(self._problem(mesh))
 
-    def least_bytes(self, mesh: MeshAxes) -> float:
-        """Bytes per device that any plan on as many devices keeps alive at some time: every tensor split all ways it
-        can.
-        """
-        built = self._solved(mesh).built
-        return least_peak(usage(self.program, built, self.traffic.written))
-
-    def _is_hopeless(self, mesh: MeshAxes) -> bool:
-        """Whether nothing fits on so many devices, not even were every tensor split evenly over all of them.
-
-        A finer mesh may split what this one cannot: a million rows over 2 of 2 x 3 devices.
-        """
-        whole = usage(self.program, self._solved(mesh).built, self.traffic.written)
-        split = (Usage(u.node, u.bytes.max(keepdims=True) / mesh.num_devices, u.start, u.end) for u in whole)
-        return least_peak(list(split)) > self.limit
-
     def _finish(self, built: Built, assignment: np.ndarray, keep: bool, label: str) -> Candidate:
-        resharder = self._builder(built.mesh).resharder
-        decisions = built.decisions(assignment, keep)
+        decisions, resharder = built.decisions(assignment, keep), self.common.resharder(built.mesh)
         return finish(self.program, decisions, resharder, self.rules, label, least_seconds(built))

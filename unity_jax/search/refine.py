@@ -10,14 +10,19 @@ small as for one axis.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.built import Built, Node
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
 from unity_jax.search.solver import adapted, solve
 from unity_jax.search.tables import Store
+
+MANY_CHOICES = 100_000
+"""Strategies of all ops together, beyond which two axes are planned one at a time."""
 
 PARTIAL = 99  # where a place's layout holds partial sums
 
@@ -29,6 +34,12 @@ def targets(node: Node, mesh: MeshAxes) -> np.ndarray:
     return np.array(
         [[PARTIAL if a in lay.partial_axes else lay.axis_dim.get(a, -1) for a in mesh.names] for lay in node.layouts]
     )
+
+
+def by_one_axis_at_a_time(built: Built) -> bool:
+    """Whether all axes together make too many choices: three axes always, two axes for thousands of ops."""
+    axes = len(built.mesh.names)
+    return axes > 2 or (axes == 2 and sum(node.size for node in built.nodes) > MANY_CHOICES)
 
 
 def coarser(mesh: MeshAxes) -> Iterator[tuple[MeshAxes, tuple[int, ...]]]:
@@ -54,15 +65,24 @@ def refined(coarse: Built, assignment: Sequence[int], fine: Built, group: Sequen
     return found
 
 
-def carried(old: Built, assignment: Sequence[int], new: Built, store: Store) -> np.ndarray:
+def carried(
+    old: Built,
+    assignment: Sequence[int],
+    new: Built,
+    store: Store,
+    like: Mapping[Tensor, Tensor] = MappingProxyType({}),
+) -> np.ndarray:
     """The assignment of a variant of a program for the same mesh: what both have in common is as it was; what is new,
-    and what is next to that, is best for it; then single changes are made that are cheaper."""
+    and what is next to that, is best for it; then single changes are made that are cheaper.
+
+    **Arguments:** `like`: what stands in the old program for tensors of the new one.
+    """
     known: dict[object, object] = {}
     for node, choice in zip(old.nodes, assignment, strict=True):
         known.update(_meanings(node, int(choice)))
     keep, fresh = [], set[int]()
     for node in new.nodes:
-        choice = _choice(node, known)
+        choice = _choice(node, known, like)
         keep.append(np.arange(node.size) if choice is None else np.array([choice]))
         if choice is None:
             fresh.add(node.index)
@@ -77,17 +97,18 @@ def _meanings(node: Node, choice: int) -> Iterator[tuple[object, object]]:
     """What a choice means, by what stays in a variant: the tensors that ops make, the places of tensors."""
     for op, strategies in zip(node.ops, node.strategies, strict=True):
         yield from (((t, "op"), strategies[choice]) for t in op.outputs)
-    if not node.ops:
+    if node.tensor is not None:
         yield (node.tensor, node.kind, node.lifted), node.layouts[choice]
 
 
-def _choice(node: Node, known: Mapping[object, object]) -> int | None:
+def _choice(node: Node, known: Mapping[object, object], like: Mapping[Tensor, Tensor]) -> int | None:
     """The choice of a node that means what is known; None if nothing is."""
     for op, strategies in zip(node.ops, node.strategies, strict=True):
-        before = known.get((op.outputs[0], "op")) if op.outputs else None
+        before = known.get((like.get(op.outputs[0], op.outputs[0]), "op")) if op.outputs else None
         if before is not None and before in strategies:
             return list(strategies).index(before)
-    before = None if node.ops else known.get((node.tensor, node.kind, node.lifted))
+    t = node.tensor
+    before = None if t is None else known.get((like.get(t, t), node.kind, node.lifted))
     return node.layouts.index(before) if before in node.layouts else None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,31 +41,35 @@ few ops are near the ends of a twin."""
 
 
 class Twin(NamedTuple):
-    """`program`: with the trees of the whole; `outputs`: which of the whole's results it has, in order."""
+    """`program`: with the trees of the whole; `outputs`: which of the whole's results it has, in order; `like`: what it
+    has in place of the tensors that have been cut out, arguments included."""
 
     program: Program
     outputs: tuple[int, ...]
+    like: Mapping[Tensor, Tensor]
 
 
 def shallow(program: Program) -> Twin:
     """The program with all layers but the first and the last of each run cut out."""
     graph = program.graph
     like: dict[Tensor, Tensor] = {}
+    read_alike: dict[Tensor, Tensor] = {}
     gone: set[Op] = set()
     for run in _runs(graph.ops):
         for i in run.cut():
-            first = graph.ops[run.start + (i - run.start) % run.period]
-            gone.add(graph.ops[i])
-            like.update(zip(graph.ops[i].outputs, first.outputs, strict=True))
+            op, first = graph.ops[i], graph.ops[run.start + (i - run.start) % run.period]
+            gone.add(op)
+            like.update(zip(op.outputs, first.outputs, strict=True))
+            read_alike.update(zip(op.inputs, first.inputs, strict=True))
     ops = [_reading(op, like) for op in graph.ops if op not in gone]
     outputs = tuple(i for i, t in enumerate(graph.outputs) if t not in like)
     left = without_dead_code(Graph(graph.inputs, tuple(graph.outputs[i] for i in outputs), ops))
     read = {t for op in left.ops for t in op.inputs} | set(left.outputs)
     read |= {graph.inputs[program.ties[i]] for i in outputs if i in program.ties}
     inputs = [i for i, t in enumerate(graph.inputs) if t in read]
-    return Twin(
-        _of(program, Graph(tuple(graph.inputs[i] for i in inputs), left.outputs, left.ops), inputs, outputs), outputs
-    )
+    inner = Graph(tuple(graph.inputs[i] for i in inputs), left.outputs, left.ops)
+    cut = {t: read_alike[t] for t in {*graph.inputs}.difference(inner.inputs) if t in read_alike}
+    return Twin(_of(program, inner, inputs, outputs), outputs, like | cut)
 
 
 def _of(program: Program, graph: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Program:

@@ -1,0 +1,31 @@
+"""What the planners of a program and of its variants share: all that follows from ops, layouts and meshes alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from unity_jax.cost.reshard import Resharder
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.assemble import RuleCache
+from unity_jax.search.tables import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Common:
+    """**Fields:** `interned`: arrays of planning problems by mesh (`Builder`); `stores`: tables of their solutions."""
+
+    machine: Machine
+    rules: RuleCache = field(default_factory=RuleCache)
+    interned: defaultdict[MeshAxes, dict[Hashable, Any]] = field(default_factory=lambda: defaultdict(dict))
+    stores: dict[MeshAxes, Store] = field(default_factory=dict)
+    _resharders: dict[tuple[MeshAxes, bool], Resharder] = field(default_factory=dict)
+
+    def resharder(self, mesh: MeshAxes, sure: bool = False) -> Resharder:
+        """Prices of moves on a mesh; `sure`: see `Resharder`."""
+        if (mesh, sure) not in self._resharders:
+            self._resharders[mesh, sure] = Resharder(self.machine, mesh, sure=sure)
+        return self._resharders[mesh, sure]
