@@ -27,10 +27,8 @@ import optax
 from padded import padded
 
 import models
-from unity_jax.cost.fusing import PRODUCTS
-from unity_jax.cost.reshard import Resharder
-from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
@@ -44,6 +42,8 @@ from unity_jax.search.experts import Expert, expert_seeds, experts
 from unity_jax.search.placement import is_uniform, mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.rings import with_rings
+from unity_jax.xla.op_classes import PRODUCTS
+from unity_jax.xla.traffic import Traffic
 
 STYLES: dict[str, Callable[[Expert], bool]] = {
     "data parallel": lambda e: not (e.model or e.tables or e.shard_params or e.shard_state),

@@ -54,10 +54,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from validation.programs import VALIDATION, TrainStep
 
 import models
-from unity_jax.cost.reshard import Resharder
-from unity_jax.cost.traffic import Traffic
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, make_plan
 from unity_jax.planning import mesh_over, rebuild
@@ -72,6 +71,7 @@ from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.placement import is_uniform, mesh_candidates
 from unity_jax.search.sample import sample
+from unity_jax.xla.traffic import Traffic
 
 Facts = dict[str, Any]
 FACTS = "facts.json"

@@ -27,7 +27,6 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
-from unity_jax.cost.kernels import kernels
 from unity_jax.cost.program import kernel_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
@@ -37,6 +36,7 @@ from unity_jax.report.bundles import empty, schedules, written
 from unity_jax.report.cycles import CLOCKS, estimated_cycles
 from unity_jax.report.hlo import parse
 from unity_jax.search.assemble import RuleCache
+from unity_jax.xla.fusion import kernels
 
 BIG = 8192
 F32, BF16 = jnp.float32, jnp.bfloat16

@@ -37,9 +37,9 @@ import models
 from tests.numerics.harness import Planned
 from tests.numerics.plans import NAMES, named_plans, planned
 from tests.numerics.steps import slow
-from unity_jax.cost.program import collectives
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import collectives
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace

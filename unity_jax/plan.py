@@ -15,13 +15,13 @@ import jax
 from jax.sharding import NamedSharding
 
 from unity_jax import objects
-from unity_jax.cost.program import Collective, collectives, local_bytes, program_flops
+from unity_jax.cost.program import local_bytes, program_flops
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
-from unity_jax.cost.traffic import Traffic
 from unity_jax.errors import PlanError
 from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import Collective, collectives
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -34,6 +34,7 @@ from unity_jax.rewrite.packing import Group, Packed, apart
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins
 from unity_jax.search.searched import UNKNOWN, Searched
+from unity_jax.xla.traffic import Traffic
 
 if TYPE_CHECKING:
     from unity_jax.report.verification import Verification

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from unity_jax import _compat
-from unity_jax.cost.program import Collective
 from unity_jax.errors import PlanError
+from unity_jax.network.collectives import Collective
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Leaf, Plan, Predicted

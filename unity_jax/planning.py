@@ -16,11 +16,11 @@ from jax.sharding import AbstractMesh, Mesh
 
 from unity_jax import _compat, cache, pins, processes, progress
 from unity_jax.call import Call, JitSettings
-from unity_jax.cost.reshard import Resharder
 from unity_jax.errors import PlanError
 from unity_jax.lower.compile import lower
 from unity_jax.machine.detect import positions
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, make_plan

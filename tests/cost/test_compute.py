@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity_jax.cost.arrays import stored_bytes
 from unity_jax.cost.compute import op_work, total
-from unity_jax.cost.kernels import Use
-from unity_jax.cost.products import product_size, split
-from unity_jax.cost.rows import THIN
 from unity_jax.machine.device import Device, weakest
 from unity_jax.machine.machine import Machine
+from unity_jax.machine.tiling import stored_bytes
 from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.report.cycles import CLOCKS
+from unity_jax.xla.dots import product_size, split
+from unity_jax.xla.fusion import Use
+from unity_jax.xla.layout_constraints import THIN
 
 DEVICE = Device("toy", (("float32", 1e12), ("vector", 1e11)), 1e9, 1e10, 1e9, kernel_overhead=1e-6)
 

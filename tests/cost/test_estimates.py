@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import pytest
 
 from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds
-from unity_jax.cost.kernels import kernels
-from unity_jax.cost.program import Collective
 from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import Collective
 from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
+from unity_jax.xla.fusion import kernels
 
 H100 = Machine.preset("h100:8")
 

@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from unity_jax.cost.memory import memory
-from unity_jax.cost.pipelining import pipelined
-from unity_jax.cost.reshard import Resharder
-from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
@@ -20,6 +18,8 @@ from unity_jax.search.build import Builder
 from unity_jax.search.candidate import finish
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.sample import sample
+from unity_jax.xla.collective_pipeliner import pipelined
+from unity_jax.xla.traffic import Traffic
 
 MESH, MACHINE = MeshAxes(("x",), (1,)), Machine.preset("h100:1")
 TRITON = dataclasses.replace(MACHINE.device, workspace_bytes=0.0)
@@ -331,7 +331,7 @@ def test_what_is_reduced_later_lives_beside_the_loop_on_gpu(monkeypatch):
     """Of four layers, the gradient of one waits to be summed while the next is computed."""
     found = scanned_gradients(4)
     with_it = found.memory.peak_bytes
-    monkeypatch.setattr("unity_jax.cost.buffers.pipelined", lambda scan, kernels: [])
+    monkeypatch.setattr("unity_jax.xla.buffers.pipelined", lambda scan, kernels: [])
     without = memory(found.graph, found.traffic, found.mesh, found.machine, found.program.donated).peak_bytes
     assert with_it == without + N
 

@@ -6,19 +6,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity_jax.cost.communication import collective_seconds
-from unity_jax.cost.kernels import kernels
 from unity_jax.cost.memory import memory
-from unity_jax.cost.program import collectives, kernel_seconds, program_flops
-from unity_jax.cost.reshard import Resharder
-from unity_jax.cost.traffic import Traffic
+from unity_jax.cost.program import kernel_seconds, program_flops
 from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import collectives
+from unity_jax.network.communication import collective_seconds
+from unity_jax.network.reshard import Resharder
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.xla.fusion import kernels
+from unity_jax.xla.traffic import Traffic
 
 MESH, MACHINE = MeshAxes(("x",), (8,)), Machine.preset("h100:8")
 

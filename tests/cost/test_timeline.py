@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tests.cost.test_program import contracted, f32
 from tests.search.planning import mesh, planner, program
 from unity_jax.cost.compute import copy_seconds, fill_seconds
-from unity_jax.cost.program import kernel_seconds, op_collectives
-from unity_jax.cost.reshard import Resharder
+from unity_jax.cost.program import kernel_seconds
 from unity_jax.cost.tasks import COLLECTIVES, COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Task, crossed, tasks
 from unity_jax.cost.timeline import simulate, unhidden
-from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.contention import Contention
 from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import op_collectives
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import nested
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan
@@ -31,6 +31,7 @@ from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.planner import Planner
+from unity_jax.xla.traffic import Traffic
 
 IDEAL = Machine.preset("v5e:4x4")  # two levels, no contention
 

@@ -6,8 +6,8 @@ import models
 from tests.numerics.harness import Planned
 from tests.numerics.plans import NAMES, named_plans
 from tests.numerics.steps import CORE, slow
-from unity_jax.cost.program import collectives
 from unity_jax.lower.compile import lower
+from unity_jax.network.collectives import collectives
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives

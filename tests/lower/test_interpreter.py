@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.numerics.harness import QUICK, Case
-from unity_jax.cost.program import collectives
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import collectives
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives

@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 import unity_jax as unity
-from unity_jax.cost.communication import KINDS
 from unity_jax.machine.calibrate import Calibration, calibrate, structure
 from unity_jax.machine.contention import A100, PERFECT, STREAMS, Contention
 from unity_jax.machine.device import Device
@@ -32,6 +31,7 @@ from unity_jax.machine.measure import (
 )
 from unity_jax.machine.network import Level
 from unity_jax.machine.overlap import Overlap, fit_contention, streams_of
+from unity_jax.network.communication import KINDS
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.report.aot import COMPILER_OPTIONS, topology
 from unity_jax.report.collectives import Collective, stablehlo_collectives

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.contention import evaluate, read
-from unity_jax.cost.communication import KINDS
 from unity_jax.machine.contention import A100, ASYNCHRONOUS, PERFECT, STREAMS, Contention, fit
+from unity_jax.network.communication import KINDS
 
 SHARED = Contention(0.5, 0.1, 0.25, 0.75, 0.125)
 ALL = Contention(1, 1, 1, 1, 1)

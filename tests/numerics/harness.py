@@ -20,9 +20,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from unity_jax import _compat
-from unity_jax.cost.reshard import Resharder
 from unity_jax.lower.compile import spmd
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Graph, nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace

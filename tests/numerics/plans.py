@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 
 from tests.numerics.harness import Planned
-from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, RuleCache, assemble

@@ -10,7 +10,7 @@ from flax import nnx
 
 import unity_jax as unity
 from unity_jax import _compat
-from unity_jax.cost.program import Collective
+from unity_jax.network.collectives import Collective
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Leaf, Plan, Predicted

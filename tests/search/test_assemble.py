@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace

@@ -11,7 +11,7 @@ import pytest
 
 import unity_jax as unity
 from tests.api.steps import close, mlp_step
-from tests.cost.test_matrix import sites
+from tests.network.test_matrix import sites
 from tests.search.planning import mesh, program
 from tests.search.test_placement import groups, scrambled
 from unity_jax.machine.device import Device

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.cost.test_matrix import machine, sites
-from unity_jax.cost.communication import collective_seconds
+from tests.network.test_matrix import machine, sites
 from unity_jax.machine.machine import Machine
+from unity_jax.network.communication import collective_seconds
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.placement import device_order, mesh_candidates
 

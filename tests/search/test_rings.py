@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import unity_jax as unity
 from unity_jax import _compat
-from unity_jax.cost.reshard import Resharder
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import nested
 from unity_jax.planning import rebuild
 from unity_jax.record import from_record

@@ -10,22 +10,15 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from unity_jax.cost.arrays import WIDTH, stored_bytes, turning_bytes
-from unity_jax.cost.fusing import PRODUCTS, REDUCTIONS, is_batched
-from unity_jax.cost.kernels import Use
-from unity_jax.cost.products import (
-    grouping_bytes,
-    is_kernel_gradient,
-    is_vector_product,
-    matrix_seconds,
-    split,
-    strided_bytes,
-    strip_elements,
-)
-from unity_jax.cost.rows import THIN
+from unity_jax.cost.products import grouping_bytes, is_kernel_gradient, matrix_seconds, strided_bytes, strip_elements
 from unity_jax.machine.device import Device
+from unity_jax.machine.tiling import WIDTH, stored_bytes, turning_bytes
 from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
 from unity_jax.ops.rule import Shard
+from unity_jax.xla.dots import is_vector_product, split
+from unity_jax.xla.fusion import Use
+from unity_jax.xla.layout_constraints import THIN
+from unity_jax.xla.op_classes import PRODUCTS, REDUCTIONS, is_batched
 from unity_jax.xla.targets import target_of
 
 

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unity_jax.cost.fusing import PRODUCTS
-from unity_jax.cost.kernels import Kernel
-from unity_jax.cost.products import product_size, split
-from unity_jax.cost.program import Collective, kernel_work
+from unity_jax.cost.program import kernel_work
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import Collective
 from unity_jax.ops.rule import Shard
+from unity_jax.xla.dots import product_size, split
+from unity_jax.xla.fusion import Kernel
+from unity_jax.xla.op_classes import PRODUCTS
 from unity_jax.xla.targets import target_of
 
 _UNKNOWN, _LIBRARY = 0.01, 10.0

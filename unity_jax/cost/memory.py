@@ -21,20 +21,19 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from unity_jax.cost.aliases import base_tensors
-from unity_jax.cost.buffers import Buffers
-from unity_jax.cost.chip import away, fetching_tuples
-from unity_jax.cost.combining import post_order
-from unity_jax.cost.heap import Heap
-from unity_jax.cost.lives import Lives
-from unity_jax.cost.packing import packed_bytes
-from unity_jax.cost.places import placed
-from unity_jax.cost.schedule import Schedule, Step
-from unity_jax.cost.storage import Storage
-from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.xla.aliases import base_tensors
+from unity_jax.xla.buffer_assignment import placed
+from unity_jax.xla.buffers import Buffers
+from unity_jax.xla.collective_combiner import post_order
+from unity_jax.xla.heap_simulator import Heap, packed_bytes
+from unity_jax.xla.layout_assignment import Storage
+from unity_jax.xla.live_ranges import Lives
+from unity_jax.xla.memory_space_assignment import away, fetching_tuples
+from unity_jax.xla.scheduler import Schedule, Step
+from unity_jax.xla.traffic import Traffic
 
 _TUPLE = 2**14
 """Bytes from one tuple to the next in the memory of a TPU. None takes the place of another (libtpu 0.0.42: a thousand

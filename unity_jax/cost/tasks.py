@@ -17,20 +17,21 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unity_jax.cost.combining import Sent, kind, together
-from unity_jax.cost.communication import collective_seconds, groups_of
 from unity_jax.cost.compute import copy_seconds, fill_seconds
-from unity_jax.cost.kernels import Kernel
-from unity_jax.cost.program import Collective, kernel_seconds, local_bytes, op_collectives, serves
-from unity_jax.cost.reshard import collective_kind, turning_seconds
-from unity_jax.cost.sending import sent
-from unity_jax.cost.traffic import Traffic
+from unity_jax.cost.program import kernel_seconds, local_bytes
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
+from unity_jax.network.collectives import Collective, op_collectives, serves
+from unity_jax.network.communication import collective_seconds, groups_of
+from unity_jax.network.reshard import collective_kind, turning_seconds
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.xla.collective_combiner import Sent, kind, together
+from unity_jax.xla.convert_mover import sent
+from unity_jax.xla.fusion import Kernel
 from unity_jax.xla.targets import target_of
+from unity_jax.xla.traffic import Traffic
 
 COMPUTE, COLLECTIVES, HOST_TO_DEVICE, DEVICE_TO_HOST = range(4)
 """Streams, numbered as in `machine.contention.STREAMS`."""

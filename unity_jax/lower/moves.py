@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity_jax import _compat
-from unity_jax.cost.reshard import Move
-from unity_jax.cost.ring import Shift
+from unity_jax.network.reshard import Move
+from unity_jax.network.ring import Shift
 from unity_jax.pcg.mesh import MeshAxes
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity_jax import _compat
-from unity_jax.cost.reshard import COLLECTIVES
+from unity_jax.network.reshard import COLLECTIVES
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
 

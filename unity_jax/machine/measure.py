@@ -24,7 +24,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unity_jax import _compat
-from unity_jax.cost.communication import KINDS
+from unity_jax.network.communication import KINDS
 
 ARITHMETIC = 128
 """Operations on each element in a `vector` probe."""

@@ -57,7 +57,7 @@ class Op:
 
     `callers` are the inlined calls around it, outermost first. `bodies` are the sub-graphs of `scan`, `while` (cond,
     body) and `cond` (one per branch). In a planned graph `shard` says how a compute op is split (an `ops.rule.Shard`),
-    `traced` is the op of the traced graph, and parallel ops carry their `cost.reshard.Move` in `params["move"]`.
+    `traced` is the op of the traced graph, and parallel ops carry their `network.reshard.Move` in `params["move"]`.
     """
 
     name: str

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from unity_jax.cost.program import local_bytes
-from unity_jax.cost.reshard import Resharder, collective_kind
-from unity_jax.cost.ring import Shift
+from unity_jax.network.reshard import Resharder, collective_kind
+from unity_jax.network.ring import Shift
 from unity_jax.ops.rule import REDUCTIONS, Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout

@@ -21,7 +21,7 @@ from rich.table import Table
 from unity_jax.pcg.mesh import MeshAxes
 
 if TYPE_CHECKING:
-    from unity_jax.cost.program import Collective
+    from unity_jax.network.collectives import Collective
     from unity_jax.plan import Plan
     from unity_jax.search.searched import Searched
 

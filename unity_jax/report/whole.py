@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.machine.device import Device
 from unity_jax.ops.rule import Shard, strategies
 from unity_jax.pcg.graph import Graph, Op, nested
@@ -18,6 +17,7 @@ from unity_jax.pcg.layout import short_dtype
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import is_free
 from unity_jax.trace import has_effects
+from unity_jax.xla.op_classes import PRODUCTS
 
 LEAST = 2**16
 """Operations in a step from which on an op is large: an accelerator does as many in less time than a collective needs

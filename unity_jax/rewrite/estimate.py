@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unity_jax.cost.compute import op_work, total
-from unity_jax.cost.fusing import PRODUCTS
-from unity_jax.cost.kernels import kernels
 from unity_jax.machine.device import Device
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op
+from unity_jax.xla.fusion import kernels
+from unity_jax.xla.op_classes import PRODUCTS
 
 _FREE = frozenset("reshape squeeze expand_dims broadcast_in_dim transpose slice split unstack pad copy iota".split())
 """Ops that take no time of their own: they relabel, or are part of what reads them."""

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.pcg.graph import Graph, Op, Tensor, part
 from unity_jax.rewrite.apply import rewritten, target_ops, unknown
 from unity_jax.rewrite.bind import Match
@@ -20,6 +19,7 @@ from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.find import in_forward_order, matches, matches_pair
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.view import Outline, View, names_of, outline, seen_as
+from unity_jax.xla.op_classes import PRODUCTS
 
 SELECTING = frozenset("slice pad take put scatter".split())
 """Ops of the language that choose rows, or put rows somewhere."""

@@ -17,7 +17,6 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.fusing import PRODUCTS
 from unity_jax.ops.indexing import addresses_rows, is_scatter
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -31,6 +30,7 @@ from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Step
 from unity_jax.rewrite.view import View, names_of
 from unity_jax.trace import has_effects
+from unity_jax.xla.op_classes import PRODUCTS
 
 Pair = tuple[Op, Op]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from unity_jax.cost.reshard import Move, Resharder, collective_kind
+from unity_jax.network.reshard import Move, Resharder, collective_kind
 from unity_jax.ops.rule import Rule, Shard, Strategy, strategies
 from unity_jax.ops.rules import is_pointwise, rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout

@@ -14,12 +14,9 @@ from typing import Any
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.fusing import PRODUCTS
-from unity_jax.cost.kernels import Use
 from unity_jax.cost.program import floor_seconds, shard_seconds
-from unity_jax.cost.reshard import Resharder
-from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.ops.rule import Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
 from unity_jax.pcg.layout import Layout
@@ -30,6 +27,9 @@ from unity_jax.search.clusters import Cluster, clusters, linear_set
 from unity_jax.search.moves import Moves
 from unity_jax.search.problem import Problem
 from unity_jax.search.sample import internal, storable
+from unity_jax.xla.fusion import Use
+from unity_jax.xla.op_classes import PRODUCTS
+from unity_jax.xla.traffic import Traffic
 
 
 @dataclass(eq=False)

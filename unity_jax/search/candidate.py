@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from unity_jax.cost.memory import Memory, memory
-from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
-from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -24,6 +23,7 @@ from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.search.decompose import decompose
 from unity_jax.search.searched import UNKNOWN, Searched
+from unity_jax.xla.traffic import Traffic
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unity_jax.cost.reshard import Resharder
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.tables import Store

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.reshard import Move
-from unity_jax.cost.ring import Shift, ring_of
 from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Move
+from unity_jax.network.ring import Shift, ring_of
 from unity_jax.ops import ring as local
 from unity_jax.ops.ring import Chunks
 from unity_jax.ops.rule import Shard

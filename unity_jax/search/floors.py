@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from unity_jax.cost.reshard import Resharder
 from unity_jax.cost.timeline import unhidden
 from unity_jax.machine.device import Device
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Graph, Tensor, trips
 from unity_jax.search.built import Built
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unity_jax.cost.reshard import Resharder
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.search.built import Layouts, Node, Port

@@ -18,10 +18,10 @@ import numpy as np
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from unity_jax.cost.levels import TORUS
-from unity_jax.cost.matrix import REFERENCE_BYTES, arrays
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level, Matrix
+from unity_jax.network.matrix import REFERENCE_BYTES, arrays
+from unity_jax.network.spans import TORUS
 from unity_jax.pcg.mesh import MeshAxes
 
 

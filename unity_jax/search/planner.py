@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from unity_jax import progress
-from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
@@ -36,6 +35,7 @@ from unity_jax.search.rings import with_rings
 from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
 from unity_jax.search.twin import Twin, shallow
+from unity_jax.xla.traffic import Traffic
 
 CLOSE = 1.1
 """How much slower than without a memory limit a plan may be that makes a search under the limit superfluous."""

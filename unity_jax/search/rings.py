@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity_jax.cost.program import op_collectives, serves
 from unity_jax.cost.tasks import COMPUTE, tasks
 from unity_jax.cost.timeline import Timeline, simulate
-from unity_jax.cost.traffic import Traffic
 from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import op_collectives, serves
 from unity_jax.pcg.graph import Graph, Op, nested, part
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.decompose import Match, Place, decompose, matches
+from unity_jax.xla.traffic import Traffic
 
 NEGLIGIBLE = 1e-3
 """The part of a step that rings must save."""

@@ -46,24 +46,25 @@ class Target:
     """What a compiler does.
 
     **Fields**, of kernels: `fusing`; `library`: products and convolutions are calls of a library, which has memory of
-    its own, and products deep and narrow are split (`cost.products.split`); `lanes`: images lie with batch and features
+    its own, and products deep and narrow are split (`xla.dots.split`); `lanes`: images lie with batch and features
     in tiles, for which convolutions are scheduled (`cost.products`); `vectors`: a batch of vectors times matrices is
     elementwise; `sweeps`: what passes over float32 values, or is a kernel of one instruction, takes longer than its
     bytes; `sorts`: rows are sorted before they are added to a table; `halves`: a reduction that is too much for one
     kernel takes two; `normalizes`: a reduction of rows and what follows from it are one kernel.
 
-    Of collectives: `combined`: the kinds of moves of which it makes one (`cost.combining`), `combined_bytes`: results
-    of so many bytes at most (0: it combines none); `beside`: those that run beside kernels; `concatenates`: what one
-    all-reduce sums is copied to one array before, and out of it after; `sums_lanes`: it makes an all-reduce of a
-    reduce-scatter whose parts are no whole lanes of tiles; `gathers_apart`: it gathers no result in the place of a
-    donated argument; `moves_casts`: it gathers fewer bytes where a cast can run after it or before (`cost.sending`).
+    Of collectives: `combined`: the kinds of moves of which it makes one (`xla.collective_combiner`), `combined_bytes`:
+    results of so many bytes at most (0: it combines none); `beside`: those that run beside kernels; `concatenates`:
+    what one all-reduce sums is copied to one array before, and out of it after; `sums_lanes`: it makes an all-reduce of
+    a reduce-scatter whose parts are no whole lanes of tiles; `gathers_apart`: it gathers no result in the place of a
+    donated argument; `moves_casts`: it gathers fewer bytes where a cast can run after it or before
+    (`xla.convert_mover`).
 
-    Of buffers: `narrows`: float32 values that only bfloat16 is made of are bfloat16 (`cost.narrowing`); `fills_first`:
-    the stacks of loops are filled before them, by kernels of their own; `joins_constants`: constant arrays of one shape
-    are made by one kernel, at the start; `peels`: gradients of scanned layers are reduced an iteration later
-    (`cost.pipelining`); `casts_first`: what all iterations of a loop cast is cast before it; `copies_spread`: what is
-    broadcast to be scattered is copied first; `stacks_apart`: each result that a loop stacks is written by a kernel of
-    its own; `heap`, `packs`: how the most bytes are counted (`cost.memory`).
+    Of buffers: `narrows`: float32 values that only bfloat16 is made of are bfloat16 (`xla.bf16_propagation`);
+    `fills_first`: the stacks of loops are filled before them, by kernels of their own; `joins_constants`: constant
+    arrays of one shape are made by one kernel, at the start; `peels`: gradients of scanned layers are reduced an
+    iteration later (`xla.collective_pipeliner`); `casts_first`: what all iterations of a loop cast is cast before it;
+    `copies_spread`: what is broadcast to be scattered is copied first; `stacks_apart`: each result that a loop stacks
+    is written by a kernel of its own; `heap`, `packs`: how the most bytes are counted (`cost.memory`).
 
     Of the order of steps: `tabled`: kernels take what tables of an H100 say, and not what XLA:TPU counts
     (`cost.estimates`); `weighs_loops`: what a loop carries passes through it; `at_once`: what takes no time runs where

@@ -1,0 +1,395 @@
+"""What becomes one kernel, and what goes through memory, on programs small enough to say by hand."""
+
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.numerics import programs
+from unity_jax.network.reshard import Move
+from unity_jax.pcg.layout import Layout
+from unity_jax.program import trace
+from unity_jax.xla.fusion import kernels
+from unity_jax.xla.traffic import Traffic
+
+
+def f32(*dims):
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def shown(fn, *args, compiler="gpu"):
+    """The names of the ops of every kernel."""
+    return [" ".join(op.name for op in k.ops) for k in kernels(trace(fn, args, {}).graph, compiler)]
+
+
+def test_a_chain_of_elementwise_ops_is_one_kernel():
+    assert shown(lambda x: jnp.tanh(x) * 2 + 1, f32(8, 8)) == ["tanh mul add"]
+
+
+def test_a_reduction_takes_in_what_it_reduces():
+    assert shown(lambda x: jnp.sum(jnp.exp(x)), f32(8, 8)) == ["exp reduce_sum"]
+
+
+def test_a_value_with_two_readers_in_one_pass_is_read_once():
+    def f(x):
+        y = jnp.exp(x)
+        return y * 2, y + 1
+
+    (kernel,) = kernels(trace(f, (f32(8, 8),), {}).graph, "gpu")
+    assert (len(kernel.reads), len(kernel.writes)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "expected"),
+    [("gpu", ["dot_general", "max"]), ("tpu", ["dot_general max"])],
+)
+def test_only_tpu_fuses_what_follows_a_matmul(compiler, expected):
+    assert shown(lambda x, w: jax.lax.max(x @ w, 0.0), f32(8, 8), f32(8, 8), compiler=compiler) == expected
+
+
+def test_a_cast_of_a_weight_is_part_of_both_matmuls_on_tpu_only():
+    def f(w, x, y):
+        h = w.astype(jnp.bfloat16)
+        return x @ h, h @ y
+
+    half = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+    assert shown(f, f32(8, 8), half, half, compiler="tpu") == ["convert_element_type dot_general"] * 2
+    assert shown(f, f32(8, 8), half, half, compiler="gpu") == ["convert_element_type", "dot_general", "dot_general"]
+
+
+@pytest.mark.parametrize(("products", "casts"), [(6, 0), (7, 1)])
+def test_a_cast_that_many_matmuls_read_is_written_on_tpu(products, casts):
+    def f(w, *xs):
+        half = w.astype(jnp.bfloat16)
+        return [x @ half for x in xs]
+
+    xs = [jax.ShapeDtypeStruct((16, 64), jnp.bfloat16)] * products
+    assert len(shown(f, f32(64, 32), *xs, compiler="tpu")) == products + casts
+
+
+def test_a_softmax_computes_its_exponential_twice_on_gpu_only():
+    def f(x):
+        y = jnp.exp(x)
+        return y / jnp.sum(y, axis=1, keepdims=True)
+
+    assert [s.count("exp") for s in shown(f, f32(8, 8))] == [1, 1]
+    assert sum(s.count("exp") for s in shown(f, f32(8, 8), compiler="cpu")) == 1
+
+
+def test_a_cast_that_a_reduction_reads_is_written_on_tpu_unless_a_matmul_makes_it():
+    def f(x):
+        y = x.astype(jnp.float32)
+        return jnp.tanh(y - jnp.sum(y, axis=1, keepdims=True))
+
+    half = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+
+    def written(fn, *args):
+        made = kernels(trace(fn, args, {}).graph, "tpu")
+        return [t.dtype for k in made for t in k.writes if t.shape == (8, 8)]
+
+    assert written(lambda x: f(jax.lax.sort(x)), half) == [jnp.bfloat16, jnp.float32, jnp.float32]
+    assert written(lambda x, w: f(x @ w), half, half) == [jnp.bfloat16, jnp.float32]
+    # Whatever else reads what the matmul's kernel writes.
+    beside = lambda x, w: (y := jnp.abs(x @ w), f(y), jax.lax.sort(y))[1:]  # noqa: E731
+    assert written(beside, half, half) == [jnp.bfloat16, jnp.float32, jnp.bfloat16]
+
+
+def test_a_cast_that_is_scattered_is_a_kernel_of_its_own_on_tpu():
+    """The gradients of embeddings: rows for the tokens, and their sum for the positions, which casts again."""
+
+    def f(table, ids, x):
+        y = jax.lax.sort(x).astype(jnp.float32)
+        return jnp.zeros_like(table).at[ids].add(y), jnp.sum(y, 0)
+
+    args = f32(64, 16), jax.ShapeDtypeStruct((8, 4), jnp.int32), jax.ShapeDtypeStruct((8, 4, 16), jnp.bfloat16)
+    found = shown(f, *args, compiler="tpu")
+    assert "convert_element_type" in found
+    assert "convert_element_type reduce_sum" in found
+
+
+def test_activations_are_computed_again_on_tpu():
+    """Of what a matmul makes, the gradient of an activation keeps that alone; the GPU keeps the activation, too."""
+
+    def f(x, w, v):
+        return jax.value_and_grad(lambda w: jnp.sum((jax.nn.silu(x @ w) @ v) ** 2))(w)
+
+    args = (f32(8, 16), f32(16, 32), f32(32, 8))
+    kept = {c: shown(f, *args, compiler=c) for c in ("tpu", "cpu")}
+    assert sum(s.count("logistic") for s in kept["tpu"]) > sum(s.count("logistic") for s in kept["cpu"]) == 1
+
+
+def test_what_passes_a_barrier_is_in_memory():
+    def f(x):
+        return jax.lax.optimization_barrier(x * 2) + 1
+
+    assert len(shown(f, f32(8, 8))) == 2
+
+
+def test_costly_ops_are_not_computed_twice():
+    def f(x, w):
+        y = jnp.exp(x)
+        return y @ w, jnp.sum(y, 0)
+
+    traffic = Traffic.of(trace(f, (f32(8, 8), f32(8, 8)), {}).graph, "tpu")
+    assert sum("exp" in [op.name for op in k.ops] for ks in traffic.kernels.values() for k in ks) == 1
+
+
+def test_random_bits_are_drawn_where_they_are_used_on_tpu_only():
+    def f(key, x, w):
+        kept = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, 0)
+        return kept + 1, kept @ w
+
+    args = (jax.eval_shape(lambda: jax.random.key(0)), f32(8, 8), f32(8, 8))
+    tpu, gpu = (kernels(trace(f, args, {}).graph, compiler) for compiler in ("tpu", "gpu"))
+    assert all(t.dtype != jnp.uint32 for k in tpu for t in k.writes)
+    assert [t.shape for k in gpu for t in k.writes if t.dtype == jnp.uint32] == [(8, 8)]
+
+
+def picked(logits, ids):
+    return jnp.take_along_axis(logits, ids[:, None], 1).sum()
+
+
+def test_a_scatter_of_one_element_per_row_is_a_comparison_on_tpu_only():
+    ids = jax.ShapeDtypeStruct((8,), jnp.int32)
+
+    def f(logits, ids):
+        return jax.grad(picked)(logits, ids) * 2 + logits
+
+    tpu, gpu = (kernels(trace(f, (f32(8, 100), ids), {}).graph, compiler) for compiler in ("tpu", "gpu"))
+    assert sum(t.shape == (8, 100) for k in tpu for t in k.writes) == 1, "only the result"
+    assert sum(t.shape == (8, 100) for k in gpu for t in k.writes) == 3, "zeros, the gradient, the result"
+
+
+def test_a_scatter_of_rows_fills_in_zeros_on_tpu():
+    def f(ids, updates):
+        return jnp.zeros((100, 8)).at[ids].add(updates)
+
+    args = (jax.ShapeDtypeStruct((4,), jnp.int32), f32(4, 8))
+    last = kernels(trace(f, args, {}).graph, "tpu")[-1]
+    assert [op.name for op in last.ops][-2:] == ["broadcast_in_dim", "scatter-add"]
+
+
+def test_rows_of_a_batch_of_products_are_normalized_in_its_kernel_on_tpu():
+    def f(q, k):
+        return jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k))
+
+    args = (f32(2, 8, 16), f32(2, 8, 16))
+    (first, *_), rest = (kernels(trace(f, args, {}).graph, compiler) for compiler in ("tpu", "gpu"))
+    assert {"dot_general", "reduce_max", "exp", "reduce_sum"} <= {op.name for op in first.ops}
+    assert [op.name for op in rest[0].ops] == ["dot_general"]
+
+
+def test_dots_take_in_what_several_of_them_read():
+    def f(x, y, w):
+        z = jnp.where(x > 0, y, 0)
+        return z @ w, jax.lax.dot_general(z, x, (((0,), (0,)), ((), ())))
+
+    args = (f32(8, 8), f32(8, 8), f32(8, 8))
+    assert sum("select_n" in names for names in shown(f, *args, compiler="tpu")) == 2
+    assert sum("select_n" in names for names in shown(f, *args, compiler="gpu")) == 1
+
+
+def drawn(rng):
+    """The graph of a random program."""
+    with jax.enable_x64(True):
+        program = programs.draw(rng, most=8)
+        hypothesis.assume(program.steps)
+        return trace(program.fn, program.args, {}).graph
+
+
+def keeps_elements(op):
+    """Whether it is a broadcast that only adds dimensions of size 1, which equals a reshape of the same operand."""
+    return op.name == "broadcast_in_dim" and math.prod(op.inputs[0].shape) == math.prod(op.outputs[0].shape)
+
+
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(["tpu", "gpu"]))
+def test_kernels_can_run_in_their_order_and_cover_the_program(rng, compiler):
+    graph = drawn(rng)
+    made, found = set(graph.inputs), kernels(graph, compiler)
+    for kernel in found:
+        assert all(t in made or t.literal is not None for t in kernel.reads)
+        made.update(kernel.writes)
+    names = {op for k in found for op in k.ops}
+    made_once = {op.signature for op in names}  # equal constants are one array on GPU, equal elementwise ops one on TPU
+    needed = set(graph.outputs)  # not what only ops read that equal others
+    for op in reversed(graph.ops):
+        if op in names or (op.signature not in made_once and needed.intersection(op.outputs)):
+            needed.update(op.inputs)
+    left = (op for op in graph.ops if op not in names and needed.intersection(op.outputs))
+    aliases = {op for op in left if op.signature not in made_once and not keeps_elements(op)}
+    assert {op.name for op in aliases} <= set("reshape squeeze expand_dims copy optimization_barrier".split())
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(["tpu", "gpu"]))
+def test_traffic_of_ops_adds_up_to_that_of_kernels(rng, compiler):
+    traffic = Traffic.of(drawn(rng), compiler)
+    for graph, found in traffic.kernels.items():
+        moved = sum(len(k.reads) + len(k.writes) for k in found)
+        assert sum(sum(traffic.uses[op].counts) for op in graph.ops) == moved
+        assert sum(traffic.uses[op].launches for op in graph.ops) == len(found)
+
+
+def test_a_scatter_into_zeros_goes_into_what_it_is_added_to():
+    """The gradient of a softmax and of the logits that are picked: two kernels were three, and one array two."""
+
+    def f(x, rows, updates):
+        return jnp.zeros_like(x).at[rows].add(updates) + jnp.tanh(x), x * 2
+
+    ids = jax.ShapeDtypeStruct((4,), jnp.int32)
+    graph = trace(f, (f32(64, 8), ids, f32(4, 8)), {}).graph
+    found = [k for k in kernels(graph, "gpu") if any(op.name == "scatter-add" for op in k.ops)]
+    assert [[t.shape for t in k.writes] for k in found] == [[(64, 8)]]
+    assert {"tanh", "add"} <= {op.name for op in found[0].ops}
+
+
+def test_matmuls_on_gpu_compute_first_what_takes_no_more_than_it_makes():
+    """Halving a matrix is part of both products that read it; the sum of two matrices is in memory."""
+
+    def f(a, b, x, y):
+        h = (a + b) * 0.5
+        return x @ h, h @ y
+
+    names = shown(f, *[f32(64, 64)] * 4)
+    assert names[0] == "add"
+    assert sorted(names[1:]) == ["mul dot_general"] * 2
+
+
+def test_convolutions_on_gpu_read_from_memory_and_windows_compute_again():
+    def conv(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def pooled(x):
+        y = jnp.tanh(x)
+        window = (1, 2, 2, 1)
+        return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, window, window, "SAME"), jnp.sum(y)
+
+    assert shown(lambda x, w: conv(-x, w), f32(2, 8, 8, 4), f32(3, 3, 4, 4)) == ["neg", "conv_general_dilated"]
+    assert sorted(shown(pooled, f32(2, 8, 8, 4))) == ["tanh reduce_sum", "tanh reduce_window_max"]
+
+
+def test_updates_that_read_the_zeros_of_a_scatter_are_one_kernel_on_gpu():
+    """XLA:GPU makes equal constants once; the zeros that Adagrad's `where` takes are those that gradients are scattered
+    into, so they are in memory, and what reads them there is joined."""
+
+    def f(tables, ids, rows):
+        gradients = [jnp.zeros_like(t).at[i].add(r) for t, i, r in zip(tables, ids, rows, strict=True)]
+        return [t - jnp.where(g > 0, jax.lax.rsqrt(g), 0.0) for t, g in zip(tables, gradients, strict=True)]
+
+    args = [f32(64, 8)] * 2, [jax.ShapeDtypeStruct((4,), jnp.int32)] * 2, [f32(4, 8)] * 2
+    graph = trace(f, args, {}).graph
+    tpu, gpu = ([k for k in kernels(graph, name) if any(op.name == "sub" for op in k.ops)] for name in ("tpu", "gpu"))
+    assert [len(k.writes) for k in tpu] == [1, 1]
+    (update,) = gpu
+    assert len(update.writes) == 2
+    assert len(update.reads) == 5, "two tables, two gradients, the zeros"
+
+
+def test_a_scatter_computes_its_updates_itself_on_gpu():
+    def f(x, ids, rows):
+        return x.at[ids].add(rows.astype(jnp.float32) * 2)
+
+    args = f32(64, 8), jax.ShapeDtypeStruct((4,), jnp.int32), jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
+    (kernel,) = [k for k in kernels(trace(f, args, {}).graph, "gpu") if any(op.name == "scatter-add" for op in k.ops)]
+    assert {t.dtype for t in kernel.reads} >= {jnp.dtype(jnp.bfloat16)}
+    assert {"convert_element_type", "mul", "scatter-add"} <= {op.name for op in kernel.ops}
+
+
+def test_a_part_of_an_array_goes_into_a_batch_of_products_from_memory_on_tpu():
+    """`neg` stands for the op by which a device takes its part."""
+    whole, parts = Layout(((), (), ())), Layout((("x",), (), ()))
+    for batched, expected in ((True, [["mul"], ["neg", "dot_general"]]), (False, [["mul", "neg", "dot_general"]])):
+        product = "bij,bjk->bik" if batched else "bij,jk->bik"
+        weight = f32(4, 8, 16) if batched else f32(8, 16)
+        graph = trace(lambda x, w, p=product: jnp.einsum(p, -(x * 2), w), (f32(4, 32, 8), weight), {}).graph
+        part = next(op for op in graph.ops if op.name == "neg")
+        part.params["move"] = Move("partition", ("x",), 0, None, whole, parts)
+        assert [[op.name for op in k.ops] for k in kernels(graph, "tpu")] == expected
+
+
+def test_what_a_device_takes_its_part_of_is_in_memory_on_tpu_if_others_read_it():
+    """`neg` stands for the op by which a device takes its part: of the cast, before it is doubled."""
+
+    def f(x):
+        y = jax.lax.sort(x).astype(jnp.float32)
+        return jnp.tanh(y + 1), jnp.sum(jnp.exp(-(y * 2)), 1)
+
+    graph = trace(f, (jax.ShapeDtypeStruct((8, 16), jnp.bfloat16),), {}).graph
+    part = next(op for op in graph.ops if op.name == "neg")
+    part.params["move"] = Move("partition", ("x",), 1, None, Layout(((), ())), Layout(((), ("x",))))
+    _, whole, parts = kernels(graph, "tpu")
+    assert [op.name for op in whole.ops] == ["convert_element_type", "add", "tanh"]
+    assert [op.name for op in parts.ops] == ["mul", "neg", "exp", "reduce_sum"]
+    assert parts.reads == [whole.ops[0].outputs[0]]
+
+
+def test_equal_ops_are_one_on_tpu():
+    def f(x):
+        return jax.lax.sort(x.astype(jnp.float32)), jax.lax.cumsum(x.astype(jnp.float32))
+
+    x = jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)
+    assert shown(f, x, compiler="tpu") == ["convert_element_type", "sort", "cumsum"]
+
+
+def test_what_an_all_reduce_sums_is_told():
+    """`neg` stands for the all-reduce."""
+    graph = trace(lambda x, w: -jnp.tanh(x @ w), (f32(4, 8), f32(8, 16)), {}).graph
+    whole = Layout(((), ()))
+    next(op for op in graph.ops if op.name == "neg").params["move"] = Move("reduce", ("x",), None, None, whole, whole)
+    uses = Traffic.of(graph, "tpu").uses
+    assert {op.name: use.summed for op, use in uses.items()} == {"dot_general": False, "tanh": True, "neg": False}
+
+
+def test_reductions_of_one_array_are_one_kernel_on_gpu():
+    """The sums of a gradient and of its product with what it is of: neither reads what the other makes."""
+
+    def f(x, g):
+        return jnp.sum(g * x, 0), jnp.sum(g, 0)
+
+    assert shown(f, f32(8, 8), f32(8, 8)) == ["mul reduce_sum reduce_sum"]
+    assert shown(f, f32(8, 8), f32(8, 8), compiler="tpu") == ["mul reduce_sum", "reduce_sum"]
+
+
+def test_what_a_barrier_keeps_is_computed_again_by_other_matmuls_on_tpu():
+    """The second weight is gathered once the activation is there, so that is in memory; the gradient of the weight
+    takes the activation from what it is of."""
+
+    def f(x, w, v):
+        h = x @ w
+        a = jax.lax.max(h, 0.0)
+        y, v = jax.lax.optimization_barrier((a, v))
+        return y @ v, a.T @ x
+
+    made = kernels(trace(f, (f32(8, 8),) * 3, {}).graph, "tpu")
+    first, *_ = made
+    assert [op.name for op in first.ops] == ["dot_general", "max"]
+    assert len(first.writes) == 2
+    assert sorted(sum(op.name == "max" for op in k.ops) for k in made) == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("barrier", "times"), [(False, 2), (True, 1)])
+def test_an_activation_is_in_memory_on_tpu_if_what_is_computed_of_it_is(barrier, times):
+    def f(x, w, v):
+        h = x @ w
+        s = jax.nn.sigmoid(h)
+        y, v = jax.lax.optimization_barrier((h * s, v)) if barrier else (h * s, v)
+        return y @ v, (s * (1 - s)).T @ x
+
+    made = shown(f, *(f32(8, 8),) * 3, compiler="tpu")
+    assert sum("logistic" in ops for ops in made) == times
+
+
+def test_a_broadcast_that_is_scattered_computes_nothing_on_tpu():
+    """Four rows of a table get the same update, which is cast before."""
+
+    def f(table, ids, update):
+        each = jax.lax.broadcast_in_dim(update.astype(jnp.float32), (8, 4, 16), (0, 2))
+        return jnp.zeros_like(table).at[ids].add(each), table
+
+    args = f32(64, 16), jax.ShapeDtypeStruct((8, 4), jnp.int32), jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)
+    assert "convert_element_type" in shown(f, *args, compiler="tpu")
+    assert "convert_element_type" not in shown(f, *args, compiler="gpu")

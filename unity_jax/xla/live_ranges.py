@@ -1,0 +1,136 @@
+"""What is alive while the steps of a program run, one after the other.
+
+A buffer lives from the step that makes it to the last one that reads it; a result may take the place of an operand
+that nothing reads any more. A loop or a branch runs the steps of its bodies within its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from unity_jax.xla.heap_simulator import Heap
+from unity_jax.xla.scheduler import Step
+
+
+class Peak(NamedTuple):
+    """The most bytes that are alive at once, at which position, and the most without what has been through a loop or is
+    made beside steps."""
+
+    bytes: int
+    position: int
+    counted: int
+
+
+@dataclass(frozen=True, eq=False)
+class Lives:
+    """Steps in the order in which they run, and the buffers between them.
+
+    **Fields:** `size`: bytes of each buffer; `readers`: how many steps read it, one more if it exists until the end;
+    `bodies`: of steps, what runs inside; `beside`: buffers that are made while steps multiply; `tuples`: how many
+    tuples are made, those of bodies included.
+    """
+
+    steps: Sequence[Step]
+    order: Sequence[int]
+    size: Sequence[int]
+    readers: Sequence[int]
+    bodies: Mapping[int, Sequence[Lives]]
+    beside: Set[int] = frozenset()
+    tuples: int = 0
+
+    def run(self, heap: Heap | None = None) -> Peak:
+        """The most that is alive at once; takes the memory from a heap on the way."""
+        size, left, address = self.size, list(self.readers), [0] * len(self.size)
+        now = most = where = 0
+        looped: set[int] = set()  # buffers that have been through a loop, or are made beside steps
+        behind = counted = 0  # their bytes; the most of the others
+        for position, i in enumerate(self.order):
+            step = self.steps[i]
+            over = _over(step, size, left)
+            if heap is not None:
+                for b in step.makes:
+                    address[b] = address[over[b]] if b in over else heap.take(size[b])
+                workspace = heap.take(step.workspace)
+            grown = sum(size[b] for b in step.makes if b not in over) + step.workspace
+            counted = max(counted, now + grown - behind)
+            inner = [body.run(heap) for body in self.bodies.get(i, ())]
+            through = {b for b in step.makes if over.get(b) in looped}
+            through.update(self.beside.intersection(step.makes))
+            if inner:
+                through.update(b for b in (*step.reads, *step.makes) if b not in looped)
+            looped |= through
+            behind += sum(size[b] for b in through)
+            if inner:
+                counted = max(counted, now + grown - behind + max(p.counted for p in inner))
+                grown += max(p.bytes for p in inner)
+            if now + grown > most:
+                most, where = now + grown, position
+            gone = self._read(step, left)
+            now += sum(size[b] for b in step.makes) - sum(size[b] for b in gone)
+            behind -= sum(size[b] for b in gone if b in looped)
+            if heap is not None:
+                heap.give(workspace, step.workspace)
+                for b in set(gone).difference(over.values()):
+                    heap.give(address[b], size[b])
+        return Peak(most, where, counted)
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Of each buffer the first and the last time when it is in memory, and its bytes. Bodies have their own."""
+        found: list[list[int]] = []
+        self._add_spans(found, 0)
+        return [(first, last, size) for first, last, size in found]
+
+    def _add_spans(self, found: list[list[int]], now: int) -> int:
+        """Add the buffers of a run that begins at a time, and tell when it ends."""
+        left, span = list(self.readers), [0] * len(self.size)
+        for i in self.order:
+            step = self.steps[i]
+            over = _over(step, self.size, left)
+            for b in step.makes:
+                span[b] = span[over[b]] if b in over else len(found)
+                if b not in over:
+                    found.append([now, now, self.size[b]])
+            workspace = [now, now, step.workspace]
+            found.append(workspace)
+            for body in self.bodies.get(i, ()):
+                now = body._add_spans(found, now)
+            workspace[1] = now
+            for b in (*step.makes, *step.reads):
+                found[span[b]][1] = now
+            self._read(step, left)
+            now += 1
+        for b, n in enumerate(left):
+            if n > 0:
+                found[span[b]][1] = now
+        return now
+
+    def alive(self, position: int) -> list[int]:
+        """The buffers that exist while a step runs."""
+        left = list(self.readers)
+        found: dict[int, None] = {}
+        for p, i in enumerate(self.order[: position + 1]):
+            found.update(dict.fromkeys(self.steps[i].makes))
+            if p < position:
+                for b in self._read(self.steps[i], left):
+                    del found[b]
+        return list(found)
+
+    def _read(self, step: Step, left: list[int]) -> list[int]:
+        """The buffers that nothing reads after a step; `left`, how many steps will read each, is brought up to date."""
+        for b in step.reads:
+            left[b] -= 1
+        return [b for b in dict.fromkeys((*step.makes, *step.reads)) if left[b] == 0]
+
+
+def _over(step: Step, size: Sequence[int], left: Sequence[int]) -> dict[int, int]:
+    """The results that are written over operands which nothing else will read, with these."""
+    over: dict[int, int] = {}
+    if step.writes_over:
+        dying: dict[int, list[int]] = {}
+        for b in step.reads:
+            if left[b] == 1:
+                dying.setdefault(size[b], []).append(b)
+        over.update((b, dying[size[b]].pop()) for b in step.makes if dying.get(size[b]))
+    return over

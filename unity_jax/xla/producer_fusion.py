@@ -1,0 +1,272 @@
+"""Which ops every reader computes again for itself: they are part of several kernels and never in memory.
+
+An op is absorbed when each of its readers can compute it where it reads it, and reading its operands costs no more than
+reading its result. What passes an `optimization_barrier` is in memory; XLA:TPU computes it again in the matmuls that
+read it beside the barrier. So is, on TPU, what a device takes its part of and others read as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+from unity_jax.ops.indexing import compares, is_scatter
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.xla.aliases import Readers, is_alias
+from unity_jax.xla.layout_constraints import is_partition
+from unity_jax.xla.op_classes import PRODUCTS, REDUCTIONS, SHAPES, elements, is_batched, is_loop, is_zero
+from unity_jax.xla.targets import ACTIVATIONS, Fusing
+
+_CASTS = 6
+"""How many readers XLA:TPU casts a value for, each for itself: the six products that read a normalized value, forward
+and backward; for the eight products of a ring it casts once."""
+_READS_ONCE = frozenset("gather reduce_window_max reduce_window_sum select_and_scatter_add".split())
+_JOINS = frozenset(["concatenate", "pad"])
+"""What no matmul computes while it reads."""
+_CACHED = 1 / 16
+"""Operands of no more than this part of a result are read from a cache, as are the numbers that stand for rows."""
+
+
+@dataclass(eq=False)
+class Absorbed:
+    """The ops that are computed where they are read.
+
+    `kept`: those of them that are in memory for some readers, and these readers. `loops`: all ops of which every result
+    element takes few operand elements. `parts`: what is computed of a device's part only, and what takes that part.
+    `updated`: sums that a scatter writes into. `fills`: constants that are read from the array that another one makes.
+    """
+
+    ops: set[Op] = field(default_factory=set)
+    kept: dict[Op, frozenset[Op]] = field(default_factory=dict)
+    loops: set[Op] = field(default_factory=set)
+    parts: set[Op] = field(default_factory=set)
+    updated: set[Op] = field(default_factory=set)
+    fills: dict[Op, Op] = field(default_factory=dict)
+
+
+def absorb(graph: Graph, fusing: Fusing) -> Absorbed:
+    """What a compiler absorbs in a traced or planned graph."""
+    found = Absorbed(loops={op for op in graph.ops if is_loop(op, fusing)})
+    readers = Readers(graph)
+    if fusing.siblings:
+        found.fills = _fills(graph)
+        found.loops.difference_update(found.fills.values())
+    for scatter, total in _updates(graph, fusing):
+        found.ops.add(scatter)
+        found.updated.add(total)
+    if fusing.grows:
+        found.parts = _parts(graph, found.loops, readers)
+    prologue = frozenset[Op]() if fusing.grows else _prologue(graph, found.loops, readers)
+    at_hand = _at_hand(graph, found.loops) if fusing.epilogue else found.loops
+    _Absorber(graph, fusing, readers, found, prologue, at_hand).run()
+    return found
+
+
+def _fills(graph: Graph) -> dict[Op, Op]:
+    """The constants that are the same as one that a scatter writes into, which is in memory: XLA:GPU makes them once,
+    and copies for the scatters."""
+    equal: dict[object, list[Op]] = {}
+    for op in graph.ops:
+        if op.name == "broadcast_in_dim" and op.inputs[0].literal is not None and op.inputs[0].rank == 0:
+            out, value = op.outputs[0], op.inputs[0].literal
+            equal.setdefault((out.shape, str(out.dtype), value.tobytes(), out.layout), []).append(op)
+    fills: dict[Op, Op] = {}
+    for ops in equal.values():
+        read = [op for op in ops if not all(map(is_scatter, graph.readers.get(op.outputs[0], ())))]
+        if len(read) > 1 and len(read) < len(ops):
+            fills.update(dict.fromkeys(read[1:], read[0]))
+    return fills
+
+
+def _updates(graph: Graph, fusing: Fusing) -> list[tuple[Op, Op]]:
+    """The scatters into zeros whose result is added to something, and these sums: XLA scatters into that instead."""
+    found = []
+    for op in graph.ops:
+        if op.name != "scatter-add" or (fusing.by_position and compares(op)):
+            continue
+        used, zeros = graph.readers.get(op.outputs[0], []), graph.producer.get(op.inputs[0])
+        if len(used) == 1 and used[0].name in ("add", "add_any") and zeros is not None and is_zero(zeros):
+            found.append((op, used[0]))
+    return found
+
+
+def _parts(graph: Graph, loops: Set[Op], readers: Readers) -> set[Op]:
+    """What is computed of a device's part only. XLA:TPU takes the part as early as it can, of what others read, too,
+    which is then in memory as a whole: of an all-reduced array that is normalized, in float32, both the array and its
+    distance from the mean (ResNeXt and BERT, split by features). Products cast what they read."""
+    found: set[Op] = set()
+    for op in reversed(graph.ops):
+        cast = op.name == "convert_element_type"
+        used = [c for c in readers.of(op) if not (cast and c.name in PRODUCTS)]
+        alone = op in loops and op.name not in SHAPES and len(used) == 1 and used[0] in found
+        if alone or is_partition(op):
+            found.add(op)
+    return found
+
+
+def _prologue(graph: Graph, loops: Set[Op], readers: Readers) -> frozenset[Op]:
+    """What can be computed inside all the matmuls that read it, before they multiply: it takes no more bytes than it
+    makes."""
+    found: set[Op] = set()
+    for op in reversed(graph.ops):
+        used = readers.of(op)
+        inside = used and all(c.name == "dot_general" or c in found for c in used)
+        if op in loops and inside and op.name not in _JOINS and _enters(op):
+            found.add(op)
+    return frozenset(found)
+
+
+def _at_hand(graph: Graph, loops: Set[Op]) -> set[Op]:
+    """The ops whose operands a compiler that fuses epilogues has at hand: those of a chain that begins with a matmul or
+    with arguments, where nothing else reads what lies between."""
+    found: set[Op] = set()
+    multiplied: set[Op] = set()  # of chains that begin with a matmul
+    for op in graph.ops:
+        if not (op in loops or is_alias(op)):
+            continue
+        size = elements(op.outputs[0]) if op.outputs else 0
+        whole = [(t, graph.producer.get(t)) for t in op.inputs if t.literal is None and elements(t) == size]
+        made = [(t, p) for t, p in whole if p is not None]
+        alone = [p for t, p in made if len(graph.readers[t]) == 1]
+        # What a matmul's kernel writes can be cast again, whoever reads it too.
+        known = [p for _, p in made] if op.name == "convert_element_type" else alone
+        if any(p.name in PRODUCTS for _, p in made) or multiplied.intersection(known):
+            multiplied.add(op)
+        if op in multiplied or found.intersection(alone) or not made:
+            found.add(op)
+    return found
+
+
+def _enters(op: Op) -> bool:
+    """Whether a matmul of a compiler that weighs it computes an op as it reads: the op takes no more bytes than it
+    makes. A device's part of an array is taken first."""
+    taken = sum(t.nbytes for t in op.inputs if t.literal is None)
+    return taken <= sum(t.nbytes for t in op.outputs) and not is_partition(op)
+
+
+@dataclass(eq=False)
+class _Absorber:
+    graph: Graph
+    fusing: Fusing
+    readers: Readers
+    found: Absorbed
+    prologue: Set[Op]
+    at_hand: Set[Op]
+    sources: dict[Tensor, frozenset[Tensor]] = field(default_factory=dict)  # what recomputing a tensor would read
+
+    def run(self) -> None:
+        for op in self.graph.ops:
+            if is_alias(op):
+                for i, o in zip(op.inputs, op.outputs, strict=False):
+                    self.sources[o] = self.sources.get(i, frozenset([i]))
+            elif self._absorbs(op):
+                above = self.found.fills[op].outputs if op in self.found.fills else self._above(op)
+                self.found.ops.add(op)
+                self.sources.update(dict.fromkeys(op.outputs, frozenset(above)))
+
+    def _above(self, op: Op) -> frozenset[Tensor]:
+        """What computing an op in place would read."""
+        known = (self.sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs)
+        return frozenset[Tensor]().union(*known)
+
+    def _absorbs(self, op: Op) -> bool:
+        """Whether its readers compute it, but for those that it is kept for."""
+        if op not in self.found.loops or op in self.found.updated or self.readers.escapes(op):
+            return False
+        if op in self.found.fills:
+            return True
+        every = self.readers.of(op)
+        kept = self._keeps(op, every) if self.fusing.grows else frozenset[Op]()
+        used = [c for c in every if c not in kept]
+        absorbs = bool(used) and self._computes(op, used, kept)
+        if kept and (absorbs or not used):
+            self.found.kept[op] = kept
+        return absorbs
+
+    def _keeps(self, op: Op, used: Sequence[Op]) -> frozenset[Op]:
+        """The readers that XLA:TPU has it in memory for, while the others compute it again."""
+        cast = op.name == "convert_element_type"
+        whole = len({*used}) > 1 and op.name not in SHAPES and op not in self.found.parts
+        return frozenset(
+            c
+            for c in used
+            if c.name == "optimization_barrier" or (cast and is_scatter(c)) or (whole and c in self.found.parts)
+        )
+
+    def _computes(self, op: Op, used: Sequence[Op], kept: Set[Op]) -> bool:
+        """Whether the ops that use it compute it, each for itself, beside those that it is kept for."""
+        if not all(self._takes(c, op) for c in used) or any(map(self._spreads, used)):
+            return False
+        cast = self.fusing.grows and op.name == "convert_element_type"
+        if cast and not kept and op not in self.at_hand and any(c.name in REDUCTIONS for c in used):
+            return False  # the reduction writes it for the others
+        if kept and self._grows(op, len({*used})):
+            return False
+        if len(used) == 1 and not kept:
+            return True
+        return len(used) <= _CASTS if cast else self._is_cheap(op, used)
+
+    def _is_cheap(self, op: Op, used: Sequence[Op]) -> bool:
+        """Whether each of the ops that use it may compute it again."""
+        apart = self.fusing.repeats and any(c not in self.found.loops for c in used)  # no kernel joins the readers
+        if not (apart or not self._is_costly(op, used) or (self.fusing.grows and self._scales(op))):
+            return False
+        return not self._grows(op, len({*used})) or (self.fusing.grows and all(c.name == "dot_general" for c in used))
+
+    def _is_costly(self, op: Op, used: Sequence[Op]) -> bool:
+        """Whether it is a function that is computed once. So is, on TPU, an activation where what is computed of it is
+        in memory, too: both are written at once (BERT, which takes the slices of a GELU for a ring)."""
+        if op.name in ACTIVATIONS and self.fusing.grows:
+            return any(self._keeps(c, self.readers.of(c)) for c in used)
+        return op.name in self.fusing.costly
+
+    def _scales(self, op: Op) -> bool:
+        """Whether it divides rows by a number each, which becomes a product with its inverse."""
+        by = self.graph.producer.get(op.inputs[1]) if op.name == "div" else None
+        return by is not None and by.name == "broadcast_in_dim"
+
+    def _grows(self, op: Op, readers: int) -> bool:
+        """Whether more bytes move if every reader computes it from what is above.
+
+        XLA:GPU weighs all that moves: either every reader reads the operands, or one kernel does and writes the result,
+        which the readers read.
+        """
+        above, made = self._above(op), sum(t.nbytes for t in op.outputs)
+        if not self.fusing.repeats:
+            return sum(t.nbytes for t in above) > made
+        taken = sum(t.nbytes for t in above if t.nbytes > made * _CACHED)
+        return taken * readers > taken + made + made * readers
+
+    def _takes(self, consumer: Op, producer: Op) -> bool:
+        """Whether an op can compute another one as it reads it."""
+        if consumer in self.prologue:
+            return _enters(producer)
+        if self.fusing.grows and self._is_multiplied_part(consumer):
+            return producer.name in SHAPES
+        if (
+            consumer in self.found.loops
+            or consumer.name in REDUCTIONS
+            or (self.fusing.repeats and consumer.name in _READS_ONCE)
+        ):
+            return True
+        if is_scatter(consumer) and self.fusing.repeats and producer.outputs[0] in consumer.inputs[1:]:
+            return True
+        if is_scatter(consumer) and (self.fusing.by_position or consumer in self.found.ops):
+            return producer.outputs[0] is consumer.inputs[0] and all(t.literal is not None for t in producer.inputs)
+        if consumer.name not in PRODUCTS or producer.name in _JOINS:
+            return False
+        if self.fusing.grows:
+            return True
+        return consumer.name == "dot_general" and _enters(producer)
+
+    def _spreads(self, op: Op) -> bool:
+        """Whether it is a broadcast in memory. XLA:TPU computes nothing in it: it reads what it broadcasts there, too
+        (the updates of DLRM's tables; no fusion of 28 programs for v5e broadcasts what it computes)."""
+        if not self.fusing.tiles or op.name != "broadcast_in_dim":
+            return False
+        return not all(self._takes(c, op) for c in self.readers(op.outputs[0]))
+
+    def _is_multiplied_part(self, op: Op) -> bool:
+        """Whether it takes a device's part of an array into a batch of products. XLA:TPU does so as it reads the array,
+        which is in memory: it computes nothing of it in the matmul."""
+        return is_partition(op) and any(map(is_batched, self.graph.readers.get(op.outputs[0], ())))
