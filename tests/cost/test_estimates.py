@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity_jax.cost.estimates import collective_microseconds, kernel_microseconds
+from unity_jax.cost.estimates import Estimates
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import Collective
 from unity_jax.ops.rule import Shard
@@ -23,7 +23,7 @@ def product(rows, depth, columns, made):
     (op,) = graph.ops
     op.shard = Shard(op, rule_of(op), MeshAxes(("x",), (1,)), (-1,))
     (kernel,) = kernels(graph, "gpu")
-    return kernel_microseconds(kernel, H100)
+    return Estimates(H100).kernel(kernel)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_products_into_float32_and_in_parts_are_taken_for_long(sizes, logged):
 )
 def test_collectives(kind, nbytes, logged):
     def seconds(*sizes):
-        return collective_microseconds([Collective(kind, ("x",), n, 1, 1, 1e-6, "") for n in sizes], H100)
+        return Estimates(H100).collectives([Collective(kind, ("x",), n, 1, 1, 1e-6, "") for n in sizes])
 
     assert seconds(nbytes) == pytest.approx(logged, rel=0.1)
     assert seconds(nbytes // 2, nbytes // 2) == seconds(nbytes) < 2 * seconds(nbytes // 2)

@@ -331,7 +331,7 @@ def test_what_is_reduced_later_lives_beside_the_loop_on_gpu(monkeypatch):
     """Of four layers, the gradient of one waits to be summed while the next is computed."""
     found = scanned_gradients(4)
     with_it = found.memory.peak_bytes
-    monkeypatch.setattr("unity_jax.xla.buffers.pipelined", lambda scan, kernels: [])
+    monkeypatch.setattr("unity_jax.xla.collective_pipeliner.pipelined", lambda scan, kernels: [])
     without = memory(found.graph, found.traffic, found.mesh, found.machine, found.program.donated).peak_bytes
     assert with_it == without + N
 

@@ -1,8 +1,8 @@
 """Addresses in the order of the program, where gaps stay unused, and by size, where small ones go into gaps."""
 
 from unity_jax.xla.heap_simulator import Heap, packed_bytes
-from unity_jax.xla.live_ranges import Lives
-from unity_jax.xla.scheduler import Step
+from unity_jax.xla.live_ranges import LiveRanges
+from unity_jax.xla.schedule import Step
 
 
 def test_the_smallest_gap_that_fits_is_taken():
@@ -31,33 +31,33 @@ def test_gaps_beside_each_other_become_one():
 def test_a_long_life_between_short_ones_costs_more_than_is_alive():
     """a of 4 is there first, then the long b of 1 above it; c of 5 fits into no gap once a is gone."""
     steps = [Step((), (), (0,)), Step((), (0,), (1,)), Step((), (), (2,)), Step((), (1, 2), ())]
-    lives = Lives(steps, range(4), (4, 1, 5), (1, 1, 1), {})
+    ranges = LiveRanges(steps, range(4), (4, 1, 5), (1, 1, 1), {})
     heap = Heap()
-    assert lives.run(heap) == (6, 2, 6)
+    assert ranges.run(heap) == (6, 2, 6)
     assert heap.size == 10
-    assert lives.alive(2) == [1, 2]
+    assert ranges.live(2) == [1, 2]
 
 
 def test_bodies_take_from_the_same_heap():
     """The loop holds 8 in two buffers, beside the 3 that it reads, which do not count once they are in the loop."""
-    body = Lives([Step((), (), (0, 1)), Step((), (0, 1), ())], range(2), (4, 4), (1, 1), {})
+    body = LiveRanges([Step((), (), (0, 1)), Step((), (0, 1), ())], range(2), (4, 4), (1, 1), {})
     steps = [Step((), (), (0,)), Step((), (0,), (), workspace=2)]
     heap = Heap()
-    assert Lives(steps, range(2), (3,), (1,), {1: (body,)}).run(heap) == (13, 1, 2 + 8)
+    assert LiveRanges(steps, range(2), (3,), (1,), {1: (body,)}).run(heap) == (13, 1, 2 + 8)
     assert heap.size == 13
 
 
 def test_what_has_been_through_a_loop_does_not_count_any_more():
     """A loop makes a stack of 5, which a later step reads beside 4."""
-    body = Lives([Step((), (), (0,)), Step((), (0,), ())], range(2), (1,), (1,), {})
+    body = LiveRanges([Step((), (), (0,)), Step((), (0,), ())], range(2), (1,), (1,), {})
     steps = [Step((), (), (0,)), Step((), (), (1,)), Step((), (0, 1), ())]
-    assert Lives(steps, range(3), (5, 4), (1, 1), {0: (body,)}).run() == (9, 1, 5)
-    assert Lives(steps, range(3), (5, 4), (1, 1), {}).run() == (9, 1, 9)
+    assert LiveRanges(steps, range(3), (5, 4), (1, 1), {0: (body,)}).run() == (9, 1, 5)
+    assert LiveRanges(steps, range(3), (5, 4), (1, 1), {}).run() == (9, 1, 9)
 
 
 def test_what_is_written_over_a_buffer_of_a_loop_is_one():
     steps = [Step((), (), (0,)), Step((), (0,), (1,), writes_over=True), Step((), (), (2,)), Step((), (1, 2), ())]
-    assert Lives(steps, range(4), (5, 5, 4), (1, 1, 1), {0: (Lives([], (), (), (), {}),)}).run() == (9, 2, 5)
+    assert LiveRanges(steps, range(4), (5, 5, 4), (1, 1, 1), {0: (LiveRanges([], (), (), (), {}),)}).run() == (9, 2, 5)
 
 
 def test_what_is_never_there_at_once_shares_its_place():
@@ -84,13 +84,13 @@ def test_nothing_takes_nothing():
 
 def test_spans_of_a_program_with_a_loop():
     """The loop runs at times 1 to 3: its body makes and reads 4, beside the 3 that it reads and the 2 that it needs."""
-    body = Lives([Step((), (), (0,)), Step((), (0,), ())], range(2), (4,), (1,), {})
+    body = LiveRanges([Step((), (), (0,)), Step((), (0,), ())], range(2), (4,), (1,), {})
     steps = [Step((), (), (0,)), Step((), (0,), (), workspace=2)]
-    spans = [s for s in Lives(steps, range(2), (3,), (1,), {1: (body,)}).spans() if s[2]]
+    spans = [s for s in LiveRanges(steps, range(2), (3,), (1,), {1: (body,)}).spans() if s[2]]
     assert spans == [(0, 3, 3), (1, 3, 2), (1, 2, 4)]
     assert packed_bytes(spans) == 9
 
 
 def test_what_is_written_over_an_operand_has_one_span():
     steps = [Step((), (), (0,)), Step((), (0,), (1,), writes_over=True), Step((), (1,), ())]
-    assert [s for s in Lives(steps, range(3), (8, 8), (1, 1), {}).spans() if s[2]] == [(0, 2, 8)]
+    assert [s for s in LiveRanges(steps, range(3), (8, 8), (1, 1), {}).spans() if s[2]] == [(0, 2, 8)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,22 +50,50 @@ _COLLECTIVES = {
 """Bytes, the larger of operand and result, and microseconds of eight devices."""
 
 
-def kernel_microseconds(kernel: Kernel, machine: Machine) -> float:
-    """Of a kernel. XLA:GPU knows nothing of loops and of the convolutions of a library. Two digits, so that equal
-    kernels are equal."""
-    device, root = machine.device, kernel.root
-    target = target_of(device)
-    if not target.tabled:
-        return _tpu_microseconds(kernel, device)
-    if root.bodies:
-        return _UNKNOWN
-    if root.name == "conv_general_dilated" and target.library:
-        return _LIBRARY
-    if root.name == "dot_general" and root.shard is not None and target.library:
-        found = _product_microseconds(root.shard)
-    else:
-        found = 1e6 * kernel_work(kernel, device)._replace(launches=0).seconds(device)
-    return max(float(f"{found:.1e}"), _UNKNOWN)
+@dataclass(frozen=True)
+class Estimates:
+    """What the compiler for a machine takes things for (`xla.module.LatencyEstimator`), and what they take."""
+
+    machine: Machine
+
+    def kernel(self, kernel: Kernel) -> float:
+        """Of a kernel. XLA:GPU knows nothing of loops and of the convolutions of a library. Two digits, so that equal
+        kernels are equal."""
+        device, root = self.machine.device, kernel.root
+        target = target_of(device)
+        if not target.tabled:
+            return _tpu_microseconds(kernel, device)
+        if root.bodies:
+            return _UNKNOWN
+        if root.name == "conv_general_dilated" and target.library:
+            return _LIBRARY
+        if root.name == "dot_general" and root.shard is not None and target.library:
+            found = _product_microseconds(root.shard)
+        else:
+            found = 1e6 * kernel_work(kernel, device)._replace(launches=0).seconds(device)
+        return max(float(f"{found:.1e}"), _UNKNOWN)
+
+    def fill(self, nbytes: float) -> float:
+        """Of filling an array with a constant."""
+        device = self.machine.device
+        return 1e6 * nbytes / device.memory_bandwidth if target_of(device).tabled else _UNKNOWN
+
+    def collectives(self, combined: Sequence[Collective]) -> float:
+        """Of collectives of one kind that are combined, from their start to their end."""
+        nbytes, device = sum(c.bytes for c in combined), self.machine.device
+        if not target_of(device).tabled:
+            return 1e6 * nbytes * _TPU_COLLECTIVES.get(combined[0].kind, 0.0) / device.memory_bandwidth
+        seconds = sum(c.seconds for c in combined)
+        tabled = _COLLECTIVES.get(combined[0].kind)
+        return max(1e6 * seconds, float(np.interp(nbytes, *tabled)) if tabled else 0.0)
+
+    def seconds(self, kernel: Kernel) -> float:
+        """That a kernel really takes."""
+        return kernel_work(kernel, self.machine.device).seconds(self.machine.device)
+
+    def is_memory_bound(self, kernel: Kernel) -> bool:
+        work = kernel_work(kernel, self.machine.device)
+        return work.matrix <= max(work.memory, work.chip)
 
 
 def _tpu_microseconds(kernel: Kernel, device: Device) -> float:
@@ -74,11 +103,6 @@ def _tpu_microseconds(kernel: Kernel, device: Device) -> float:
     if kernel.root.name in PRODUCTS:
         return 1e6 * max(_TPU_PRODUCTS * work.matrix, work.memory)
     return _UNKNOWN if len(kernel.ops) == 1 else 1e6 * work.memory
-
-
-def written_microseconds(nbytes: float, machine: Machine) -> float:
-    """Of filling an array with a constant."""
-    return 1e6 * nbytes / machine.device.memory_bandwidth if target_of(machine.device).tabled else _UNKNOWN
 
 
 def _product_microseconds(shard: Shard) -> float:
@@ -93,13 +117,3 @@ def _product_microseconds(shard: Shard) -> float:
     sizes = rows, columns, depth / parts
     tabled = 2 * min(batch * parts, _BATCH) * math.prod(min(max(n * per_row, _SIZES[0]), _SIZES[1]) for n in sizes)
     return 2 * batch * parts * math.prod(n * scale for n in sizes) * (_PRODUCT / tabled + 1 / rate)
-
-
-def collective_microseconds(together: Sequence[Collective], machine: Machine) -> float:
-    """Of collectives of one kind that are combined, from their start to their end."""
-    nbytes = sum(c.bytes for c in together)
-    if not target_of(machine.device).tabled:
-        return 1e6 * nbytes * _TPU_COLLECTIVES.get(together[0].kind, 0.0) / machine.device.memory_bandwidth
-    seconds = sum(c.seconds for c in together)
-    tabled = _COLLECTIVES.get(together[0].kind)
-    return max(1e6 * seconds, float(np.interp(nbytes, *tabled)) if tabled else 0.0)

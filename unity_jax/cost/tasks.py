@@ -119,7 +119,7 @@ class _Writer:
 
     def _combine(self, ends: Sequence[int]) -> None:
         """One collective in place of each group that the compiler makes one of, where the last of them was."""
-        for group in together(self.alike, self.tasks, ends, self.target.combined_bytes):
+        for group in together(self.alike, [t.after for t in self.tasks], ends, self.target.combined_bytes):
             parts = tuple(self.tasks[s.done] for s in group)
             if len(parts) == 1:
                 continue

@@ -7,13 +7,12 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
-
-_ALIASES = frozenset("reshape squeeze expand_dims optimization_barrier copy sharding_constraint".split())
+from unity_jax.xla.op_classes import BITCASTS
 
 
 def is_alias(op: Op) -> bool:
     """Whether the result is the operand, seen differently."""
-    return op.name in _ALIASES and not op.bodies
+    return op.name in BITCASTS and not op.bodies
 
 
 def base_tensors(graph: Graph) -> dict[Tensor, Tensor]:

@@ -18,9 +18,8 @@ import numpy as np
 from unity_jax.network.reshard import COLLECTIVES
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.xla.fusion import Kernel
-from unity_jax.xla.op_classes import PRODUCTS, REDUCTIONS
+from unity_jax.xla.op_classes import NARROWED_THROUGH, PRODUCTS, REDUCTIONS
 
-_MOVING = frozenset("reshape transpose squeeze broadcast_in_dim slice rev copy".split())
 _MOVES = frozenset(COLLECTIVES) - {"reduce", "reduce_scatter", "replicate"}  # these add, or put zeros in place
 
 
@@ -46,7 +45,7 @@ def _moved(t: Tensor, op: Op) -> list[Tensor]:
     if op.name == "optimization_barrier":
         return [o for i, o in zip(op.inputs, op.outputs, strict=True) if i is t]
     move = op.params.get("move")
-    only = op.name in _MOVING if move is None else move.kind in _MOVES
+    only = op.name in NARROWED_THROUGH if move is None else move.kind in _MOVES
     return op.outputs[:1] if only else []
 
 

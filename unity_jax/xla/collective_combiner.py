@@ -11,19 +11,66 @@ program need them: what only the last result needs comes last
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+import itertools
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from unity_jax.network.collectives import Collective
 from unity_jax.pcg.graph import Op
+from unity_jax.xla.module import Instruction, Module
 from unity_jax.xla.targets import Target
 
 
-class Waiting(Protocol):
-    """A step of a program, which waits for others."""
+def collective_combiner(module: Module) -> None:
+    """Put one collective in the place of each group that XLA makes one of."""
+    module.resolve()
+    number = {i: n for n, i in enumerate(module.instructions)}
+    after = [tuple(number[a] for a in i.after) for i in module.instructions]
+    ends = [number[i] for i in module.ends()]
+    place: dict[Instruction, Instruction] = {}
+    for group in together(_sent(module, number), after, ends, module.target.combined_bytes):
+        if len(group) == 1:
+            continue
+        starts, dones = ([module.instructions[n] for n in of] for of in zip(*(s[2:4] for s in group), strict=True))
+        start, done = (module.instructions[max(of)] for of in zip(*(s[2:4] for s in group), strict=True))
+        place.update((i, start) for i in starts if i is not start)
+        place.update((i, done) for i in dones if i is not done)
+        took = module.estimator.collectives([s.of for s in group])
+        _merge(start, starts)
+        if done is start:
+            start.cost = took
+        else:
+            _merge(done, dones)
+            done.start, done.latency = start, took
+        done.collectives = tuple(s.of for s in group)
+        module.combined.append(done)
+    if place:
+        module.replace(place)
+        module.resolve()
 
-    @property
-    def after(self) -> tuple[int, ...]: ...
+
+def _sent(module: Module, number: Mapping[Instruction, int]) -> list[Sent]:
+    """The collectives of a module, in the order of the program."""
+    found = []
+    for i in module.instructions:
+        if module.is_collective(i):
+            assert i.kernel is not None
+            root, at = i.kernel.root, number[i]
+            alike = kind(root, module.target, i.sums)
+            nbytes = module.storage(root.inputs[0] if i.sums else root.outputs[0])
+            found.append(Sent(at if alike is None else alike, nbytes, number[i.start or i], at, i.collectives[0]))
+    return found
+
+
+def _merge(into: Instruction, several: Sequence[Instruction]) -> None:
+    """Put one instruction in the place of several alike."""
+    chained = itertools.chain.from_iterable
+    after, reads, makes = ([*dict.fromkeys(chained(getattr(i, of) for i in several))] for of in _OPERANDS)
+    into.after, into.reads, into.makes = after, reads, makes
+    into.seconds = sum(i.seconds for i in several)
+
+
+_OPERANDS = ("after", "reads", "makes")
 
 
 class Sent(NamedTuple):
@@ -51,18 +98,18 @@ def kind(op: Op, target: Target, summed: bool = False) -> Hashable | None:
 
 
 def together(
-    sent: Sequence[Sent], steps: Sequence[Waiting], ends: Sequence[int], threshold: float
+    sent: Sequence[Sent], after: Sequence[Sequence[int]], ends: Sequence[int], threshold: float
 ) -> Iterator[list[Sent]]:
     """The groups of collectives that become one; of one alone where nothing joins it.
 
-    **Arguments:** `ends`: the steps that make the results of the program, in their order; `threshold`: the most bytes
-    of a group.
+    **Arguments:** `after`: what each step of the program waits for; `ends`: the steps that make the results of the
+    program, in their order; `threshold`: the most bytes of a group.
     """
     number = {s.done: i for i, s in enumerate(sent)}
-    before = [0] * len(steps)  # the collectives that a step depends on, a bit for each
+    before = [0] * len(after)  # the collectives that a step depends on, a bit for each
     order: list[int] = []
-    for i in post_order(steps, ends):
-        for j in steps[i].after:
+    for i in post_order(after, ends):
+        for j in after[i]:
             before[i] |= before[j] | (1 << number[j] if j in number else 0)
         if i in number:
             order.append(number[i])
@@ -91,18 +138,18 @@ def together(
         yield [sent[i] for i in group]
 
 
-def post_order(steps: Sequence[Waiting], ends: Sequence[int]) -> Iterator[int]:
+def post_order(after: Sequence[Sequence[int]], ends: Sequence[int]) -> Iterator[int]:
     """Every step after those that it waits for, the first of them and all that it needs first."""
     seen: set[int] = set()
-    for end in (*ends, *range(len(steps))):
-        stack = [(end, iter(steps[end].after))] if end not in seen else []
+    for end in (*ends, *range(len(after))):
+        stack = [(end, iter(after[end]))] if end not in seen else []
         seen.add(end)
         while stack:
             i, waits = stack[-1]
             for j in waits:
                 if j not in seen:
                     seen.add(j)
-                    stack.append((j, iter(steps[j].after)))
+                    stack.append((j, iter(after[j])))
                     break
             else:
                 stack.pop()

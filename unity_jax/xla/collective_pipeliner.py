@@ -11,15 +11,97 @@ iteration is then no part of the loop any more, and what is to be reduced lives 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from unity_jax.pcg.graph import Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.xla.aliases import base_tensors
+from unity_jax.xla.emission import instruction
 from unity_jax.xla.fusion import Kernel
+from unity_jax.xla.loop_stacks import fill
+from unity_jax.xla.module import Buffer, Instruction, Module
+from unity_jax.xla.op_classes import FORMATTING
 
 _REDUCTIONS = frozenset(["reduce", "reduce_scatter"])
-_FORMATTING = frozenset("convert_element_type reduce_precision reshape squeeze transpose broadcast_in_dim".split())
+
+
+def collective_pipeliner(module: Module) -> None:
+    """Run reductions of scanned layers an iteration later; the first iteration is then outside of the loop."""
+    before, module.instructions = module.instructions, []
+    for i in before:
+        _visit(module, i)
+
+
+def _visit(module: Module, i: Instruction) -> None:
+    """Add an instruction, or what becomes of it."""
+    if i.opcode == "scan" and i.kernel is not None:
+        (body,) = i.kernel.root.bodies
+        if late := pipelined(i.kernel.root, module.traffic.kernels[body]):
+            _peel(module, i, late)
+            return
+    module.add(i)
+
+
+def _peel(module: Module, loop: Instruction, late: Sequence[Kernel]) -> None:
+    """The first iteration of a scan, the loop of the others, and the reductions of the last."""
+    assert loop.kernel is not None
+    root, (body,) = loop.kernel.root, loop.kernel.root.bodies
+    roles, base, outer = Scan.of(root.params), base_tensors(body), module.base
+    for inner, t in zip(body.inputs, root.inputs, strict=True):
+        if (t := outer.get(t, t)) in module.maker:
+            module.maker[inner] = t
+        if t in module.of:
+            module.of[inner] = module.of[t]
+    ends = (base.get(t, t) for t in body.outputs[roles.stacked])
+    stacks = dict(zip(ends, root.outputs[roles.stacked], strict=True))
+    filled = {b: a for a in loop.after if isinstance(a, Instruction) for b in a.makes if b in loop.reads}
+    slots = {t: b for t, stack in stacks.items() if (b := module.of.get(stack)) in filled}
+    writing = {t: (b, filled[b]) for t, b in slots.items()}
+    made = {t for k in late for t in k.writes}
+    start = len(module.instructions)
+    for k in module.traffic.kernels[body]:
+        if k not in late:
+            _inline(module, k, writing)
+    pending = [t for k in late for t in k.reads if t not in made]
+    carry = [base.get(t, t) for t in body.outputs[roles.last]]
+    others = [outer.get(t, t) for t in (*root.inputs[roles.constants], *root.inputs[roles.sliced])]
+    read = list(dict.fromkeys((*others, *carry, *pending, *slots)))
+    for i in module.instructions[
+        start:
+    ]:  # what is pending will be there after the loop again, but these wait for the first iteration
+        i.after = [module.made(a) if a in pending else a for a in i.after]
+    loop.after = [module.made(t) if t in pending else t for t in read if t in module.maker]
+    loop.after += filled.values()
+    held = [module.of[t] for t in read if t in module.of]
+    loop.reads = list(dict.fromkeys((*held, *slots.values())))
+    loop.kernel = replace(loop.kernel, reads=read, writes=[*loop.kernel.writes, *pending])
+    module.add(loop)
+    module.maker.update(dict.fromkeys(loop.kernel.writes, loop))
+    for k in late:
+        _inline(module, k, writing)
+    module.maker.update((stacks[t], module.made(t)) for t in made.intersection(stacks))
+
+
+def _inline(module: Module, kernel: Kernel, slots: Mapping[Tensor, tuple[Buffer, Instruction]]) -> Instruction:
+    """Add a kernel of the body, which writes into the stacks."""
+    found = instruction(module, kernel)
+    fill(module, found)
+    into = [b for b in found.makes if b.tensor in slots]
+    if module.is_collective(found):
+        _visit(module, found)
+        for b in into:
+            slot, filled = slots[b.tensor]
+            module.maker[b.tensor] = module.add(Instruction("update", [found, filled], [b, slot], []))
+        return found
+    for b in into:
+        slot, filled = slots[b.tensor]
+        found.makes.remove(b)
+        del module.of[b.tensor]
+        found.reads.append(slot)
+        found.after.append(filled)
+    _visit(module, found)
+    return found
 
 
 def pipelined(scan: Op, kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -54,7 +136,7 @@ def _reduces(kernel: Kernel) -> bool:
 
 
 def _forms(kernel: Kernel) -> bool:
-    return all(op.name in _FORMATTING for op in kernel.ops)
+    return all(op.name in FORMATTING for op in kernel.ops)
 
 
 def _only_read_by(t: Tensor, ends: Sequence[Kernel], kernels: Sequence[Kernel]) -> bool:

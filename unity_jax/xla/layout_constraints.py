@@ -22,6 +22,7 @@ from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.xla.dots import is_vector_product
+from unity_jax.xla.op_classes import ROW_PRESERVING
 
 Rows = tuple[int, ...]
 """Per operand and result of an op, whether it lies row by row: 0 no, 1 yes, 2 yes and it is turned here, `THIN` yes,
@@ -55,9 +56,6 @@ def is_partition(op: Op) -> bool:
     return move is not None and move.kind == "partition"
 
 
-_SEEN = frozenset("reshape optimization_barrier copy".split())
-
-
 def addressed(op: Op) -> Iterable[Tensor]:
     """The operands and results of which an op reads or writes whole rows by index."""
     if op.name == "gather":
@@ -83,7 +81,7 @@ def _spread(graph: Graph, marked: set[Tensor]) -> set[Tensor]:
     widths = {t.shape[-1:] for t in marked}
     for op in graph.ops:
         width = op.outputs[0].shape[-1:] if op.outputs else ()
-        if width in widths and (op.name in _SEEN or is_pointwise(op) or is_partition(op)):
+        if width in widths and (op.name in ROW_PRESERVING or is_pointwise(op) or is_partition(op)):
             alike = [t for t in (*op.inputs, *op.outputs) if t.shape[-1:] == width and t.literal is None]
             for t in alike:
                 near.setdefault(t, []).extend(alike)

@@ -1,6 +1,6 @@
-"""What is alive while the steps of a program run, one after the other.
+"""What is live while the steps of a program run, one after the other.
 
-A buffer lives from the step that makes it to the last one that reads it; a result may take the place of an operand
+A buffer is live from the step that makes it to the last one that reads it; a result may take the place of an operand
 that nothing reads any more. A loop or a branch runs the steps of its bodies within its own.
 """
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from unity_jax.xla.heap_simulator import Heap
-from unity_jax.xla.scheduler import Step
+from unity_jax.xla.schedule import Step
 
 
 class Peak(NamedTuple):
-    """The most bytes that are alive at once, at which position, and the most without what has been through a loop or is
+    """The most bytes that are live at once, at which position, and the most without what has been through a loop or is
     made beside steps."""
 
     bytes: int
@@ -24,24 +24,22 @@ class Peak(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Lives:
+class LiveRanges:
     """Steps in the order in which they run, and the buffers between them.
 
     **Fields:** `size`: bytes of each buffer; `readers`: how many steps read it, one more if it exists until the end;
-    `bodies`: of steps, what runs inside; `beside`: buffers that are made while steps multiply; `tuples`: how many
-    tuples are made, those of bodies included.
+    `bodies`: of steps, what runs inside; `beside`: buffers that are made while steps multiply.
     """
 
     steps: Sequence[Step]
     order: Sequence[int]
     size: Sequence[int]
     readers: Sequence[int]
-    bodies: Mapping[int, Sequence[Lives]]
+    bodies: Mapping[int, Sequence[LiveRanges]]
     beside: Set[int] = frozenset()
-    tuples: int = 0
 
     def run(self, heap: Heap | None = None) -> Peak:
-        """The most that is alive at once; takes the memory from a heap on the way."""
+        """The most that is live at once; takes the memory from a heap on the way."""
         size, left, address = self.size, list(self.readers), [0] * len(self.size)
         now = most = where = 0
         looped: set[int] = set()  # buffers that have been through a loop, or are made beside steps
@@ -106,7 +104,7 @@ class Lives:
                 found[span[b]][1] = now
         return now
 
-    def alive(self, position: int) -> list[int]:
+    def live(self, position: int) -> list[int]:
         """The buffers that exist while a step runs."""
         left = list(self.readers)
         found: dict[int, None] = {}

@@ -14,13 +14,18 @@ comes back for the next access:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from unity_jax.machine.device import Device
+from unity_jax.xla.module import Buffer, Instruction, Module
+
+B = TypeVar("B", bound=Hashable)
 
 _SLICED, _SLICES = 2**21, 4
 """An array of that many bytes and more comes onto the chip in so many parts, outside of loops (plans for v5e)."""
@@ -37,6 +42,48 @@ class Away(NamedTuple):
     evicted: bool
 
 
+def memory_space_assignment(module: Module) -> None:
+    """Say which buffers are on the chip; what leaves it is copied to HBM as soon as it is made."""
+    device = module.storage.device
+    if not device.chip_bytes:
+        return
+    accesses: dict[Buffer, list[int]] = {}
+    gains: defaultdict[Buffer, float] = defaultdict(float)
+    size: dict[Buffer, int] = {}
+    clock = [0.0]
+    for position, i in enumerate(module.schedule):
+        clock.append(clock[-1] + i.seconds)
+        for b in dict.fromkeys((*i.makes, *i.reads)):
+            if b not in size:
+                size[b] = 0 if b.lasting else b.temporary
+            if size[b]:
+                accesses.setdefault(b, [position] if i.bodies else []).append(position)
+                gains[b] += i.streams * math.sqrt(size[b])
+    for positions in accesses.values():
+        if len(positions) == 1:  # nothing reads it
+            positions *= 2
+    absent = away(accesses, gains, size, clock, device)
+    module.tuples += sum(a.evicted + fetching_tuples(size[b], device, module.looped) for b, a in absent.items())
+    copies: dict[int, list[Buffer]] = {}  # by the position that they follow
+    for b, positions in accesses.items():
+        b.on_chip = b not in absent or absent[b].evicted
+        if b not in absent:
+            continue
+        first, last, evicted = absent[b]
+        if evicted:
+            copies.setdefault(positions[0], []).append(copy := Buffer(b.tensor, size[b]))
+            for i in (module.schedule[p] for p in positions if first < p <= last):
+                i.reads = [*i.reads, copy]
+        else:
+            for i in (module.schedule[p] for p in positions if p > last):
+                i.reads = [r for r in i.reads if r is not b]
+    before, module.schedule = module.schedule, []
+    for position, i in enumerate(before):
+        module.schedule.append(i)
+        if position in copies:
+            module.schedule.append(module.add(Instruction("copy-to-hbm", [], [], copies[position])))
+
+
 def fetching_tuples(nbytes: float, device: Device, looped: bool = False) -> int:
     """How many tuples XLA:TPU makes to copy an array onto the chip: of the copy, or of each part and what it is of."""
     if nbytes > device.chip_bytes:
@@ -45,19 +92,19 @@ def fetching_tuples(nbytes: float, device: Device, looped: bool = False) -> int:
 
 
 def away(
-    accesses: Mapping[int, Sequence[int]],
-    gains: Mapping[int, float],
-    size: Sequence[int],
+    accesses: Mapping[B, Sequence[int]],
+    gains: Mapping[B, float],
+    size: Mapping[B, int],
     clock: Sequence[float],
     device: Device,
-) -> dict[int, Away]:
+) -> dict[B, Away]:
     """When buffers are in HBM; those that are not told never are.
 
     **Arguments:** `accesses`: of each buffer, the positions in the program that make and read it, in order, two or more
     (a loop makes and reads what it returns); `gains`: what its place on the chip is worth; `clock`: the seconds before
     each position and after the last.
     """
-    found: dict[int, Away] = {}
+    found: dict[B, Away] = {}
     longest = _COPIES * device.chip_bytes / device.memory_bandwidth
     used = np.zeros(len(clock))
     for b in sorted(accesses, key=lambda b: (-gains[b], accesses[b][0])):

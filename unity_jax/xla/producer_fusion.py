@@ -14,15 +14,22 @@ from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.xla.aliases import Readers, is_alias
 from unity_jax.xla.layout_constraints import is_partition
-from unity_jax.xla.op_classes import PRODUCTS, REDUCTIONS, SHAPES, elements, is_batched, is_loop, is_zero
+from unity_jax.xla.op_classes import (
+    JOINS,
+    PRODUCTS,
+    READERS,
+    REDUCTIONS,
+    SHAPES,
+    elements,
+    is_batched,
+    is_loop,
+    is_zero,
+)
 from unity_jax.xla.targets import ACTIVATIONS, Fusing
 
 _CASTS = 6
 """How many readers XLA:TPU casts a value for, each for itself: the six products that read a normalized value, forward
 and backward; for the eight products of a ring it casts once."""
-_READS_ONCE = frozenset("gather reduce_window_max reduce_window_sum select_and_scatter_add".split())
-_JOINS = frozenset(["concatenate", "pad"])
-"""What no matmul computes while it reads."""
 _CACHED = 1 / 16
 """Operands of no more than this part of a result are read from a cache, as are the numbers that stand for rows."""
 
@@ -111,7 +118,7 @@ def _prologue(graph: Graph, loops: Set[Op], readers: Readers) -> frozenset[Op]:
     for op in reversed(graph.ops):
         used = readers.of(op)
         inside = used and all(c.name == "dot_general" or c in found for c in used)
-        if op in loops and inside and op.name not in _JOINS and _enters(op):
+        if op in loops and inside and op.name not in JOINS and _enters(op):
             found.add(op)
     return frozenset(found)
 
@@ -246,14 +253,14 @@ class _Absorber:
         if (
             consumer in self.found.loops
             or consumer.name in REDUCTIONS
-            or (self.fusing.repeats and consumer.name in _READS_ONCE)
+            or (self.fusing.repeats and consumer.name in READERS)
         ):
             return True
         if is_scatter(consumer) and self.fusing.repeats and producer.outputs[0] in consumer.inputs[1:]:
             return True
         if is_scatter(consumer) and (self.fusing.by_position or consumer in self.found.ops):
             return producer.outputs[0] is consumer.inputs[0] and all(t.literal is not None for t in producer.inputs)
-        if consumer.name not in PRODUCTS or producer.name in _JOINS:
+        if consumer.name not in PRODUCTS or producer.name in JOINS:
             return False
         if self.fusing.grows:
             return True

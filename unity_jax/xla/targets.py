@@ -43,32 +43,25 @@ class Fusing:
 
 @dataclass(frozen=True)
 class Target:
-    """What a compiler does.
+    """What a compiler does besides its passes (`xla.pipelines`).
 
     **Fields**, of kernels: `fusing`; `library`: products and convolutions are calls of a library, which has memory of
-    its own, and products deep and narrow are split (`xla.dots.split`); `lanes`: images lie with batch and features
-    in tiles, for which convolutions are scheduled (`cost.products`); `vectors`: a batch of vectors times matrices is
+    its own, and products deep and narrow are split (`xla.dots.split`); `lanes`: images lie with batch and features in
+    tiles, for which convolutions are scheduled (`cost.products`); `vectors`: a batch of vectors times matrices is
     elementwise; `sweeps`: what passes over float32 values, or is a kernel of one instruction, takes longer than its
-    bytes; `sorts`: rows are sorted before they are added to a table; `halves`: a reduction that is too much for one
-    kernel takes two; `normalizes`: a reduction of rows and what follows from it are one kernel.
+    bytes; `sorts`: rows are sorted before they are added to a table.
 
     Of collectives: `combined`: the kinds of moves of which it makes one (`xla.collective_combiner`), `combined_bytes`:
-    results of so many bytes at most (0: it combines none); `beside`: those that run beside kernels; `concatenates`:
-    what one all-reduce sums is copied to one array before, and out of it after; `sums_lanes`: it makes an all-reduce of
-    a reduce-scatter whose parts are no whole lanes of tiles; `gathers_apart`: it gathers no result in the place of a
-    donated argument; `moves_casts`: it gathers fewer bytes where a cast can run after it or before
-    (`xla.convert_mover`).
+    results of so many bytes at most (0: it combines none); `beside`: those that run beside kernels; `gathers_apart`: it
+    gathers no result in the place of a donated argument (`xla.copy_insertion`); `moves_casts`: it gathers fewer bytes
+    where a cast can run after it or before (`xla.convert_mover`).
 
     Of buffers: `narrows`: float32 values that only bfloat16 is made of are bfloat16 (`xla.bf16_propagation`);
-    `fills_first`: the stacks of loops are filled before them, by kernels of their own; `joins_constants`: constant
-    arrays of one shape are made by one kernel, at the start; `peels`: gradients of scanned layers are reduced an
-    iteration later (`xla.collective_pipeliner`); `casts_first`: what all iterations of a loop cast is cast before it;
-    `copies_spread`: what is broadcast to be scattered is copied first; `stacks_apart`: each result that a loop stacks
-    is written by a kernel of its own; `heap`, `packs`: how the most bytes are counted (`cost.memory`).
+    `stacks_apart`: each result that a loop stacks is written by a kernel of its own; `heap`, `packs`: how the most
+    bytes are counted (`xla.buffer_assignment`).
 
-    Of the order of steps: `tabled`: kernels take what tables of an H100 say, and not what XLA:TPU counts
-    (`cost.estimates`); `weighs_loops`: what a loop carries passes through it; `at_once`: what takes no time runs where
-    it is needed; `counts_results`: results count as memory.
+    Of the order of instructions: `tabled`: kernels take what tables of an H100 say, and not what XLA:TPU counts
+    (`cost.estimates`); `counts_results`: results count as memory.
     """
 
     fusing: Fusing = Fusing()
@@ -77,27 +70,16 @@ class Target:
     vectors: bool = False
     sweeps: bool = False
     sorts: bool = False
-    halves: bool = False
-    normalizes: bool = False
     combined: frozenset[str] = frozenset()
     combined_bytes: int = 0
     beside: frozenset[str] = frozenset()
-    concatenates: bool = False
-    sums_lanes: bool = False
     gathers_apart: bool = False
     moves_casts: bool = True
     narrows: bool = False
-    fills_first: bool = True
-    joins_constants: bool = False
-    peels: bool = False
-    casts_first: bool = False
-    copies_spread: bool = False
     stacks_apart: bool = False
     heap: bool = False
     packs: bool = False
     tabled: bool = True
-    weighs_loops: bool = False
-    at_once: bool = False
     counts_results: bool = False
 
 
@@ -106,17 +88,11 @@ TARGETS = {
     "gpu": Target(
         fusing=Fusing(repeats=True, siblings=True),
         library=True,
-        halves=True,
-        normalizes=True,
         combined=frozenset(["combine", "reduce", "reduce_scatter"]),
         combined_bytes=30 * 2**20 + 7,  # the default of `xla_gpu_all_reduce_combine_threshold_bytes` and its like
         beside=frozenset(["combine", "reduce", "reduce_scatter", "exchange", "shift"]),
-        concatenates=True,
-        joins_constants=True,
-        peels=True,
         stacks_apart=True,
         packs=True,
-        weighs_loops=True,
         counts_results=True,
     ),
     "tpu": Target(
@@ -130,15 +106,10 @@ TARGETS = {
         combined=frozenset(["reduce"]),
         combined_bytes=2**27 - 1,  # it is seen to make all-reduces of up to 112 MiB, and to leave 128 MiB alone
         beside=frozenset(["combine", "shift"]),  # it starts and awaits others apart only inside kernels
-        sums_lanes=True,
         gathers_apart=True,
         narrows=True,
-        fills_first=False,
-        casts_first=True,
-        copies_spread=True,
         heap=True,
         tabled=False,
-        at_once=True,
     ),
 }
 

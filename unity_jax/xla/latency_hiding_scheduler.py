@@ -1,26 +1,10 @@
-"""The order in which XLA runs the kernels of a program: first one that needs little memory, then one that hides
-collectives.
+"""XLA's latency-hiding scheduler, which puts other steps between the start and the done of each collective
+(https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc).
 
-A kernel is a step; a collective that runs beside others is two, its start and its done. What lies in memory between
-steps is a buffer.
+    a, start, done, b   ->   start, a, b, done
 
-    step      0 gather   1 gather   2 dot
-              start      done
-    buffers   makes a    reads a    reads a, makes b
-
-XLA orders them twice. `listed` frees as many bytes as it can at each step
-(https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc). XLA also tries a
-depth-first and a post-order, and takes the one that needs the least; that is the list for most programs, and the other
-two are not modelled: they brought predicted memory no nearer (28 programs for v5e).
-
-`hidden` then puts other steps between the start and the done of each collective, until they take as long as it,
-whatever memory that takes
-(https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc). So gradients that nothing waits for
-are computed late, beside the collectives of others, and what they are made of lives until then.
-
-Times are in microseconds, as the compiler estimates them (`estimates`). Arguments are steps, too, which run before all
-others: of two kernels XLA prefers the one that is the only one to wait for more steps, and so the update of a parameter
-and of its moments.
+Until they take as long as it, whatever memory that takes. So gradients that nothing waits for are computed late, beside
+the collectives of others, and what they are made of lives until then.
 """
 
 from __future__ import annotations
@@ -28,107 +12,21 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-BETWEEN = 1.0
-"""Microseconds from one step to another that reads it, and of the start and of the done of a collective."""
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """A kernel, or the start or the done of a collective, all by their numbers.
-
-    **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost`: the microseconds it
-    takes; `start` and `latency`: of a done, its start, and the microseconds from that to it; `workspace`: bytes that it
-    needs while it runs; `writes_over`: whether a result may take the place of what it reads; `at_once`: whether XLA
-    takes it for nothing, and runs it right before what reads it; `passes`: bytes that go through a loop, which XLA's
-    list scheduler takes for made by it; `seconds`: the time that buffers wait for it on the chip (XLA:TPU), and
-    `streams`: whether it would gain from what it reads and makes there.
-    """
-
-    after: tuple[int, ...]
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
-    cost: float = BETWEEN
-    start: int | None = None
-    latency: float = 0.0
-    workspace: int = 0
-    writes_over: bool = False
-    at_once: bool = False
-    passes: float = 0.0
-    seconds: float = 0.0
-    streams: bool = True
-
-    @property
-    def is_argument(self) -> bool:
-        """Whether it stands for an argument, which is there before all steps."""
-        return not (self.after or self.reads or self.makes)
+from unity_jax.xla.module import Module
+from unity_jax.xla.schedule import BETWEEN, Schedule, Step
 
 
-@dataclass(eq=False)
-class Schedule:
-    """Steps to be ordered, and `size`: the bytes of each buffer that count when steps are chosen."""
+def latency_hiding_scheduler(module: Module) -> None:
+    if any(i.start is not None for i in module.schedule):
+        number = {i: n for n, i in enumerate(module.instructions)}
+        order = hidden(module.numbered(), [number[i] for i in module.schedule])
+        module.schedule = [module.instructions[i] for i in order]
 
-    steps: Sequence[Step]
-    size: Sequence[float]
-    next: list[list[int]] = field(init=False)
-    readers: list[list[int]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.next = [[] for _ in self.steps]
-        self.readers = [[] for _ in self.size]
-        for i, step in enumerate(self.steps):
-            for j in step.after:
-                self.next[j].append(i)
-            for b in step.reads:
-                self.readers[b].append(i)
-
-    def order(self) -> list[int]:
-        """The steps as XLA runs them."""
-        order = self.listed()
-        return self.hidden(order) if any(step.start is not None for step in self.steps) else order
-
-    def listed(self) -> list[int]:
-        """XLA's list scheduler: of the steps that can run, first the one that frees the most bytes, net of what it
-        makes, then the one with the most readers."""
-        steps, size = self.steps, self.size
-        left = [len(r) for r in self.readers]
-        waits = [sum(not steps[j].is_argument for j in step.after) for step in steps]
-        made = [step.passes + sum(size[b] for b in step.makes) for step in steps]
-        done = [False] * len(steps)
-
-        def key(i: int) -> tuple[float, int, int]:
-            return made[i] - sum(size[b] for b in steps[i].reads if left[b] == 1), -len(self.next[i]), i
-
-        ready = [key(i) for i, n in enumerate(waits) if n == 0 and not steps[i].is_argument]
-        heapq.heapify(ready)
-        order: list[int] = []
-        while ready:
-            first = heapq.heappop(ready)
-            i = first[2]
-            if done[i]:
-                continue
-            if first != (now := key(i)):
-                heapq.heappush(ready, now)
-                continue
-            done[i] = True
-            order.append(i)
-            woken = set()
-            for b in steps[i].reads:
-                left[b] -= 1
-                if left[b] == 1:
-                    woken.update(r for r in self.readers[b] if waits[r] == 0 and not done[r])
-            for j in self.next[i]:
-                waits[j] -= 1
-                if waits[j] == 0:
-                    woken.add(j)
-            for j in woken:
-                heapq.heappush(ready, key(j))
-        return order
-
-    def hidden(self, order: Sequence[int]) -> list[int]:
-        """XLA's latency-hiding scheduler, which goes from the last step to the first, with one collective in flight."""
-        return _Backward(self, order).run()
+def hidden(schedule: Schedule, order: Sequence[int]) -> list[int]:
+    """The order of steps; it goes from the last step to the first, with one collective in flight."""
+    return _Backward(schedule, order).run()
 
 
 class _Backward:

@@ -1,0 +1,227 @@
+"""A program as XLA has it behind fusion: instructions, the buffers between them, and their schedule.
+
+    %2  dot                 after 0 1  reads b0 b1  makes b2:16384  1.4 us
+    %3  all-gather-start    after 2    reads b2     makes b3:131072
+    %4  all-gather-done     after 3    reads b2 b3
+
+A pass takes a module and changes it (`pipelines` has their order per compiler). What an instruction waits for is told
+by a tensor, whoever makes that in the end, or by an instruction. `str(module)` is the text above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import Collective
+from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.xla.aliases import base_tensors
+from unity_jax.xla.fusion import Kernel
+from unity_jax.xla.layout_assignment import Storage
+from unity_jax.xla.schedule import BETWEEN, Schedule, Step
+from unity_jax.xla.targets import Target, target_of
+from unity_jax.xla.traffic import Traffic
+
+
+class LatencyEstimator(Protocol):
+    """What a compiler takes instructions for, in microseconds; and how long kernels really take."""
+
+    def kernel(self, kernel: Kernel) -> float: ...
+
+    def fill(self, nbytes: float) -> float:
+        """Of an array with a constant."""
+        ...
+
+    def collectives(self, combined: Sequence[Collective]) -> float:
+        """Of collectives of one kind that are combined, from their start to their end."""
+        ...
+
+    def seconds(self, kernel: Kernel) -> float: ...
+
+    def is_memory_bound(self, kernel: Kernel) -> bool: ...
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """Bytes for a tensor: `result`: of the program, for which there is memory all the time; `lasting`: it exists until
+    the end; `on_chip`: it is in the memory of the chip; `placed`: where a donated argument was."""
+
+    tensor: Tensor
+    size: float
+    result: bool = False
+    lasting: bool = False
+    on_chip: bool = False
+    placed: bool = False
+
+    @property
+    def temporary(self) -> int:
+        """Bytes of temporary memory that it takes."""
+        return 0 if self.result or self.on_chip or self.placed else round(self.size)
+
+
+@dataclass(eq=False, slots=True)
+class Instruction:
+    """A kernel, a copy, or the start or the done of a collective.
+
+    **Fields:** `after`: what must be there before; `collectives`: those that it is; `sums`: they are all-reduces;
+    `frees`: bytes of a donated argument that nothing reads any more; the others as in `schedule.Step`.
+    """
+
+    opcode: str
+    after: list[Tensor | Instruction]
+    reads: list[Buffer]
+    makes: list[Buffer]
+    kernel: Kernel | None = None
+    cost: float = BETWEEN
+    start: Instruction | None = None
+    latency: float = 0.0
+    workspace: float = 0.0
+    writes_over: bool = False
+    at_once: bool = False
+    passes: float = 0.0
+    seconds: float = 0.0
+    streams: bool = True
+    collectives: tuple[Collective, ...] = ()
+    sums: bool = False
+    frees: float = 0.0
+    bodies: tuple[Module, ...] = ()
+
+
+@dataclass(eq=False)
+class Module:
+    """A graph on its way through a compiler.
+
+    **Fields:** `replacing`: results in place of donated arguments, which are these; `instructions` in the order of the
+    program; `schedule`: those that run, in their order, once they are scheduled; `of`: the buffer of a tensor; `maker`:
+    what a tensor is there after (another tensor, if it is the same one); `arguments`: the instructions that stand for
+    them; `combined`: the collectives made of several; `looped`: it is a body; `tuples`: how many tuples a TPU
+    has for copies onto the chip and from there; `copies`: of tensors, that take so
+    many bytes.
+    """
+
+    graph: Graph
+    traffic: Traffic
+    storage: Storage
+    machine: Machine
+    estimator: LatencyEstimator
+    replacing: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    instructions: list[Instruction] = field(default_factory=list)
+    schedule: list[Instruction] = field(default_factory=list)
+    of: dict[Tensor, Buffer] = field(default_factory=dict)
+    maker: dict[Tensor, Tensor | Instruction] = field(default_factory=dict)
+    arguments: dict[Tensor, Instruction] = field(default_factory=dict)
+    combined: list[Instruction] = field(default_factory=list)
+    looped: bool = False
+    tuples: int = 0
+    copies: dict[tuple[Tensor, float], Instruction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.base = base_tensors(self.graph)
+        self.inputs = {*self.graph.inputs}
+        self.outputs = {self.base.get(t, t) for t in self.graph.outputs}
+
+    @property
+    def target(self) -> Target:
+        return target_of(self.storage.device)
+
+    def walk(self) -> Iterator[Module]:
+        """The module, and all that its loops and branches run."""
+        yield self
+        for instruction in self.instructions:
+            for body in instruction.bodies:
+                yield from body.walk()
+
+    def add(self, instruction: Instruction) -> Instruction:
+        self.instructions.append(instruction)
+        return instruction
+
+    def buffer(self, t: Tensor) -> Buffer:
+        """The buffer of a tensor; a new one, if it has none."""
+        if t not in self.of:
+            self.of[t] = Buffer(t, self.storage(t), t in self.outputs)
+        return self.of[t]
+
+    def is_collective(self, i: Instruction) -> bool:
+        """Whether it is a move that the compiler starts apart or combines; others it takes for any instruction."""
+        opcode = i.opcode.removesuffix("-done")
+        return bool(i.collectives) and opcode in self.target.beside | self.target.combined
+
+    def made(self, t: Tensor | Instruction) -> Instruction:
+        """The instruction that a tensor is there after."""
+        while isinstance(t, Tensor):
+            t = self.maker[t]
+        return t
+
+    def resolve(self) -> None:
+        """Name instructions, each once, in place of the tensors that others wait for."""
+        for instruction in self.instructions:
+            instruction.after = list(dict.fromkeys(map(self.made, instruction.after)))
+
+    def replace(self, by: Mapping[Instruction, Instruction]) -> None:
+        """Take instructions out, and let others wait for those in their places."""
+        if by:
+            self.instructions = [i for i in self.instructions if i not in by]
+            for i in self.instructions:
+                i.after = [by.get(a, a) for a in i.after]  # a tensor is by none
+            self.maker = {t: by.get(made, made) for t, made in self.maker.items()}
+
+    def ends(self) -> list[Instruction]:
+        """The instructions that make the results, in their order."""
+        results = dict.fromkeys(self.base.get(t, t) for t in self.graph.outputs)
+        return [self.made(t) for t in results if t in self.maker]
+
+    def numbered(self) -> Schedule:
+        """The instructions by their numbers, to be scheduled. XLA:TPU schedules results in place of donated arguments,
+        XLA:GPU as new memory."""
+        self.resolve()
+        steps, buffers = by_number(self.instructions)
+        counts = self.target.counts_results
+        return Schedule(steps, [b.size if counts else 0 if b.result else round(b.size) for b in buffers])
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def by_number(instructions: Sequence[Instruction]) -> tuple[list[Step], list[Buffer]]:
+    """Instructions that wait for each other as steps, and their buffers, by whose numbers they name them."""
+    number = {i: n for n, i in enumerate(instructions)}
+    at: dict[Buffer, int] = {}
+    steps = []
+    for i in instructions:
+        for b in (*i.makes, *i.reads):
+            at.setdefault(b, len(at))
+        after, start = tuple([number[a] for a in i.after if a in number]), None if i.start is None else number[i.start]
+        reads, makes = tuple([at[b] for b in i.reads]), tuple([at[b] for b in i.makes])
+        workspace = round(i.workspace)
+        steps.append(Step(after, reads, makes, i.cost, start, i.latency, workspace, i.writes_over, i.at_once, i.passes))
+    return steps, list(at)
+
+
+def _lines(module: Module) -> Iterator[str]:
+    """One line for each instruction; those of bodies are indented."""
+    order = [*module.arguments.values(), *module.schedule] if module.schedule else module.instructions
+    names = {b: f"b{n}" for n, b in enumerate(dict.fromkeys(b for i in order for b in (*i.makes, *i.reads)))}
+    number = {instruction: n for n, instruction in enumerate(order)}
+    for instruction in order:
+        after = sorted({number[module.made(a)] for a in instruction.after})
+        parts = [f"%{number[instruction]:<3}{instruction.opcode:<24}"]
+        parts += ["after " + " ".join(map(str, after))] if after else []
+        parts += ["reads " + " ".join(names[b] for b in instruction.reads)] if instruction.reads else []
+        parts += ["makes " + " ".join(map(_made(names), instruction.makes))] if instruction.makes else []
+        parts += [f"needs {instruction.workspace:.0f}"] if instruction.workspace else []
+        parts += [f"{instruction.latency or instruction.cost:.3g} us"] if instruction.opcode != "argument" else []
+        parts += ["in place"] if instruction.writes_over else []
+        parts += ["at once"] if instruction.at_once else []
+        yield "  ".join(parts)
+        for body in instruction.bodies:
+            yield from (f"    {line}" for line in _lines(body))
+
+
+def _made(names: Mapping[Buffer, str]) -> Callable[[Buffer], str]:
+    def text(b: Buffer) -> str:
+        where = " on chip" * b.on_chip + " (result)" * b.result
+        return f"{names[b]}:{b.size:.0f}{where}"
+
+    return text
