@@ -9,7 +9,7 @@ import pytest
 from unity_jax.network.reshard import COLLECTIVES, Move
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
-from unity_jax.xla.bf16_propagation import narrowed
+from unity_jax.xla.bf16_propagation import bf16_propagation
 
 WHOLE = Layout.replicated(1)
 ADDING = ("reduce", "reduce_scatter", "replicate")
@@ -28,5 +28,5 @@ def test_a_cast_moves_before_a_move_that_adds_nothing(kind):
         Op(kind, (made,), (moved,), {"move": Move(kind, ("x",), 0, 0, WHOLE, WHOLE)}),
         Op("convert_element_type", (moved,), (cast,), {"new_dtype": jnp.bfloat16}),
     )
-    kept = narrowed(Graph((x,), (cast,), list(ops)), [Kernel((op,)) for op in ops])
+    kept = bf16_propagation(Graph((x,), (cast,), list(ops)), [Kernel((op,)) for op in ops])
     assert kept == ({moved} if kind in ADDING else {made, moved})

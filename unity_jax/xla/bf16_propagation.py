@@ -23,7 +23,7 @@ from unity_jax.xla.op_classes import NARROWED_THROUGH, PRODUCTS, REDUCTIONS
 _MOVES = frozenset(COLLECTIVES) - {"reduce", "reduce_scatter", "replicate"}  # these add, or put zeros in place
 
 
-def narrowed(graph: Graph, kernels: Iterable[Kernel]) -> set[Tensor]:
+def bf16_propagation(graph: Graph, kernels: Iterable[Kernel]) -> set[Tensor]:
     """The float32 values of a graph that are kept in bfloat16; its results are not.
 
     **Arguments:** `kernels`: of the graph.

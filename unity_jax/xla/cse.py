@@ -12,7 +12,7 @@ from unity_jax.xla.op_classes import elements, is_loop
 from unity_jax.xla.targets import Fusing
 
 
-def once(graph: Graph, fusing: Fusing) -> Graph:
+def cse(graph: Graph, fusing: Fusing) -> Graph:
     """The graph with a copy in place of each elementwise op that does what an earlier one does. Constants are no
     matter: every reader makes its own."""
     base = base_tensors(graph)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.xla.aliases import base_tensors, is_alias
-from unity_jax.xla.cse import once
+from unity_jax.xla.cse import cse
 from unity_jax.xla.fusion_operands import Reading
 from unity_jax.xla.layout_constraints import Rows, rows
 from unity_jax.xla.op_classes import PRODUCTS, REDUCTIONS, elements, is_batched, is_zero, space
@@ -96,7 +96,7 @@ class Kernel:
 def kernels(graph: Graph, compiler: str) -> Sequence[Kernel]:
     """The kernels of a traced or planned graph (its own ops; bodies have theirs), in an order in which they can run."""
     fusing = TARGETS[compiler].fusing
-    graph = once(graph, fusing) if fusing.grows else graph
+    graph = cse(graph, fusing) if fusing.cse else graph
     absorbed = absorb(graph, fusing)
     reading = Reading(graph, absorbed)
     groups = _Grouper(graph, fusing, absorbed, reading).run()

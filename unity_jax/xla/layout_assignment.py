@@ -23,7 +23,7 @@ from unity_jax.ops.indexing import addresses_rows
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.xla.aliases import base_tensors
-from unity_jax.xla.bf16_propagation import narrowed
+from unity_jax.xla.bf16_propagation import bf16_propagation
 from unity_jax.xla.layout_constraints import addressed
 from unity_jax.xla.op_classes import PRODUCTS
 from unity_jax.xla.targets import target_of
@@ -44,7 +44,7 @@ class Storage:
         kernels = [k for of in traffic.kernels.values() for k in of]
         self.apart = {t for k in kernels if k.root.name not in PRODUCTS for t in k.writes}  # from products
         if target_of(device).narrows:
-            self.narrow.update(*(narrowed(g, traffic.kernels[g]) for _, g, _ in nested(graph)))
+            self.narrow.update(*(bf16_propagation(g, traffic.kernels[g]) for _, g, _ in nested(graph)))
         if device.layout_tile[1]:
             base = base_tensors(graph)
             for op in graph.walk():

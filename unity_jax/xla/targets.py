@@ -28,7 +28,8 @@ class Fusing:
     all readers. `repeats`: these, too, are computed by every reader, gathers and windows included, if one is no loop
     and that moves no more bytes (`PriorityFusion` of XLA:GPU, which weighs time). `siblings`: equal constants are one
     array if one of them has to be in memory, and loops and reductions over as many elements that read that array are
-    one kernel, as are reductions of any array (`MultiOutputFusion` of XLA:GPU).
+    one kernel, as are reductions of any array (`MultiOutputFusion` of XLA:GPU). `cse`: elementwise ops that do what an
+    earlier one does are computed once (`xla.cse`).
     """
 
     grows: bool = False
@@ -39,6 +40,7 @@ class Fusing:
     costly: frozenset[str] = _COSTLY
     repeats: bool = False
     siblings: bool = False
+    cse: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,13 @@ TARGETS = {
     ),
     "tpu": Target(
         fusing=Fusing(
-            grows=True, epilogue=True, softmax=True, by_position=True, tiles=True, costly=_COSTLY - ACTIVATIONS
+            grows=True,
+            epilogue=True,
+            softmax=True,
+            by_position=True,
+            tiles=True,
+            costly=_COSTLY - ACTIVATIONS,
+            cse=True,
         ),
         lanes=True,
         vectors=True,
