@@ -1,16 +1,18 @@
 """A program as XLA has it behind fusion: instructions, the buffers between them, and their schedule.
 
-    %2  dot                 after 0 1  reads b0 b1  makes b2:16384  1.4 us
-    %3  all-gather-start    after 2    reads b2     makes b3:131072
-    %4  all-gather-done     after 3    reads b2 b3
+    %1  reduce_sum            after 0  makes b0:16384  takes 0.01 us  in place
+    %2  reduce-start          after 1  reads b0  makes b1:16384  takes 1 us  in place
+    %3  reduce-done           after 2  reads b1  takes 40.2 us
+    %4  sort                  after 3  reads b1  makes b2:16384(result)  takes 0.01 us
 
 A pass takes a module and changes it (`pipelines` has their order per compiler). What an instruction waits for is told
-by a tensor, whoever makes that in the end, or by an instruction. `str(module)` is the text above.
+by a tensor, whoever makes that in the end, or by an instruction. `str(module)` is the text above: bytes of
+buffers, microseconds as the compiler estimates them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -203,25 +205,26 @@ def _lines(module: Module) -> Iterator[str]:
     """One line for each instruction; those of bodies are indented."""
     order = [*module.arguments.values(), *module.schedule] if module.schedule else module.instructions
     names = {b: f"b{n}" for n, b in enumerate(dict.fromkeys(b for i in order for b in (*i.makes, *i.reads)))}
-    number = {instruction: n for n, instruction in enumerate(order)}
-    for instruction in order:
-        after = sorted({number[module.made(a)] for a in instruction.after})
-        parts = [f"%{number[instruction]:<3}{instruction.opcode:<24}"]
-        parts += ["after " + " ".join(map(str, after))] if after else []
-        parts += ["reads " + " ".join(names[b] for b in instruction.reads)] if instruction.reads else []
-        parts += ["makes " + " ".join(map(_made(names), instruction.makes))] if instruction.makes else []
-        parts += [f"needs {instruction.workspace:.0f}"] if instruction.workspace else []
-        parts += [f"{instruction.latency or instruction.cost:.3g} us"] if instruction.opcode != "argument" else []
-        parts += ["in place"] if instruction.writes_over else []
-        parts += ["at once"] if instruction.at_once else []
-        yield "  ".join(parts)
-        for body in instruction.bodies:
+    number = {i: n for n, i in enumerate(order)}
+    for i in order:
+        after = sorted({number[made] for a in i.after if (made := module.made(a)) in number})
+        said = {
+            "after": " ".join(map(str, after)),
+            "reads": " ".join(names[b] for b in i.reads),
+            "makes": " ".join(f"{names[b]}:{b.size:.0f}{_where(b)}" for b in i.makes),
+            "needs": f"{i.workspace:.0f}" * bool(i.workspace),
+            "passes": f"{i.passes:.0f}" * bool(i.passes),
+            "frees": f"{i.frees:.0f}" * bool(i.frees),
+            "takes": f"{i.latency or i.cost:.3g} us" * (i.opcode != "argument"),
+            "really": f"{1e6 * i.seconds:.3g} us" * bool(i.seconds),
+        }
+        words = [f"{what} {text}" for what, text in said.items() if text]
+        words += [word for word, holds in (("in place", i.writes_over), ("at once", i.at_once)) if holds]
+        yield "  ".join((f"%{number[i]:<3}{i.opcode:<20}", *words)).rstrip()
+        for body in i.bodies:
             yield from (f"    {line}" for line in _lines(body))
 
 
-def _made(names: Mapping[Buffer, str]) -> Callable[[Buffer], str]:
-    def text(b: Buffer) -> str:
-        where = " on chip" * b.on_chip + " (result)" * b.result
-        return f"{names[b]}:{b.size:.0f}{where}"
-
-    return text
+def _where(b: Buffer) -> str:
+    marks = {"result": b.result, "lasting": b.lasting, "chip": b.on_chip, "argument": b.placed}
+    return "".join(f"({mark})" for mark, holds in marks.items() if holds)

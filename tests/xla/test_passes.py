@@ -1,0 +1,33 @@
+"""What each pass makes of a small planned program, as text: tests/xla/snapshots/, one page for each."""
+
+import pytest
+
+from tests.xla.written import PROGRAMS, SNAPSHOTS, before_and_after, module
+from unity_jax.xla.pipelines import PIPELINES, compiled
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_a_pass_makes_of_a_program(name):
+    found = before_and_after(name)
+    assert found == (SNAPSHOTS / f"{name}.txt").read_text()
+    before, after = found.split(f"-> {name}\n")
+    assert before.strip() != after.strip()
+
+
+def test_every_pass_has_a_page():
+    passes = {run.__name__ for pipeline in PIPELINES.values() for run in pipeline}
+    assert passes == {*PROGRAMS} == {page.stem for page in SNAPSHOTS.iterdir()}
+
+
+def test_a_module_is_compiled_by_the_pipeline_of_its_device():
+    """Without collectives the list is the schedule, and arguments are not part of it."""
+    found = compiled(module(*PROGRAMS["loop_stacks"]))
+    by_list = module(*PROGRAMS["loop_stacks"])
+    for run in PIPELINES["gpu"][:-1]:
+        run(by_list)
+    outer = str(found).splitlines()
+    assert [line for line in outer if not line.startswith(" ")] == [
+        line for line in str(by_list).splitlines() if not line.startswith(" ")
+    ]
+    assert not {*found.schedule}.intersection(found.arguments.values())
+    assert all(body.schedule for i in found.schedule for body in i.bodies)

@@ -1,0 +1,188 @@
+"""Small planned programs, and the text of their modules before and after each pass.
+
+python -m tests.xla.written      # writes tests/xla/snapshots/ again: read what changed before it is committed
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from unity_jax.cost.estimates import Estimates
+from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
+from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import trace
+from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.build import Builder
+from unity_jax.search.experts import expert_seeds
+from unity_jax.xla.emission import emit
+from unity_jax.xla.layout_assignment import Storage
+from unity_jax.xla.module import Module
+from unity_jax.xla.pipelines import PIPELINES
+from unity_jax.xla.traffic import Traffic
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+
+def f32(*dims):
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def dense(w, x):
+    """A step of gradient descent on one layer."""
+    return w - jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
+
+
+def scanned(w, x):
+    """Gradients of scanned layers."""
+    layer = lambda x, w: (jnp.tanh(x @ w), None)  # noqa: E731
+    return w - jax.grad(lambda w: jnp.sum(jax.lax.scan(layer, x, w)[0]))(w)
+
+
+def cast_in_loop(w, x):
+    layer = lambda x, w: (jnp.tanh(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(x.dtype), None)  # noqa: E731
+    return jax.lax.scan(layer, x, w)[0]
+
+
+def softmax(x):
+    return jax.lax.sort(jnp.exp(x - jnp.max(x, 1, keepdims=True)))
+
+
+def picked(x, rows):
+    """Some rows of a value, and what else is computed of it."""
+    y = jax.lax.sort(x)
+    return y.at[rows].get(mode="clip").sum(), jax.lax.sort(y).sum()
+
+
+def embedding(table, ids, x):
+    """A step on a table of rows of which some are read."""
+    return table - jax.grad(lambda table: jnp.sum(jnp.tanh(table[ids] * x)))(table)
+
+
+def heads(x):
+    """Thin products in a batch, of what was sorted."""
+    y = jax.lax.sort(x)
+    return jnp.sum(jnp.matmul(y, y.transpose(0, 2, 1), precision="highest"))
+
+
+def two_sums(x, y):
+    return jax.lax.sort(jnp.sum(x, 0)), jax.lax.sort(jnp.sum(y, 0))
+
+
+def sum_beside(x, y):
+    """What comes before a sum, and what can be computed beside it."""
+    return jax.lax.sort(jnp.sum(x, 0)), jax.lax.sort(y)
+
+
+def scaled(x, y):
+    return x * jax.lax.sort(y)
+
+
+def sorted_sum(x):
+    return jax.lax.sort(jnp.sum(x, 0), dimension=0)
+
+
+WHOLE, ROWS, FIRST = Layout.replicated(2), Layout((("x",), ())), Layout((("x",), (), ()))
+IDS = jax.ShapeDtypeStruct((8,), jnp.int32)
+LAYERS = (f32(4, 64, 64), f32(16, 64))
+
+
+class By(NamedTuple):
+    """A plan by hand: the layouts of arguments and of results, and the strategies of ops that are split."""
+
+    inputs: Sequence[Layout]
+    outputs: Sequence[Layout]
+    strategies: Mapping[str, int] = {}
+
+
+TWO_SUMS = (two_sums, (f32(2, 64, 64),) * 2, By([FIRST] * 2, [WHOLE] * 2, {"reduce_sum": 0}))
+GATHERED = (jax.lax.sort, (f32(64, 64),), By([WHOLE], [WHOLE], {"sort": 0}))
+
+
+PROGRAMS = {
+    "loop_stacks": ("h100:1", scanned, LAYERS, "dp"),
+    "collective_pipeliner": ("h100:2", scanned, LAYERS, "fsdp"),
+    "horizontal_loop_fusion": ("h100:1", scanned, (f32(4, 64, 64), f32(64, 64)), "dp"),
+    "multi_output_fusion": ("h100:2", picked, (f32(64, 64), IDS), By([WHOLE, Layout((("x",),))], [Layout(())] * 2)),
+    "softmax_rewriter": ("h100:1", softmax, (f32(64, 64),), "dp"),
+    "gemm_rewriter": ("h100:1", dense, (f32(64, 64), f32(16, 64)), "dp"),
+    "latency_estimates": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
+    "tree_reduction_rewriter": ("h100:1", lambda x: jnp.sum(x, 1), (f32(8, 2**17),), "dp"),
+    "loop_sizes": ("h100:1", scanned, LAYERS, "dp"),
+    "async_collective_creator": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
+    "collective_combiner": ("h100:2", *TWO_SUMS),
+    "all_reduce_contiguous": ("h100:2", *TWO_SUMS),
+    "list_scheduler": ("h100:2", *TWO_SUMS),
+    "latency_hiding_scheduler": (
+        "h100:2",
+        sum_beside,
+        (f32(2, 64, 64), f32(64, 64)),
+        By([FIRST, WHOLE], [WHOLE] * 2, {"reduce_sum": 0}),
+    ),
+    "while_loop_invariant_code_motion": ("v5e:1x1", cast_in_loop, LAYERS, "dp"),
+    "reduce_scatter_decomposer": (
+        "v5e:1x2",
+        sorted_sum,
+        (f32(2, 512, 128),),
+        By([FIRST], [Layout(((), ("x",)))], {"reduce_sum": 0, "sort": 1}),
+    ),
+    "relayout": ("v5e:1x1", heads, (f32(256, 9, 4),), "dp"),
+    "table_relayout": ("v5e:1x1", embedding, (f32(256, 16), IDS, f32(8, 16)), "dp"),
+    "copy_insertion": ("v5e:1x2", *GATHERED),
+    "all_gather_relayout": ("v5e:1x2", jax.lax.sort, (f32(8, 2048),), By([ROWS], [WHOLE])),
+    "loop_latencies": ("v5e:1x1", scanned, LAYERS, "dp"),
+    "free_broadcasts": ("v5e:1x1", scanned, LAYERS, "dp"),
+    "memory_latencies": ("v5e:1x2", *GATHERED),
+    "copies_first": ("v5e:1x2", scaled, (f32(64, 64),) * 2, By([WHOLE] * 2, [WHOLE], {"mul": 0})),
+    "memory_space_assignment": ("v5e:1x2", *GATHERED),
+    "buffer_assignment": ("v5e:1x2", *GATHERED, {"chip_bytes": 0.0}),
+}
+"""Of each pass a machine, a program, its arguments and a plan: an expert's, or by hand; and fields of the device."""
+
+
+def module(on: str, fn, arguments, plan: str | By, different: Mapping[str, float] | None = None) -> Module:
+    """The module of a plan of a step that is given its first argument, as no pass has seen it.
+
+    **Arguments:** `different`: fields of the device.
+    """
+    machine, program = Machine.preset(on), trace(fn, arguments, {}, donate_argnums=0)
+    machine = dataclasses.replace(machine, devices=(dataclasses.replace(machine.device, **(different or {})),))
+    mesh, rules = MeshAxes(("x",), (machine.num_devices,)), RuleCache()
+    resharder = Resharder(machine, mesh)
+    if isinstance(plan, By):
+        decisions = Decisions({op: (plan.strategies.get(op.name, -1),) for op in program.graph.ops})
+        decisions.layouts = dict(zip(program.graph.inputs, plan.inputs, strict=True))
+        decisions.outputs = tuple(plan.outputs)
+    else:
+        traffic = Traffic.of(program.graph, machine.device.compiler)
+        built = Builder(program.graph, program.ties, resharder, machine, rules, traffic).build(keep=False)
+        seed = expert_seeds(program, built, mesh, rules)[f"{plan}(x)"]
+        decisions = built.decisions(seed, keep=False)
+    graph = assemble(program.graph, decisions, resharder, rules)
+    found = Traffic.of(graph, machine.device.compiler)
+    given = [graph.inputs[i] for i in program.donated]
+    replacing = {t: g for t, g in zip(graph.outputs, given, strict=False) if (t.shape, t.layout) == (g.shape, g.layout)}
+    return emit(graph, found, Storage(graph, found, mesh, machine.device), machine, Estimates(machine), replacing)
+
+
+def before_and_after(name: str) -> str:
+    """The text of a module before a pass and after it, behind those that come first."""
+    found = module(*PROGRAMS[name])
+    for run in PIPELINES[found.storage.device.compiler]:
+        if run.__name__ == name:
+            before = str(found)
+            run(found)
+            return f"{before}\n\n-> {name}\n\n{found}\n"
+        run(found)
+    raise ValueError(f"{name} is no pass for {PROGRAMS[name][2]}")
+
+
+if __name__ == "__main__":
+    SNAPSHOTS.mkdir(exist_ok=True)
+    for name in PROGRAMS:
+        (SNAPSHOTS / f"{name}.txt").write_text(before_and_after(name))
