@@ -87,13 +87,10 @@ class Estimates:
         tabled = _COLLECTIVES.get(combined[0].kind)
         return max(1e6 * seconds, float(np.interp(nbytes, *tabled)) if tabled else 0.0)
 
-    def seconds(self, kernel: Kernel) -> float:
-        """That a kernel really takes."""
-        return kernel_work(kernel, self.machine.device).seconds(self.machine.device)
-
-    def is_memory_bound(self, kernel: Kernel) -> bool:
+    def seconds(self, kernel: Kernel) -> tuple[float, bool]:
+        """How long a kernel really takes, and whether memory bounds it."""
         work = kernel_work(kernel, self.machine.device)
-        return work.matrix <= max(work.memory, work.chip)
+        return work.seconds(self.machine.device), work.matrix <= max(work.memory, work.chip)
 
 
 def _tpu_microseconds(kernel: Kernel, device: Device) -> float:

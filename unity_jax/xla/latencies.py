@@ -53,6 +53,7 @@ def memory_latencies(module: Module) -> None:
             i.seconds = sum(b.size for b in (*i.reads, *i.makes)) / bandwidth
         elif i.bodies and i.kernel is not None:
             inner = [k for b in i.kernel.root.bodies for k in module.traffic.kernels[b]]
-            i.seconds, i.streams = trips(i.kernel.root) * sum(map(module.estimator.seconds, inner)), False
+            seconds = sum(module.estimator.seconds(k)[0] for k in inner)
+            i.seconds, i.streams = trips(i.kernel.root) * seconds, False
         elif i.kernel is not None:
-            i.seconds, i.streams = module.estimator.seconds(i.kernel), module.estimator.is_memory_bound(i.kernel)
+            i.seconds, i.streams = module.estimator.seconds(i.kernel)

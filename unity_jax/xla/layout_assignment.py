@@ -41,6 +41,7 @@ class Storage:
         self.tables: set[tuple[int, ...]] = set()  # shapes
         self.grouped: dict[Tensor, float] = {}
         self.narrow: set[Tensor] = set()
+        self._bytes: dict[Tensor, float] = {}
         kernels = [k for of in traffic.kernels.values() for k in of]
         self.apart = {t for k in kernels if k.root.name not in PRODUCTS for t in k.writes}  # from products
         if target_of(device).narrows:
@@ -51,6 +52,11 @@ class Storage:
                 self._visit(op, base)
 
     def __call__(self, t: Tensor) -> float:
+        if t not in self._bytes:
+            self._bytes[t] = self._stored(t)
+        return self._bytes[t]
+
+    def _stored(self, t: Tensor) -> float:
         if t in self.grouped:
             return self.grouped[t]
         if t.shape in self.tables and t not in self.ends:

@@ -28,7 +28,7 @@ from unity_jax.xla.traffic import Traffic
 
 
 class LatencyEstimator(Protocol):
-    """What a compiler takes instructions for, in microseconds; and how long kernels really take."""
+    """What a compiler takes instructions for, in microseconds; and what they take."""
 
     def kernel(self, kernel: Kernel) -> float: ...
 
@@ -40,9 +40,9 @@ class LatencyEstimator(Protocol):
         """Of collectives of one kind that are combined, from their start to their end."""
         ...
 
-    def seconds(self, kernel: Kernel) -> float: ...
-
-    def is_memory_bound(self, kernel: Kernel) -> bool: ...
+    def seconds(self, kernel: Kernel) -> tuple[float, bool]:
+        """How long a kernel really takes, and whether memory bounds it."""
+        ...
 
 
 @dataclass(eq=False, slots=True)

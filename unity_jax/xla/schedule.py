@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 BETWEEN = 1.0
 """Microseconds from one step to another that reads it, and of the start and of the done of a collective."""
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
+class Step(NamedTuple):
     """A kernel, or the start or the done of a collective, all by their numbers.
 
     **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost`: the microseconds it
