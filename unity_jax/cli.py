@@ -38,8 +38,8 @@ from unity_jax.plan import Plan
 from unity_jax.report.aot import topology
 from unity_jax.report.bundles import written
 from unity_jax.report.text import sweep
-from unity_jax.rewrite import generate
-from unity_jax.rewrite.check import check
+from unity_jax.rules import generate
+from unity_jax.rules.check import check
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from unity_jax.rewrite.language import PARALLEL, Dim, Term
-from unity_jax.rewrite.prune import is_own_inverse
 from unity_jax.rewrite.rule import Rule
 
 COMMUTATIVE = frozenset({"dot", "add", "mul"})
@@ -121,7 +120,7 @@ def both_ways(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     for rule in rules:
         found.append(rule)
         known = {t for r in rule.target for t in r.walk() if not t.op}
-        if set(rule.given) <= known and not (len(rule.source) == 1 and is_own_inverse(rule)):
+        if set(rule.given) <= known and not rule.own_inverse:
             found.append(dataclasses.replace(rule, name=inverse(rule.name), source=rule.target, target=rule.source))
     return tuple(r for r in found if is_applicable(r))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unity_jax.rewrite.language import Dim, RuleError, Term, Type, apply, variable
@@ -23,7 +23,8 @@ from unity_jax.rewrite.language import Dim, RuleError, Term, Type, apply, variab
 class Rule:
     """`source` may be replaced by `target`, in any program and for all sizes that satisfy `when` (such as `n == o`).
 
-    `proof`: how it was proved, for people to read; empty for a rule nobody has proved.
+    `proof`: how it was proved, for people to read; empty for a rule nobody has proved. `own_inverse`: whether it is
+    known that the rule, applied to its target, makes its source.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Rule:
     target: tuple[Term, ...]
     when: tuple[str, ...] = ()
     proof: str = ""
+    own_inverse: bool = False
 
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target) or not self.source:
@@ -60,6 +62,7 @@ class Rule:
             "target": [str(t) for t in self.target],
             "when": list(self.when),
             "proof": self.proof,
+            **({"own_inverse": True} if self.own_inverse else {}),
         }
 
     @staticmethod
@@ -70,9 +73,10 @@ class Rule:
             for key in ("given", "source", "target", "when"):
                 if not isinstance(data.get(key, []), list) or not all(isinstance(t, str) for t in data.get(key, [])):
                     raise TypeError(key)
-            return make_rule(
+            found = make_rule(
                 name, data["given"], data["source"], data["target"], data.get("when", ()), data.get("proof", "")
             )
+            return replace(found, own_inverse=bool(data.get("own_inverse", False)))
         except (KeyError, TypeError, AttributeError) as error:
             raise RuleError(f"{name}: needs given, source and target, lists of text") from error
 

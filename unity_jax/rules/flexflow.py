@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from unity_jax.rewrite.flexflow_ops import COLUMN, OPS, REPLICA, ROW, Known, Op, Refined, Tensor, fit, names_of
 from unity_jax.rewrite.language import Dim, RuleError, Type, variable
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.verify import Verdict, verify
+from unity_jax.rules.flexflow_ops import COLUMN, OPS, REPLICA, ROW, Known, Op, Refined, Tensor, fit, names_of
+from unity_jax.rules.verify import Verdict, verify
 
 _PASSES = 100
 """Inferring ends after so many refinements."""

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from unity_jax.errors import UnityError
-from unity_jax.rewrite.flexflow import judged
 from unity_jax.rewrite.language import RuleError
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.verify import Verdict, verify
+from unity_jax.rules.flexflow import judged
+from unity_jax.rules.verify import Verdict, verify
 
 FORMS: dict[str, Callable[[Any], Verdict]] = {"rules": lambda data: verify(Rule.from_json(data)), "rule": judged}
 """How to judge a rule, by the key that holds the rules: the project's own form, and FlexFlow's."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from unity_jax.rewrite.language import Attrs, Dim, Term, Type
-from unity_jax.rewrite.values import LISTS, SYMMETRIC, Node, node
+from unity_jax.rules.values import LISTS, SYMMETRIC, Node, node
 
 
 class Graph(Protocol):

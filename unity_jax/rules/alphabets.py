@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unity_jax.rewrite.alphabet import Alphabet
+from unity_jax.rules.alphabet import Alphabet
 
 
 def _each(name: str, inputs: str, ops: str, computing: str, **rest: object) -> list[Alphabet]:

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from unity_jax.rewrite import semantics
 from unity_jax.rewrite.language import OPS
 from unity_jax.rewrite.rule import make_rule, parse_dim, parse_term, parse_variable
-from unity_jax.rewrite.semantics import FIELD, NUMBERS, PRIME, STEP, agrees, draw, evaluate, random_sizes, size
+from unity_jax.rules import semantics
+from unity_jax.rules.semantics import FIELD, NUMBERS, PRIME, STEP, agrees, draw, evaluate, random_sizes, size
 
 SIZES = {"m": 2, "k": 3, "n": 4, "o": 5, "p": 2, "v": 6, "e": 2, "h": 7, "r": 3}
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from unity_jax.rewrite.axioms import Axiom, axioms
 from unity_jax.rewrite.language import Dim, RuleError, Term
+from unity_jax.rules.axioms import Axiom, axioms
 
 if TYPE_CHECKING:
     from egglog.bindings import EGraph

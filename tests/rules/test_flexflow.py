@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from unity_jax.rewrite.flexflow import imported, judged
 from unity_jax.rewrite.language import RuleError
-from unity_jax.rewrite.semantics import passes
+from unity_jax.rules.flexflow import imported, judged
+from unity_jax.rules.semantics import passes
 
 pytest.importorskip("egglog")
 

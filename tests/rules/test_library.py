@@ -3,10 +3,10 @@
 import pytest
 
 from unity_jax.rewrite.library import FILE, library, to_text
-from unity_jax.rewrite.prune import Known, follows
 from unity_jax.rewrite.rule import make_rule
-from unity_jax.rewrite.semantics import passes
-from unity_jax.rewrite.verify import verify
+from unity_jax.rules.prune import Known, follows, is_own_inverse
+from unity_jax.rules.semantics import passes
+from unity_jax.rules.verify import verify
 
 X, W, CUT = "x[m,k]", "w[k,n]", "partition(x; p*k), partition(w; p*k)"
 MERGED, STACKED = "dot(x, concat(v, w; n+o); k)", "dot(stack(x, y; e), stack(v, w; e); k)"
@@ -145,3 +145,8 @@ def test_every_rule_is_proved():
 
 def test_every_rule_can_be_applied():
     assert [rule.name for rule in library() if rule.unbound] == []
+
+
+def test_it_is_known_which_rules_are_their_own_inverse():
+    assert [rule.name for rule in library() if rule.own_inverse != is_own_inverse(rule)] == []
+    assert 0 < sum(rule.own_inverse for rule in library()) < len(library())

@@ -5,12 +5,12 @@ import sys
 import numpy as np
 import pytest
 
-from tests.rewrite.cases import CLASSICS, WRONG, parsed
-from unity_jax.rewrite import prove
-from unity_jax.rewrite.constraints import Constraints
+from tests.rules.cases import CLASSICS, WRONG, parsed
 from unity_jax.rewrite.language import RuleError
-from unity_jax.rewrite.semantics import PRIME, canonical, evaluate, passes
-from unity_jax.rewrite.verify import _proved, verify
+from unity_jax.rules import prove
+from unity_jax.rules.constraints import Constraints
+from unity_jax.rules.semantics import PRIME, canonical, evaluate, passes
+from unity_jax.rules.verify import _proved, verify
 
 pytest.importorskip("egglog")
 

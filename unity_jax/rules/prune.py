@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.rewrite.language import Attrs, RuleError, Term, Type, apply, variable
-from unity_jax.rewrite.match import Graph, build, matches
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.values import Node, node, ordered
+from unity_jax.rules.match import Graph, build, matches
+from unity_jax.rules.values import Node, node, ordered
 
 NODES, ROUNDS, PAIRS = 150, 3, 32
 """How far a derivation is followed: the most nodes, steps, and ways to take nodes of all results together."""
@@ -165,6 +165,8 @@ def follows(rule: Rule, known: Known, one_way: bool = False) -> bool:
 
 def is_own_inverse(rule: Rule) -> bool:
     """Whether a rule of one result, applied to its target, makes its source."""
+    if len(rule.source) > 1:
+        return False
     graph = Programs()
     before, after = graph.add(rule.source[0]), graph.add(rule.target[0])
     of_target = graph.nodes[graph.class_of(after)]

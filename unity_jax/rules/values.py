@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity_jax.rewrite.alphabet import Alphabet
 from unity_jax.rewrite.language import OPS, Attrs, Dim, RuleError, Term, Type, apply, variable
-from unity_jax.rewrite.semantics import Array, apply_op, draw
+from unity_jax.rules.alphabet import Alphabet
+from unity_jax.rules.semantics import Array, apply_op, draw
 
 SYMMETRIC = frozenset("add mul dot".split())
 LISTS = frozenset("dot sum fold broadcast put scatter transpose".split())

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.rewrite.cases import CLASSICS, WRONG, parsed
-from tests.rewrite.test_flexflow import RIGHT as FLEXFLOW
+from tests.rules.cases import CLASSICS, WRONG, parsed
+from tests.rules.test_flexflow import RIGHT as FLEXFLOW
 from unity_jax.cli import main
 
 pytest.importorskip("egglog")

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from unity_jax.rewrite import generate as command
-from unity_jax.rewrite.alphabet import Alphabet
-from unity_jax.rewrite.alphabets import ALPHABETS
-from unity_jax.rewrite.generalize import generalized
-from unity_jax.rewrite.generate import generate
 from unity_jax.rewrite.library import library, to_text
-from unity_jax.rewrite.match import build, matches
-from unity_jax.rewrite.prune import Known, Programs, follows
 from unity_jax.rewrite.rule import make_rule, parse_term, parse_variable
-from unity_jax.rewrite.search import rank
-from unity_jax.rewrite.semantics import apply_op
-from unity_jax.rewrite.values import SYMMETRIC, Values
+from unity_jax.rules import generate as command
+from unity_jax.rules.alphabet import Alphabet
+from unity_jax.rules.alphabets import ALPHABETS
+from unity_jax.rules.generalize import generalized
+from unity_jax.rules.generate import generate
+from unity_jax.rules.match import build, matches
+from unity_jax.rules.prune import Known, Programs, follows
+from unity_jax.rules.search import rank
+from unity_jax.rules.semantics import apply_op
+from unity_jax.rules.values import SYMMETRIC, Values
 
 SMALL = [a for a in ALPHABETS if a.name in ("parts f", "parts free dot", "blocks f", "rows f", "devices f")]
 

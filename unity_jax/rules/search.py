@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from unity_jax.rewrite.alphabet import Alphabet
-from unity_jax.rewrite.generalize import generalized
 from unity_jax.rewrite.language import Dim, Term, apply
-from unity_jax.rewrite.prune import Known, follows, inputs, unfolds
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.values import Node, Values, node
+from unity_jax.rules.alphabet import Alphabet
+from unity_jax.rules.generalize import generalized
+from unity_jax.rules.prune import Known, follows, inputs, unfolds
+from unity_jax.rules.values import Node, Values, node
 
 
 @dataclass

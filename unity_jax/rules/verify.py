@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from unity_jax.rewrite.constraints import Constraints
-from unity_jax.rewrite.core import core, pieces
 from unity_jax.rewrite.language import RuleError, Term
-from unity_jax.rewrite.prove import Proof, Sizes, prove
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.semantics import PRIME, Array, agrees, canonical, evaluate, shape, size
+from unity_jax.rules.constraints import Constraints
+from unity_jax.rules.core import core, pieces
+from unity_jax.rules.prove import Proof, Sizes, prove
+from unity_jax.rules.semantics import PRIME, Array, agrees, canonical, evaluate, shape, size
 
 TRIALS = 4
 """Assignments of sizes a rule is tested at; all names differ in size, so that none holds by accident."""

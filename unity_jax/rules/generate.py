@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.progress import track as progress
 from rich.table import Table
 
-from unity_jax.rewrite.alphabet import Alphabet
-from unity_jax.rewrite.alphabets import ALPHABETS
 from unity_jax.rewrite.language import Dim, Term, apply
 from unity_jax.rewrite.library import FILE, to_text
-from unity_jax.rewrite.prune import Known, follows
 from unity_jax.rewrite.rule import Rule, parse_variable
-from unity_jax.rewrite.search import Counts, rank, search
-from unity_jax.rewrite.semantics import passes
-from unity_jax.rewrite.values import SYMMETRIC
-from unity_jax.rewrite.verify import verify
+from unity_jax.rules.alphabet import Alphabet
+from unity_jax.rules.alphabets import ALPHABETS
+from unity_jax.rules.prune import Known, follows, is_own_inverse
+from unity_jax.rules.search import Counts, rank, search
+from unity_jax.rules.semantics import passes
+from unity_jax.rules.values import SYMMETRIC
+from unity_jax.rules.verify import verify
 
 BINARY = "add sub mul h dot".split()
 
@@ -89,7 +89,7 @@ def _minimal(rules: Sequence[Rule], direct: set[Rule]) -> list[Rule]:
 
 
 def _named(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Named by the ops of the larger side, outermost first."""
+    """Named by the ops of the larger side, outermost first; it is said which are their own inverse."""
     seen: Counter[str] = Counter()
     named = []
     for rule in rules:
@@ -98,7 +98,7 @@ def _named(rules: Sequence[Rule]) -> tuple[Rule, ...]:
         if len(rule.source) > 1:
             name = f"siblings-{name}"
         seen[name] += 1
-        named.append(replace(rule, name=f"{name}-{seen[name]}"))
+        named.append(replace(rule, name=f"{name}-{seen[name]}", own_inverse=is_own_inverse(rule)))
     return tuple(named)
 
 

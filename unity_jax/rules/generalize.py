@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from unity_jax.rewrite.language import Dim, Term, Type, apply, variable
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.values import LISTS
+from unity_jax.rules.values import LISTS
 
 LETTERS = "mknoabcdeqrst"
 

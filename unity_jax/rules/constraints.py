@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from unity_jax.rewrite.language import Dim, RuleError, Term
-from unity_jax.rewrite.prove import Sizes
 from unity_jax.rewrite.rule import Rule, parse_dim
-from unity_jax.rewrite.semantics import shape, size
+from unity_jax.rules.prove import Sizes
+from unity_jax.rules.semantics import shape, size
 
 ELEMENTS = 2**20
 """No tensor of a test is larger."""
