@@ -21,18 +21,21 @@ from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.directions import inverse, is_applicable, refusal
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.find import matches_pair
-from unity_jax.rewrite.language import RuleError, apply, variable
+from unity_jax.rewrite.language import RuleError, variable
 from unity_jax.rewrite.library import library, searched, stacking
+from unity_jax.rewrite.meaning import NUMBERS
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, rewrite
-from unity_jax.rules import semantics
+from unity_jax.rewrite.table import apply
 from unity_jax.rules.constraints import Constraints
+from unity_jax.rules.semantics import draw
+from unity_jax.rules.semantics import evaluate as meaning
 
 TOGETHER = 12
 """How many programs are compiled at once."""
 
 MEANT = dataclasses.replace(  # what `written` takes the unknown functions for
-    semantics.NUMBERS,
+    NUMBERS,
     unary={"f": np.tanh, "g": np.sin, "convert": lambda x: x.astype(np.float32)},
     binary={"h": np.arctan2},
     fold=lambda x, axes: x.max(axes),
@@ -118,7 +121,7 @@ def fire(rule):
         alike = dataclasses.replace(made, when=tuple(f"{a} == {b}" for a, b in sums))
         sizes = Constraints.of(alike).sizes(np.random.default_rng(0))
         first = frozenset(d for parts in sums for d in parts)
-        values = semantics.draw(made.given, sizes, np.random.default_rng(1), MEANT)
+        values = draw(made.given, sizes, np.random.default_rng(1), MEANT)
         args = [
             jnp.asarray(np.transpose(values[v.name], [v.type.dims.index(d) for d in in_order(v, first)]))
             for v in made.given
@@ -130,7 +133,7 @@ def fire(rule):
         after = as_towers(rule, finder, roots) if of_towers else at_its_place(rule, finder, roots)
         if after is not None:
             assert not any(t in roots for op in after.ops for t in op.outputs)
-            meant = semantics.evaluate(made.source, sizes, values, MEANT)
+            meant = meaning(made.source, sizes, values, MEANT)
             order = ([t.type.dims.index(d) for d in in_order(t, first)] for t in made.source)
             return Fired(rule, program.graph, after, args, [x.transpose(o) for x, o in zip(meant, order, strict=True)])
     raise AssertionError(f"no program is rewritten by {rule}")
@@ -182,9 +185,7 @@ def directions():
 def test_every_other_direction_says_why_not():
     tried = {rule.name for rule in searched()}
     silent = [
-        rule.name
-        for rule in directions()
-        if rule.name not in tried and refusal(rule) is None and not rule.own_inverse
+        rule.name for rule in directions() if rule.name not in tried and refusal(rule) is None and not rule.own_inverse
     ]
     assert silent == []
 

@@ -15,8 +15,8 @@ from unity_jax.rewrite.view import View
 def test_division_by_a_constant_keeps_zero_as_a_cast_does(divisor, keeps):
     graph = trace(lambda x: x / divisor, (jax.ShapeDtypeStruct((4, 8), jnp.float32),), {}).graph
     (result,), dims = graph.outputs, Dims()
-    seen = View(graph).seen(Value(result, tuple(map(dims.fresh, result.shape))), dims)
-    assert ("convert" in [s.op for s in seen]) == keeps
+    seen = View(graph).seen(Value(result, tuple(map(dims.fresh, result.shape))), dims, "convert")
+    assert bool(list(seen)) == keeps
 
 
 @pytest.mark.parametrize("value, is_seen", [(0, True), (0.0, True), (1, False)])
@@ -24,8 +24,8 @@ def test_padding_is_seen_though_its_zero_is_cast(value, is_seen):
     x = jax.ShapeDtypeStruct((4, 8), jnp.float32)
     graph = trace(lambda x: jnp.pad(x, ((0, 0), (0, 2)), constant_values=value), (x,), {}).graph
     (result,), dims = graph.outputs, Dims()
-    seen = View(graph).seen(Value(result, tuple(map(dims.fresh, result.shape))), dims)
-    assert ("pad" in [s.op for s in seen]) == is_seen
+    seen = View(graph).seen(Value(result, tuple(map(dims.fresh, result.shape))), dims, "pad")
+    assert bool(list(seen)) == is_seen
 
 
 def test_rows_of_two_arrays_have_the_same_numbers():

@@ -3,7 +3,7 @@
     run = function(rule.source, rule.given, sizes)      # of the variables, in the order of `rule.given`
     run(*arrays)                                        # the results, each with its dimensions in the order of its type
 
-Meanings are written once more in `rules/semantics.py`, in exact arithmetic and by sums of products, which no user
+Meanings are written once more in `rewrite/ops`, in exact arithmetic and by sums of products, which no user
 writes and in which no matmul can be found.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from unity_jax.rewrite.language import Dim, Term
-from unity_jax.rules.semantics import size
+from unity_jax.rewrite.meaning import size
 
 Dims = Sequence[Dim]
 

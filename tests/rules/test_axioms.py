@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from unity_jax.rewrite.language import OPS, Dim
+from unity_jax.rewrite.language import Dim
+from unity_jax.rewrite.meaning import shape
 from unity_jax.rewrite.rule import Rule, make_rule
+from unity_jax.rewrite.table import OPS
 from unity_jax.rules.axioms import Axiom, axioms
 from unity_jax.rules.core import core
-from unity_jax.rules.semantics import draw, evaluate, passes, random_sizes, shape
+from unity_jax.rules.semantics import draw, evaluate, passes, random_sizes
 
 AXIOMS = axioms()
 

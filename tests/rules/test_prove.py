@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unity_jax.rewrite.language import RuleError, Term, apply
+from unity_jax.rewrite.language import RuleError, Term
+from unity_jax.rewrite.meaning import FIELD, PRIME
 from unity_jax.rewrite.rule import parse_dim, parse_variable
+from unity_jax.rewrite.table import apply
 from unity_jax.rules.core import core
 from unity_jax.rules.prove import Sizes, _Encoder, _prepared, _run, _text
-from unity_jax.rules.semantics import FIELD, PRIME
 
 pytest.importorskip("egglog")
 

@@ -7,9 +7,10 @@ import pytest
 
 from tests.rules.cases import CLASSICS, WRONG, parsed
 from unity_jax.rewrite.language import RuleError
+from unity_jax.rewrite.meaning import PRIME
 from unity_jax.rules import prove
 from unity_jax.rules.constraints import Constraints
-from unity_jax.rules.semantics import PRIME, canonical, evaluate, passes
+from unity_jax.rules.semantics import canonical, evaluate, passes
 from unity_jax.rules.verify import _proved, verify
 
 pytest.importorskip("egglog")

@@ -17,6 +17,7 @@ from unity_jax.pcg.graph import Op, Tensor
 from unity_jax.rewrite.dims import Dims, Ids, Seen, Selection, Value
 from unity_jax.rewrite.language import Dim, Term
 from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.table import naming
 
 
 @dataclass
@@ -98,7 +99,7 @@ def _occurs(match: Match, i: int, at: frozenset[str] | None, where: frozenset[st
 
 def _reduces(match: Match) -> bool:
     """Whether every op of the target that names dimensions has one: one over none is no op, or an outer product."""
-    named = (t.attrs for r in match.rule.target for t in r.walk() if t.op in ("dot", "sum", "fold", "put", "scatter"))
+    named = (t.attrs for r in match.rule.target for t in r.walk() if naming(t) == "dims")
     return all(not attrs or any(match.names.get(a, a) for a in attrs if isinstance(a, Dim)) for attrs in named)
 
 
@@ -141,7 +142,7 @@ def _named(match: Match) -> bool:
 
 def _convolved(match: Match) -> bool:
     """Whether all convolutions slide in the same way; then the places of their results are the same."""
-    every = [(value, seen.symbol) for value, seen in match.terms.values() if seen.op == "conv"]
+    every = [(value, seen.symbol) for t, (value, seen) in match.terms.items() if naming(t) == "windows"]
     places = [[v.ids[d] for d in op.params["dimension_numbers"].out_spec[2:]] for v, op in every]
     for (_, op), other in zip(every[1:], places[1:], strict=True):
         if not same_function(every[0][1], op):
@@ -196,7 +197,7 @@ def _shared(match: Match, variables: Sequence[Term]) -> bool:
 
 def _stacked(match: Match) -> bool:
     """Unite, in order, what variables that the target stacks have besides the dimensions that ops name."""
-    for term in {t for root in match.rule.target for t in root.walk() if t.op == "stack"}:
+    for term in {t for root in match.rule.target for t in root.walk() if naming(t) == "count"}:
         if any(a.op for a in term.args):
             continue
         bound = {i for name in match.names for i in match.ids(name)}
@@ -240,7 +241,7 @@ def _concatenated(match: Match, order: Sequence[int]) -> bool:
 
 def sums(rule: Rule) -> set[Dim]:
     """The sums that a target concatenates."""
-    every = (t.attrs[0] for r in rule.target for t in r.walk() if t.op == "concat")
+    every = (t.attrs[0] for r in rule.target for t in r.walk() if naming(t) == "sum")
     return {whole for whole in every if isinstance(whole, Dim)}
 
 

@@ -39,12 +39,11 @@ class Selection:
 
 
 class Seen(NamedTuple):
-    """An op of the language with the dimensions that its attributes name, each a tuple of identities.
+    """The operands of an op of the language, and the dimensions that its attributes name, each a tuple of identities.
 
-    `symbol`: of an unknown function, the op that it stands for; of a selection, how rows are chosen.
+    `symbol`: the op of the program; of a selection, how rows are chosen.
     """
 
-    op: str
     args: tuple[Value, ...]
     attrs: tuple[Any, ...] = ()
     symbol: Any = None

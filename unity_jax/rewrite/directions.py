@@ -6,12 +6,11 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from unity_jax.rewrite.language import PARALLEL, Dim, Term
+from unity_jax.rewrite.language import Dim, Term
+from unity_jax.rewrite.ops.reduction import SUM
+from unity_jax.rewrite.ops.rows import PUT, TAKE
 from unity_jax.rewrite.rule import Rule
-
-COMMUTATIVE = frozenset({"dot", "add", "mul"})
-_UNSEEN = frozenset({"split", "merge", "onehot", "window", "zeros", "ones", "broadcast", "transpose"})
-_FUSED = frozenset("add sub mul neg f g h convert".split())
+from unity_jax.rewrite.table import OPS, has, naming
 
 
 def refusal(rule: Rule, towers: bool = False) -> str | None:
@@ -34,7 +33,7 @@ def _terms(rule: Rule) -> list[Term]:
 
 def _has_unknown_size(rule: Rule) -> bool:
     """A size that only the target has; that of a stack is the number of its operands."""
-    made = {str(t.attrs[0]) for t in _terms(rule) if t.op == "stack"}
+    made = {str(t.attrs[0]) for t in _terms(rule) if naming(t) == "count"}
     return not set(_sizes(rule.target)) <= {*_sizes(rule.source), *made}
 
 
@@ -46,7 +45,7 @@ def _sizes(side: Sequence[Term]) -> Iterator[str]:
 
 def _reduced_names(t: Term) -> set[Dim]:
     """The names that an op sums over; of a convolution, its features."""
-    attrs = t.attrs[:1] if t.op == "conv" else t.attrs if t.op in _REDUCING else ()
+    attrs = () if not has(t, "reduces") else t.attrs[:1] if naming(t) == "windows" else t.attrs
     return {a for a in attrs if isinstance(a, Dim)}
 
 
@@ -78,17 +77,24 @@ def _has_groups(rule: Rule) -> bool:
     """A convolution of which both operands have a dimension besides its features, and one that there must be: that
     counts what is stacked, or is summed over elsewhere."""
     every = _terms(rule)
-    needed = {t.attrs[0] for t in every if t.op in ("stack", "unstack")}.union(*map(_reduced_names, every))
-    shared = (set(t.args[0].type.dims) & set(t.args[1].type.dims) - {t.attrs[0]} for t in every if t.op == "conv")
+    needed = {t.attrs[0] for t in every if naming(t) in ("count", "counted")}.union(*map(_reduced_names, every))
+    convs = (t for t in every if naming(t) == "windows")
+    shared = (set(t.args[0].type.dims) & set(t.args[1].type.dims) - {t.attrs[0]} for t in convs)
     return any(names & needed for names in shared)
 
 
-_REDUCING = frozenset("dot sum fold".split())
+def _is_unseen(t: Term) -> bool:
+    return bool(t.op) and not OPS[t.op].seen and not has(t, "parallel")
+
+
+def _is_fused(t: Term) -> bool:
+    return not t.op or has(t, "pointwise")
+
 
 _IMPOSSIBLE: tuple[tuple[str, Callable[[Rule], bool]], ...] = (
-    ("it is about layouts, which the search chooses", lambda r: any(t.op in PARALLEL for t in _terms(r))),
+    ("it is about layouts, which the search chooses", lambda r: any(has(t, "parallel") for t in _terms(r))),
     ("its ops are no ops of a view: what only relabels dimensions is looked through, and constants are not made",
-     lambda r: any(t.op in _UNSEEN for t in _terms(r))),
+     lambda r: any(map(_is_unseen, _terms(r)))),
     ("it computes row numbers, which are taken as they are", lambda r: any(t.op and t.type.ids for t in _terms(r))),
     ("it holds for some sizes alone", lambda r: bool(r.when)),
     ("its target has inputs of its own", lambda r: bool(r.unbound)),
@@ -101,15 +107,15 @@ _IMPOSSIBLE: tuple[tuple[str, Callable[[Rule], bool]], ...] = (
 """Why rules never match, or never make anything."""
 
 _USELESS: tuple[tuple[str, Callable[[Rule], bool]], ...] = (
-    ("the compiler fuses all of it anyway", lambda r: all(not t.op or t.op in _FUSED for t in _terms(r))),
+    ("the compiler fuses all of it anyway", lambda r: all(map(_is_fused, _terms(r)))),
     ("the compiler fuses it anyway, side by side",
-     lambda r: len(r.source) > 1 and all(t.op in _FUSED for t in r.source)),
+     lambda r: len(r.source) > 1 and all(map(_is_fused, r.source))),
     ("it makes a reduction of what the compiler fuses",
-     lambda r: all(not t.op or t.op in _FUSED for s in r.source for t in s.walk()) and r.target[0].op == "sum"),
+     lambda r: all(_is_fused(t) for s in r.source for t in s.walk()) and r.target[0].op == SUM),
     ("it computes of all rows what its source computes of some",
-     lambda r: any(t.op == "put" and any(s.op == "take" for s in t.walk()) for side in r.source for t in side.walk())),
+     lambda r: any(t.op == PUT and any(s.op == TAKE for s in t.walk()) for side in r.source for t in side.walk())),
     ("it only turns operands round",
-     lambda r: all(t.op in COMMUTATIVE and not any(a.op for a in t.args) for t in (*r.source, *r.target))),
+     lambda r: all(has(t, "commutes") and not any(a.op for a in t.args) for t in (*r.source, *r.target))),
 )  # fmt: skip
 """Why rules are not tried at single places."""
 

@@ -9,10 +9,11 @@ from typing import TypeVar
 from unity_jax.pcg.graph import Tensor
 from unity_jax.rewrite.bind import Match, complete, each, same_function
 from unity_jax.rewrite.dims import Dims, Ids, Seen, Selection, Value
-from unity_jax.rewrite.directions import COMMUTATIVE
 from unity_jax.rewrite.language import Dim, Term
+from unity_jax.rewrite.ops.elementwise import ADD
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import View, outline, seen_as
+from unity_jax.rewrite.table import has, naming
+from unity_jax.rewrite.view import View, outline
 
 _Item = TypeVar("_Item")
 
@@ -21,7 +22,7 @@ def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
     if view.source(root) is not root or not view.may_be(outline(rule.source[0]), root):
         return  # relabelled values are found where they are made
     start = Match(rule, Dims())
-    if len(rule.source) > 1 or rule.source[0].op != "add":
+    if len(rule.source) > 1 or rule.source[0].op != ADD:
         every = _roots(rule.source, (), root, start, view)
     else:
         every = _summands(rule.source[0], root, start, view) if not view.is_summand(root) else iter(())
@@ -53,7 +54,7 @@ def _summands(term: Term, root: Tensor, match: Match, view: View) -> Iterator[Ma
             if not all(not a.op or view.may_be(outline(a), v.tensor) for a, v in zip(term.args, order, strict=True)):
                 continue
             found = match.copy()
-            found.terms[term] = (value, Seen("add", order))
+            found.terms[term] = (value, Seen(order))
             found.roots, found.rest = (value,), tuple(v for i, v in enumerate(every) if i not in pair)
             yield from _arguments(term.args, order, found, view)
 
@@ -92,16 +93,14 @@ def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match
         if _unite(match.terms[term][0], value, match.dims):
             yield match
         return
-    for seen in view.seen(value, match.dims):
-        if seen.op != seen_as(term.op):
-            continue
+    for seen in view.seen(value, match.dims, term.op):
         found = match.copy()
         found.terms[term] = (value, seen)
         if not _attributes(term, seen, found):
             continue
         args = [a for a in term.args if a.type.ids is None]
         orders = [seen.args]
-        if term.op in COMMUTATIVE and args[0] != args[1]:
+        if has(term, "commutes") and args[0] != args[1]:
             orders.append(seen.args[::-1])
         for operands in orders:
             yield from _arguments(args, operands, found.copy(), view)
@@ -129,25 +128,25 @@ def _unite(a: Value, b: Value, dims: Dims) -> bool:
 
 def _attributes(term: Term, seen: Seen, match: Match) -> bool:
     """Bind what an op names: dimensions, functions, selections."""
-    if term.op in ("f", "g", "h", "fold", "convert"):
+    if has(term, "unknown"):
         known = match.symbols.setdefault(term.op, seen.symbol)
         return same_function(known, seen.symbol) and _reduced(term, seen, match)
-    if term.op in ("take", "put", "scatter"):
+    if has(term, "rows"):
         return _selection(term, seen, match)
-    if term.op == "concat":
+    if naming(term) == "sum":
         whole, *parts = seen.attrs[0]
         named = term.attrs[0]
         assert isinstance(named, Dim)
         bound = zip((named, *named.parts), (whole, *parts), strict=len(parts) == len(named.parts))
         return len(parts) == len(named.parts) and all(_bind((n,), (i,), match) for n, i in bound)
-    if term.op in ("slice", "pad"):
+    if naming(term) == "part":
         (whole, part), which = seen.attrs
         named = term.attrs[0]
         assert isinstance(named, Dim)
         if which != term.attrs[1] or len(named.parts) != 2:
             return False
         return _bind((named,), (whole,), match) and _bind((named.parts[which],), (part,), match)
-    if term.op == "unstack":
+    if naming(term) == "counted":
         return seen.attrs[1] == term.attrs[1] and _bind(term.attrs[:1], seen.attrs[0], match)
     return _reduced(term, seen, match)
 

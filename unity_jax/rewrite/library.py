@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unity_jax.rewrite.directions import both_ways, refusal
+from unity_jax.rewrite.ops.parts import SLICE
+from unity_jax.rewrite.ops.stacks import UNSTACK
 from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.table import OPS
 
 FILE = Path(__file__).with_name("library.json")
 
@@ -30,8 +33,8 @@ def stacking() -> tuple[Rule, ...]:
     """The rules by which two ops become one on stacked or joined operands, and by which these cancel: those for
     towers."""
     possible = [r for r in library() if refusal(r, towers=True) is None]
-    siblings = [r for r in possible if len(r.source) == 2 and (_is_made_of(r, "unstack") or _is_made_of(r, "slice"))]
-    return (*siblings, *(r for r in possible if r.source[0].op in ("stack", "concat") and not r.target[0].op))
+    siblings = [r for r in possible if len(r.source) == 2 and (_is_made_of(r, UNSTACK) or _is_made_of(r, SLICE))]
+    return (*siblings, *(r for r in possible if OPS[r.source[0].op].arity is None and not r.target[0].op))
 
 
 @functools.cache

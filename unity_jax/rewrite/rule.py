@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unity_jax.rewrite.language import Dim, RuleError, Term, Type, apply, variable
+from unity_jax.rewrite.language import Dim, RuleError, Term, Type, variable
+from unity_jax.rewrite.table import apply
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from unity_jax.rewrite.dims import CannotEmit, Value
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.find import in_forward_order, matches, matches_pair
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.view import Outline, View, names_of, outline, seen_as
+from unity_jax.rewrite.table import OPS
+from unity_jax.rewrite.view import Outline, View, names_of, outline
 from unity_jax.xla.op_classes import PRODUCTS
 
-SELECTING = frozenset("slice pad take put scatter".split())
+SELECTING = frozenset(name for name, op in OPS.items() if op.naming == "part" or "rows" in op.traits)
 """Ops of the language that choose rows, or put rows somewhere."""
 
 DEPTH = 4
@@ -149,7 +150,7 @@ class Finder:
 
     def place(self, rule: Rule, kind: int, near: Iterable[Op] | None = None) -> Place | None:
         """The place of a rule whose first results are of a kind; `near`: see `places`."""
-        anchors = _anchors(self.graph, self.view, near).get(seen_as(rule.source[0].op), ())
+        anchors = _anchors(self.graph, self.view, near).get(rule.source[0].op, ())
         members = [t for t in anchors if self.kinds[t] == kind]
         return self._place(rule, members, -math.inf) if members else None
 

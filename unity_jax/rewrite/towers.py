@@ -25,6 +25,8 @@ from unity_jax.rewrite.bind import Match
 from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.find import matches, matches_pair
+from unity_jax.rewrite.ops.parts import SLICE
+from unity_jax.rewrite.ops.stacks import UNSTACK
 from unity_jax.rewrite.relabel import relabels
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Step
@@ -142,7 +144,7 @@ def stacked(
                 joins[a.outputs[0]] = b.outputs[0]
     siblings = [r for r in rules if len(r.source) == 2]
     try:
-        for left, cut in ((joins, "slice"), (others, "unstack")):
+        for left, cut in ((joins, SLICE), (others, UNSTACK)):
             for rule in (r for r in siblings if r.target[0].op == cut):
                 view = View(graph, emitted)
                 found = [(m, n) for a, b in left.items() for m, n in _first(matches_pair(rule, (a, b), view), view)]

@@ -8,14 +8,13 @@ only one operand has, that two share and that all share, sums and multiples wher
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from unity_jax.rewrite.language import Attrs, Dim, Term, Type
 from unity_jax.rewrite.rule import parse_dim, parse_variable
-
-POINTWISE = frozenset("add sub mul h".split())
+from unity_jax.rewrite.table import OPS
 
 
 @dataclass(frozen=True)
@@ -59,45 +58,14 @@ class Alphabet:
 
     def attributes(self, op: str, types: Sequence[Type]) -> Iterator[Attrs]:
         """The attributes that `op` may have with operands of these types; some do not fit."""
-        x = types[0]
-        if op == "dot":
-            yield from _subsets([d for d in self._over(x) if d in types[1].dims], least=0)
-        elif op == "conv":
-            yield from ((c, Dim("h"), Dim("r")) for c in x.dims if c in types[1].dims)
-        elif op in ("sum", "fold"):
-            yield from _subsets(self._over(x), most=2)
-        elif op in ("put", "scatter"):
-            yield from _subsets(types[-1].dims)
-        elif op == "transpose":
-            yield from [x.dims[::-1]] if len(x.dims) > 1 else []
-        elif op in ("broadcast", "stack"):
-            yield from ((d,) for d in _dims(self.new))
-        elif op == "unstack":
-            yield from ((d, i) for d in _dims(self.new) for i in (0, 1))
-        elif op in ("slice", "pad"):
-            yield from ((d, i) for d in _dims(self.sums) for i in range(len(d.parts)))
-        elif op in ("replicate", "reduce"):
-            yield from ((p,) for p in _dims(self.devices))
-        elif op == "concat":
-            yield from ((d,) for d in _dims(self.sums))
-        elif op in ("split", "merge", "partition", "combine"):
-            yield from ((d,) for d in _dims(self.multiples))
-        elif self.wide or len(types) < 2 or op not in POINTWISE or _nested(types):
-            yield ()
+        choices = OPS[op].choices
+        if choices is None:
+            raise ValueError(f"{op} is an op of the axioms alone")
+        return choices(self, types)
 
-    def _over(self, x: Type) -> list[Dim]:
+    def summed(self, x: Type) -> list[Dim]:
+        """Dimensions of an operand that may be summed over."""
         return [d for d in x.dims if not self.over or str(d) in self.over.split()]
 
-
-def _nested(types: Sequence[Type]) -> bool:
-    a, b = (set(t.dims) for t in types)
-    return a <= b or b <= a
-
-
-def _dims(text: str) -> list[Dim]:
-    return [parse_dim(d) for d in text.split()]
-
-
-def _subsets(dims: Sequence[Dim], least: int = 1, most: int | None = None) -> Iterator[Attrs]:
-    for n in range(least, min(len(dims), len(dims) if most is None else most) + 1):
-        yield from itertools.combinations(dims, n)
+    def dims(self, which: Literal["sums", "multiples", "new", "devices"]) -> list[Dim]:
+        return [parse_dim(d) for d in getattr(self, which).split()]

@@ -16,8 +16,9 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from unity_jax.rewrite.language import Dim, RuleError, Term, Type, apply, unified, variable
+from unity_jax.rewrite.language import Dim, RuleError, Term, Type, unified, variable
 from unity_jax.rewrite.rule import Rule, make_rule, parse_dim
+from unity_jax.rewrite.table import OPS, apply
 
 RING = """
 add-commutes: x[] y[]: add(x, y) = add(y, x)
@@ -214,7 +215,7 @@ def _instance(
         if t not in made:
             if t.op:
                 attrs = [a.renamed(names) if isinstance(a, Dim) else a for a in t.attrs]
-                extra = [frame] if frame and t.op in ("zeros", "ones") else []
+                extra = [frame] if frame and OPS[t.op].arity == 0 else []
                 made[t] = apply(t.op, *map(visit, t.args), attrs=[*attrs, *extra])
             else:
                 dims = (*(d.renamed(names) for d in t.type.dims), *more.get(t.name, ()))

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from unity_jax.rewrite.language import Dim, RuleError, Term
+from unity_jax.rewrite.meaning import shape, size
 from unity_jax.rewrite.rule import Rule, parse_dim
+from unity_jax.rewrite.table import naming
 from unity_jax.rules.prove import Sizes
-from unity_jax.rules.semantics import shape, size
 
 ELEMENTS = 2**20
 """No tensor of a test is larger."""
@@ -48,11 +49,11 @@ class Constraints:
             elif isinstance(right, Dim) and (a := _root(same, left.name)) != (b := _root(same, right.name)):
                 same[a] = b
         numbers = [(d.name, n) for d, n in conditions if isinstance(n, int) and not d.parts]
-        for name, n in (*numbers, *((str(t.attrs[0]), len(t.args)) for t in terms if t.op == "stack")):
+        for name, n in (*numbers, *((str(t.attrs[0]), len(t.args)) for t in terms if naming(t) == "count")):
             if number.setdefault(_root(same, name), n) != n:
                 raise RuleError(f"{name} is both {number[_root(same, name)]} and {n}")
         for t in terms:
-            if t.op == "unstack":
+            if naming(t) == "counted":
                 name, end = _root(same, str(t.attrs[0])), int(t.attrs[1]) + 1  # type: ignore[arg-type]
                 least[name] = max(least.get(name, 0), end)
                 if end > MOST:

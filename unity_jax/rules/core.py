@@ -1,16 +1,19 @@
 """Terms in the few ops that the axioms speak of: contractions are sums of products, devices are one more dimension.
 
 A device axis is a dimension that compute ops treat as a batch: partition is `split`, combine is `merge`, replicate is
-`broadcast` and reduce is `sum`. The ops that are left: add, neg, mul, zeros, ones, the unknown functions, sum, fold,
-broadcast, transpose, concat, slice, stack, unstack, split, merge, take, onehot, window.
+`broadcast` and reduce is `sum`. The ops that are left are those of which `RuleOp.core` is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unity_jax.rewrite.language import Dim, RuleError, Term, Type, apply, variable
+from unity_jax.rewrite.language import Dim, RuleError, Term, Type, variable
+from unity_jax.rewrite.ops.parts import SLICE
+from unity_jax.rewrite.ops.shape import SPLIT
+from unity_jax.rewrite.ops.stacks import UNSTACK
+from unity_jax.rewrite.table import OPS, apply
 
 
 def core(term: Term, known: dict[Term, Term]) -> Term:
@@ -29,66 +32,8 @@ def _on_no_devices(v: Term) -> Term:
 
 
 def _translated(term: Term, args: Sequence[Term]) -> Term:
-    if term.op in _DEFINITIONS:
-        return _DEFINITIONS[term.op](term, *args)
-    if term.op == "transpose":
-        return args[0]
-    return apply(term.op, *args, attrs=term.attrs)
-
-
-def _wide(x: Term, dims: Mapping[Dim, None]) -> Term:
-    more = [d for d in dims if d not in x.type.dims]
-    return apply("broadcast", x, attrs=more) if more else x
-
-
-def _product(x: Term, y: Term) -> Term:
-    every = dict.fromkeys((*x.type.dims, *y.type.dims))
-    return apply("mul", _wide(x, every), _wide(y, every))
-
-
-def _dot(t: Term, x: Term, y: Term) -> Term:
-    return apply("sum", _product(x, y), attrs=t.attrs) if t.attrs else _product(x, y)
-
-
-def _conv(t: Term, x: Term, w: Term) -> Term:
-    c, h, r = t.attrs
-    return apply("sum", _product(apply("window", x, attrs=(h, r)), w), attrs=(c, r))
-
-
-def _sub(t: Term, x: Term, y: Term) -> Term:
-    return apply("add", x, apply("neg", y))
-
-
-def _put(t: Term, u: Term, i: Term) -> Term:
-    return apply("sum", _product(u, apply("onehot", i)), attrs=t.attrs)
-
-
-def _scatter(t: Term, x: Term, u: Term, i: Term) -> Term:
-    return apply("add", x, _put(t, u, i))
-
-
-def _pad(t: Term, x: Term) -> Term:
-    whole, at = t.attrs
-    assert isinstance(whole, Dim)
-    around = [
-        x if i == at else apply("zeros", attrs=[part if d == whole.parts[at] else d for d in x.type.dims])
-        for i, part in enumerate(whole.parts)
-    ]
-    return apply("concat", *around, attrs=[whole])
-
-
-_DEFINITIONS: dict[str, Callable[..., Term]] = {
-    "dot": _dot,
-    "conv": _conv,
-    "sub": _sub,
-    "put": _put,
-    "scatter": _scatter,
-    "pad": _pad,
-    "partition": lambda t, x: apply("split", x, attrs=t.attrs) if t.attrs[0].parts else x,
-    "combine": lambda t, x: apply("merge", x, attrs=t.attrs),
-    "replicate": lambda t, x: _wide(x, {t.attrs[0]: None}),
-    "reduce": lambda t, x: apply("sum", x, attrs=t.attrs),
-}
+    made = OPS[term.op].core
+    return apply(term.op, *args, attrs=term.attrs) if made is None else made(term, *args)
 
 
 def pieces(term: Term, counts: Mapping[str, int]) -> list[Term]:
@@ -107,9 +52,9 @@ class _Whole(Exception):
 
 def _along(term: Term, d: Dim, counts: Mapping[str, int]) -> list[Term]:
     ways: list[tuple[str, list[list[Any]]]] = [
-        ("slice", [[d, i] for i in range(len(d.parts))] if d.name == "+" else []),
-        ("split", [[d]] if d.name == "*" else []),
-        ("unstack", [[d, i] for i in range(counts.get(str(d), 0))]),
+        (SLICE, [[d, i] for i in range(len(d.parts))] if d.name == "+" else []),
+        (SPLIT, [[d]] if d.name == "*" else []),
+        (UNSTACK, [[d, i] for i in range(counts.get(str(d), 0))]),
     ]
     for op, attrs in ways:
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from unity_jax.rewrite.language import Dim, RuleError, Term, apply, unified
+from unity_jax.rewrite.language import Dim, RuleError, Term, unified
 from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.table import apply
 
 REPLICA, ROW, COLUMN = 0, 1, 2
 

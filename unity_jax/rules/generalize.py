@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from unity_jax.rewrite.language import Dim, Term, Type, apply, variable
+from unity_jax.rewrite.language import Dim, Term, Type, variable
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rules.values import LISTS
+from unity_jax.rewrite.table import apply, naming
 
 LETTERS = "mknoabcdeqrst"
 
@@ -22,7 +22,7 @@ def generalized(name: str, source: Sequence[Term], target: Sequence[Term]) -> Ru
     used = {n for d in kept for n in d.names()}
     places: dict[Dim, list[int]] = {}
     for i, t in enumerate(terms):
-        for d in t.type.dims if not t.op else t.attrs if t.op in LISTS else ():
+        for d in t.type.dims if not t.op else t.attrs if naming(t) == "dims" else ():
             places.setdefault(d, []).append(i)  # type: ignore[arg-type]
     becomes: dict[Dim, tuple[Dim, ...]] = {}
     seen: set[tuple[int, ...]] = set()
@@ -48,7 +48,7 @@ def generalized(name: str, source: Sequence[Term], target: Sequence[Term]) -> Ru
 
 def _fixed(t: Term) -> Iterator[Dim]:
     """Dimensions that an op cuts, joins, makes or counts in."""
-    if t.op not in LISTS:
+    if naming(t) != "dims":
         yield from (a for a in t.attrs if isinstance(a, Dim))
     if not t.op and t.type.ids:
         yield t.type.ids

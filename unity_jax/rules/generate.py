@@ -15,18 +15,16 @@ from rich.console import Console
 from rich.progress import track as progress
 from rich.table import Table
 
-from unity_jax.rewrite.language import Dim, Term, apply
+from unity_jax.rewrite.language import Dim, Term
 from unity_jax.rewrite.library import FILE, to_text
 from unity_jax.rewrite.rule import Rule, parse_variable
+from unity_jax.rewrite.table import OPS, apply
 from unity_jax.rules.alphabet import Alphabet
 from unity_jax.rules.alphabets import ALPHABETS
 from unity_jax.rules.prune import Known, follows, is_own_inverse
 from unity_jax.rules.search import Counts, rank, search
 from unity_jax.rules.semantics import passes
-from unity_jax.rules.values import SYMMETRIC
 from unity_jax.rules.verify import verify
-
-BINARY = "add sub mul h dot".split()
 
 Track = Callable[[Sequence[Alphabet]], Iterable[Alphabet]]
 
@@ -56,7 +54,7 @@ def generate(alphabets: Sequence[Alphabet] = ALPHABETS, track: Track = iter) -> 
         return None
 
     symmetric = [proved for rule in _swaps() if passes(rule) and (proved := prove(rule))]
-    assert {rule.source[0].op for rule in symmetric} == SYMMETRIC
+    assert {rule.source[0].op for rule in symmetric} == {name for name, op in OPS.items() if "commutes" in op.traits}
     for alphabet in track(alphabets):
         made = counts.setdefault(alphabet.name, Counts())
         for rule in search(alphabet, known, made, passes, prove):
@@ -69,10 +67,11 @@ def generate(alphabets: Sequence[Alphabet] = ALPHABETS, track: Track = iter) -> 
 def _swaps() -> Iterator[Rule]:
     """Each op of two operands with them the other way round. Those that hold are then built in: graphs of one alphabet
     that differ in the order of such operands are one graph."""
-    for op in BINARY:
-        x, y = parse_variable("x[m,k]"), parse_variable("y[k,n]")
-        attrs = [Dim("k")] if op == "dot" else []
-        yield Rule("", (x, y), (apply(op, x, y, attrs=attrs),), (apply(op, y, x, attrs=attrs),))
+    x, y = parse_variable("x[m,k]"), parse_variable("y[k,n]")
+    for name, op in OPS.items():
+        if op.arity == 2 and op.naming != "windows" and "rows" not in op.traits:
+            attrs = [Dim("k")] if op.naming == "dims" else []
+            yield Rule("", (x, y), (apply(name, x, y, attrs=attrs),), (apply(name, y, x, attrs=attrs),))
 
 
 def _minimal(rules: Sequence[Rule], direct: set[Rule]) -> list[Rule]:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from unity_jax.rewrite.language import Attrs, Dim, Term, Type
-from unity_jax.rules.values import LISTS, SYMMETRIC, Node, node
+from unity_jax.rewrite.ops.shape import TRANSPOSE
+from unity_jax.rewrite.table import OPS, has, naming
+from unity_jax.rules.values import Node, node
 
 
 class Graph(Protocol):
@@ -80,16 +82,16 @@ def build(side: Term, found: Found, graph: Graph) -> Node | int | None:
         attrs = _attrs_of(side, found, [graph.types[a] for a in args])
     except ValueError:
         return None
-    if side.op in ("sum", "broadcast") and not attrs:
+    if not attrs and naming(side) == "dims" and OPS[side.op].arity == 1 and side.op != TRANSPOSE:
         return None  # there is no such program
     turned = isinstance(side.attrs[0], Dim) and found.turned.get(side.attrs[0]) if side.attrs else False
-    return node(side.op, attrs, args[::-1] if turned and side.op in ("concat", "stack") else args)
+    return node(side.op, attrs, args[::-1] if turned and OPS[side.op].arity is None else args)
 
 
 def _attrs_of(side: Term, found: Found, types: Sequence[Type]) -> Attrs:
-    if side.op == "transpose":
+    if side.op == TRANSPOSE:
         return types[0].dims[::-1]
-    if side.op in LISTS:
+    if naming(side) == "dims":
         return tuple(one for d in side.attrs for one in found.dim(d))  # type: ignore[arg-type]
     attrs: list[Dim | int] = []
     for a in side.attrs:
@@ -115,9 +117,9 @@ def _node(side: Term, at: Node, graph: Graph, found: Found) -> Iterator[Found]:
         return
     for now in _attributes(side, at.attrs, found):
         orders = [at.args]
-        if side.op in ("concat", "stack"):
+        if OPS[side.op].arity is None:
             orders = [at.args[::-1]] if now.turned.get(side.attrs[0]) else orders  # type: ignore[arg-type]
-        elif side.op in SYMMETRIC and at.args[0] != at.args[1]:
+        elif has(side, "commutes") and at.args[0] != at.args[1]:
             orders.append(at.args[::-1])
         for args in orders:
             yield from _args(side.args, args, graph, now)
@@ -132,16 +134,16 @@ def _args(sides: Sequence[Term], args: Sequence[int], graph: Graph, found: Found
 
 
 def _attributes(side: Term, attrs: Attrs, found: Found) -> Iterator[Found]:
-    if side.op == "transpose":
+    if side.op == TRANSPOSE:
         yield found
         return
-    if side.op in LISTS:
+    if naming(side) == "dims":
         yield _with(found, lists=(*found.lists, (side.attrs, attrs)))
         return
     if not side.attrs:
         yield found
         return
-    for now in _unified(side.attrs[0], attrs[0], found, side.op in ("stack", "unstack")):  # type: ignore[arg-type]
+    for now in _unified(side.attrs[0], attrs[0], found, naming(side) in ("count", "counted")):  # type: ignore[arg-type]
         rest: Iterator[Found] | list[Found] = [now]
         for a, b in zip(side.attrs[1:], attrs[1:], strict=True):
             if isinstance(a, int):

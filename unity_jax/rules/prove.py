@@ -2,8 +2,8 @@
 
 A term stands for a function of an assignment of places to dimension names, so `broadcast` and `transpose` are the
 identity; `free` keeps, for each class of equal terms, the dimensions its value may depend on. Sums of dimensions are
-binary (`n+o+q` is `n+(o+q)`), and `stack` is a concatenation of parts of size one. A fold in any order is
-`F(sum(G(x)))` for unknown `F` and `G`: a sum of the formal values `G(x)` is just the collection of the values.
+binary (`n+o+q` is `n+(o+q)`), and `stack` is a concatenation of parts of size one. How an op is written here is said
+by its entry in the table (`RuleOp.code`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unity_jax.rewrite.language import Dim, RuleError, Term
+from unity_jax.rewrite.ops.elementwise import CONVERT
+from unity_jax.rewrite.table import OPS, Code, Shapes
 from unity_jax.rules.axioms import Axiom, axioms
 
 if TYPE_CHECKING:
     from egglog.bindings import EGraph
-
-Code = str | tuple["Code", ...]
-"""An egglog expression."""
 
 _ONE: Code = ("One",)
 
@@ -90,6 +89,9 @@ class Sizes:
     def parts(self, d: Dim) -> int:
         """How many parts it is made of."""
         return len(d.parts) or self.number.get(d.name, self.least.get(d.name, 0) + 1)
+
+    def function(self, op: str) -> Code:
+        return f'"{op}"'
 
 
 def _plus(tag: str, parts: Sequence[Code]) -> Code:
@@ -173,6 +175,14 @@ def _dependence(node: str) -> str:
     return f"(rule ((= e {node}) {known}) ((set (free e) {_DEPENDENCE[node]})) :ruleset dependence)"
 
 
+def _code(t: Term, args: Sequence[Code], shapes: Shapes) -> Code:
+    """An op of the axioms applied to expressions."""
+    made = OPS[t.op].code
+    if made is None:
+        raise ValueError(f"{t.op} is no op of the axioms")
+    return made(t, args, shapes)
+
+
 class _Encoder:
     """Terms as egglog expressions, shared ones by name."""
 
@@ -183,7 +193,7 @@ class _Encoder:
 
     def __call__(self, t: Term) -> str:
         if t not in self.known:
-            code = _node(t, [self(a) for a in t.args], self.sizes) if t.op else ("Variable", f'"{t.name}"')
+            code = _code(t, [self(a) for a in t.args], self.sizes) if t.op else ("Variable", f'"{t.name}"')
             dims = [d for d in map(self.sizes.dim, t.type.dims) if d != _ONE]
             if len(set(dims)) < len(dims):
                 raise RuleError(f"dimensions of {t.type} coincide under the conditions")
@@ -210,13 +220,17 @@ class _Pattern:
     def parts(self, d: Dim) -> int:
         return len(d.parts)
 
+    def function(self, op: str) -> Code:
+        """An unknown function stands for any, but one that keeps zero."""
+        return f'"{op}"' if op == CONVERT else "any"
+
 
 def _rewrite(axiom: Axiom) -> str:
     """An axiom as an egglog rule: names of variables and dimensions become its variables."""
     shapes = _Pattern(frozenset(c.split(" == ")[0] for c in axiom.rule.when))
 
     def pattern(t: Term) -> Code:
-        return _node(t, [pattern(a) for a in t.args], shapes) if t.op else t.name
+        return _code(t, [pattern(a) for a in t.args], shapes) if t.op else t.name
 
     needs: list[Code] = [("!=", shapes.dim(a), shapes.dim(b)) for a, b in axiom.distinct]
     for v, d in axiom.free:
@@ -225,54 +239,3 @@ def _rewrite(axiom: Axiom) -> str:
     (left,), (right,) = axiom.rule.source, axiom.rule.target
     end = (":when", tuple(dict.fromkeys(needs)), ":ruleset", "axioms", ":name", f'"{axiom.name}"')
     return _text(("rewrite", pattern(left), pattern(right), *end))
-
-
-def _node(t: Term, args: Sequence[Code], shapes: Sizes | _Pattern) -> Code:
-    """An op applied to expressions. In a pattern, an unknown function stands for any, `convert` too."""
-    attrs = [shapes.dim(a) if isinstance(a, Dim) else a for a in t.attrs]
-    function = "any" if isinstance(shapes, _Pattern) and t.op != "convert" else f'"{t.op}"'
-    match t.op:
-        case "broadcast":
-            return args[0]
-        case "add" | "mul" | "neg" | "split" | "merge":
-            return (t.op.capitalize(), *args, *attrs)
-        case "zeros":
-            return ("Zeros",)
-        case "ones":
-            return ("Ones",)
-        case "f" | "g" | "convert":
-            return ("Apply", function, *args)
-        case "h":
-            return ("Apply2", function, *args)
-        case "sum":
-            return _summed(args[0], attrs)
-        case "fold":
-            return ("Apply", '"fold-out"', _summed(("Apply", '"fold-in"', args[0]), attrs))
-        case "take":
-            return ("Take", *args, shapes.dim(t.args[1].type.ids))
-        case "onehot":
-            return ("OneHot", *args, shapes.dim(t.args[0].type.ids))
-        case "window":
-            return ("Window", *args, *attrs)
-        case "slice" | "unstack":
-            return _nth(args[0], attrs[0], t.attrs[1], shapes.parts(t.attrs[0]))
-        case "concat" | "stack":
-            return _joined(args, attrs[0])
-    raise ValueError(f"{t.op} is not a core op")
-
-
-def _summed(x: Code, dims: Sequence[Code]) -> Code:
-    return functools.reduce(lambda inner, k: ("Sum", inner, k), dims, x)
-
-
-def _nth(x: Code, whole: Code, at: int, parts: int) -> Code:
-    """Part `at` of `parts`: the first, or a part of the rest."""
-    if parts == 1:
-        return x
-    if at == 0:
-        return ("Slice", x, whole, "0")
-    return _nth(("Slice", x, whole, "1"), whole[-1], at - 1, parts - 1)
-
-
-def _joined(parts: Sequence[Code], whole: Code) -> Code:
-    return parts[0] if len(parts) == 1 else ("Concat", whole, parts[0], _joined(parts[1:], whole[-1]))

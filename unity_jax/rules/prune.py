@@ -11,8 +11,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from unity_jax.rewrite.language import Attrs, RuleError, Term, Type, apply, variable
+from unity_jax.rewrite.language import Attrs, RuleError, Term, Type, variable
 from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.table import apply
 from unity_jax.rules.match import Graph, build, matches
 from unity_jax.rules.values import Node, node, ordered
 

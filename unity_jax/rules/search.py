@@ -7,8 +7,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from unity_jax.rewrite.language import Dim, Term, apply
+from unity_jax.rewrite.language import Dim, Term
+from unity_jax.rewrite.ops.parts import SLICE
+from unity_jax.rewrite.ops.stacks import UNSTACK
 from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.table import apply
 from unity_jax.rules.alphabet import Alphabet
 from unity_jax.rules.generalize import generalized
 from unity_jax.rules.prune import Known, follows, inputs, unfolds
@@ -205,10 +208,10 @@ def _siblings(graph: Values) -> Iterator[Rule]:
 
 def _cuts(graph: Values, value: int, ops: Sequence[str]) -> Iterator[tuple[str, Dim]]:
     for d in graph.types[value].dims:
-        if d.name == "+" and "slice" in ops:
-            yield "slice", d
-        elif d.name == "e" and "unstack" in ops:
-            yield "unstack", d
+        if d.name == "+" and SLICE in ops:
+            yield SLICE, d
+        elif d.name == "e" and UNSTACK in ops:
+            yield UNSTACK, d
 
 
 def _numbered(terms: Sequence[Term]) -> str:

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unity_jax.rewrite.language import OPS, Attrs, Dim, RuleError, Term, Type, apply, variable
+from unity_jax.rewrite.language import Attrs, Dim, RuleError, Term, Type, variable
+from unity_jax.rewrite.meaning import Array
+from unity_jax.rewrite.table import OPS, apply
 from unity_jax.rules.alphabet import Alphabet
-from unity_jax.rules.semantics import Array, apply_op, draw
-
-SYMMETRIC = frozenset("add mul dot".split())
-LISTS = frozenset("dot sum fold broadcast put scatter transpose".split())
-"""Ops whose attributes are a set of dimensions."""
+from unity_jax.rules.semantics import apply_op, draw
 
 STACKED, ROWS, NUMBERS, DEVICES = 2, 6, 7, 5
 
@@ -39,8 +37,12 @@ class Node:
 
 def node(op: str, attrs: Sequence[Dim | int], args: Sequence[int]) -> Node:
     """Operands of symmetric ops and sets of dimensions in order."""
-    attrs = tuple(sorted(attrs, key=str)) if op in LISTS else tuple(attrs)
-    return Node(op, attrs, tuple(sorted(args)) if op in SYMMETRIC else tuple(args))
+    attrs = tuple(sorted(attrs, key=str)) if OPS[op].naming == "dims" else tuple(attrs)
+    return Node(op, attrs, tuple(sorted(args)) if _commutes(op) else tuple(args))
+
+
+def _commutes(op: str) -> bool:
+    return "commutes" in OPS[op].traits
 
 
 class Values:
@@ -136,7 +138,7 @@ class Values:
 
     def _count(self, made: Node, value: int, size: int) -> None:
         """Graphs as trees, with operands of any graph of their values; one that shares its parts is no tree."""
-        orders = 2 if made.op in SYMMETRIC and len(set(made.args)) > 1 else 1
+        orders = 2 if _commutes(made.op) and len(set(made.args)) > 1 else 1
         counts = Counter({1: orders})
         for a in made.args:
             counts = _product(counts, self.graphs[a])
@@ -145,7 +147,7 @@ class Values:
 
     def _operands(self, op: str, size: int) -> Iterator[tuple[int, ...]]:
         """Operands that make a graph of `size` ops together, of types that the op takes."""
-        arity = OPS[op][1] or 2
+        arity = OPS[op].arity or 2
         by = defaultdict(list)
         for (kind, n), values in self._by.items():
             if n < size and values:
@@ -164,7 +166,7 @@ class Values:
                 else:
                     continue
                 for args in chosen:
-                    if op in SYMMETRIC and args[0] > args[1]:
+                    if _commutes(op) and args[0] > args[1]:
                         continue
                     if len(frozenset().union(*(self.inside[a] for a in args))) == size - 1:
                         yield args

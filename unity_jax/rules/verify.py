@@ -17,11 +17,13 @@ from typing import Any, Literal
 import numpy as np
 
 from unity_jax.rewrite.language import RuleError, Term
+from unity_jax.rewrite.meaning import PRIME, Array, shape, size
 from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.table import has
 from unity_jax.rules.constraints import Constraints
 from unity_jax.rules.core import core, pieces
 from unity_jax.rules.prove import Proof, Sizes, prove
-from unity_jax.rules.semantics import PRIME, Array, agrees, canonical, evaluate, shape, size
+from unity_jax.rules.semantics import agrees, canonical, evaluate
 
 TRIALS = 4
 """Assignments of sizes a rule is tested at; all names differ in size, so that none holds by accident."""
@@ -131,13 +133,13 @@ def _degree(t: Term) -> int | None:
     """The degree of the polynomial a term is, none if it has unknown functions."""
     if not t.op:
         return int(t.type.ids is None)
-    if t.op in ("f", "g", "h", "convert", "fold"):
+    if has(t, "unknown"):
         return None
     inner = [_degree(a) for a in t.args]
     if any(d is None for d in inner):
         return None
     known = [d for d in inner if d is not None]
-    return sum(known) if t.op in ("dot", "conv", "mul", "take", "put") else max(known, default=0)
+    return sum(known) if has(t, "multiplies") else max(known, default=0)
 
 
 # Counterexamples
