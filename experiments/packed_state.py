@@ -31,7 +31,7 @@ from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 
-MERGING = [r for r in applicable() if r.name in ("siblings-slice-dot-concat-1", "add-dot-2")]
+MERGING = [r for r in applicable() if r.name in ("concat-dot-siblings-sharing-one", "add-of-dots-to-dot-of-concats")]
 
 SHORT = {"length": 128, "vocabulary": 1024}
 HEADS = {"hidden": 1024, "heads": 16, "kv_heads": 4, "head_width": 64, "feed_forward": 1792}

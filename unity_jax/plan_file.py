@@ -19,9 +19,10 @@ from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.searched import UNKNOWN, Searched
 
 FORMAT = "unity_jax plan"
-VERSION = 4
-READABLE = (3, VERSION)
-"""Versions of plan files that can be read. In those of version 3 no state is packed."""
+VERSION = 5
+READABLE = (3, 4, VERSION)
+"""Versions of plan files that can be read. In those of version 3 no state is packed; before version 5 rules had other
+names, so that a plan with rewrites can be read, but not run."""
 
 
 def save(plan: Plan, path: Path) -> None:
@@ -50,7 +51,7 @@ def load(path: Path) -> Plan:
     if data.get("version") not in READABLE:
         raise PlanError(
             f"{str(path)!r} has plan version {data.get('version')}, this unity_jax reads version "
-            f"{' and '.join(map(str, READABLE))}: plan again"
+            f"{', '.join(map(str, READABLE))}: plan again"
         )
     try:
         return _plan(data)

@@ -36,8 +36,9 @@ TOGETHER = 12
 
 MEANT = dataclasses.replace(  # what `written` takes the unknown functions for
     NUMBERS,
-    unary={"f": np.tanh, "g": np.sin, "convert": lambda x: x.astype(np.float32)},
-    binary={"h": np.arctan2},
+    unary=(np.tanh, np.sin),
+    keeps_zero=lambda x: x.astype(np.float32),
+    binary=np.arctan2,
     fold=lambda x, axes: x.max(axes),
     draw=lambda rng, shape: rng.normal(size=shape),
 )

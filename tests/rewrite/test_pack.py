@@ -14,7 +14,8 @@ from unity_jax.rewrite.pack import packed
 from unity_jax.rewrite.packing import gathered, spread
 from unity_jax.rewrite.sites import Finder, rewrite
 
-MERGING = tuple(r for r in applicable() if r.name in ("siblings-slice-dot-concat-1", "add-dot-2"))
+NAMES = ("concat-dot-siblings-sharing-one", "add-of-dots-to-dot-of-concats")
+MERGING = tuple(r for r in applicable() if r.name in NAMES)
 
 
 def merged(program):

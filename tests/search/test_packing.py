@@ -21,7 +21,7 @@ from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 
-SIBLINGS, SUMS = "siblings-slice-dot-concat-1", "add-dot-2"
+SIBLINGS, SUMS = "concat-dot-siblings-sharing-one", "add-of-dots-to-dot-of-concats"
 H100 = Machine.preset("h100:8")
 
 

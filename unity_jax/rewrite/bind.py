@@ -241,7 +241,7 @@ def _concatenated(match: Match, order: Sequence[int]) -> bool:
 
 def sums(rule: Rule) -> set[Dim]:
     """The sums that a target concatenates."""
-    every = (t.attrs[0] for r in rule.target for t in r.walk() if naming(t) == "sum")
+    every = (t.attrs[0] for r in rule.target for t in r.walk() if naming(t) == "whole")
     return {whole for whole in every if isinstance(whole, Dim)}
 
 

@@ -133,7 +133,7 @@ def _attributes(term: Term, seen: Seen, match: Match) -> bool:
         return same_function(known, seen.symbol) and _reduced(term, seen, match)
     if has(term, "rows"):
         return _selection(term, seen, match)
-    if naming(term) == "sum":
+    if naming(term) == "whole":
         whole, *parts = seen.attrs[0]
         named = term.attrs[0]
         assert isinstance(named, Dim)

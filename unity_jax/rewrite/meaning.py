@@ -30,11 +30,13 @@ STEP = 1e-30
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """`settle` brings a sum or product back among the numbers; the rest are the functions nothing is known of."""
+    """`settle` brings a sum or product back among the numbers; the rest are the functions nothing is known of: two
+    `unary` ones, one that `keeps_zero`, a `binary` one, and a `fold` over axes."""
 
     settle: Callable[[Array], Array]
-    unary: Mapping[str, Callable[[Array], Array]]
-    binary: Mapping[str, Callable[[Array, Array], Array]]
+    unary: tuple[Callable[[Array], Array], Callable[[Array], Array]]
+    keeps_zero: Callable[[Array], Array]
+    binary: Callable[[Array, Array], Array]
     fold: Callable[[Array, tuple[int, ...]], Array]
     draw: Callable[[np.random.Generator, tuple[int, ...]], Array]
 
@@ -59,16 +61,18 @@ def _keeps_zero(salt: int) -> Callable[[Array], Array]:
 
 FIELD = Arithmetic(
     settle=lambda x: x % PRIME,
-    unary={"f": _unknown(1), "g": _unknown(2), "convert": _keeps_zero(3)},
-    binary={"h": lambda x, y: _mix(x * 2**32 + y, 4)},
+    unary=(_unknown(1), _unknown(2)),
+    keeps_zero=_keeps_zero(3),
+    binary=lambda x, y: _mix(x * 2**32 + y, 4),
     fold=lambda x, axes: _mix(_mix(x, 5).sum(axes) % PRIME, 6),
     draw=lambda rng, shape: rng.integers(PRIME, size=shape),
 )
 
 NUMBERS = Arithmetic(
     settle=lambda x: x,
-    unary={"f": np.tanh, "g": lambda x: np.sin(x) + 0.3 * x, "convert": lambda x: x - np.sin(8 * x) / 16},
-    binary={"h": lambda x, y: np.sin(x + 0.7 * y) * y + x},
+    unary=(np.tanh, lambda x: np.sin(x) + 0.3 * x),
+    keeps_zero=lambda x: x - np.sin(8 * x) / 16,
+    binary=lambda x, y: np.sin(x + 0.7 * y) * y + x,
     fold=lambda x, axes: np.log(np.exp(x).sum(axes)),
     draw=lambda rng, shape: rng.normal(size=shape) + 1j * STEP * rng.normal(size=shape),
 )

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, get_args
 from unity_jax.rewrite.dims import Named, Seen
 from unity_jax.rewrite.language import Attrs, Dim, RuleError, Term, Type, Types, checked
 
-Naming = Literal["nothing", "dims", "sum", "part", "count", "counted", "blocks", "axis", "windows"]
+Naming = Literal["nothing", "dims", "whole", "part", "count", "counted", "blocks", "axis", "windows"]
 """What the attributes of an op name: nothing, a set of dimensions (`sum(x; k, l)`), a sum (`n+o`), a sum and which part
 (`n+o, 0`), a dimension that counts operands (`stack(x, y; e)`), such a one and which (`e, 0`), a multiple (`p*n`), a
 device axis (`p`), or what is slid along what (`c, h, r`)."""

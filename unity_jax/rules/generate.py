@@ -6,7 +6,6 @@ proved. In the end rules that follow from later ones of no larger size are left 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,12 +14,13 @@ from rich.console import Console
 from rich.progress import track as progress
 from rich.table import Table
 
-from unity_jax.rewrite.language import Dim, Term
+from unity_jax.rewrite.language import Dim
 from unity_jax.rewrite.library import FILE, to_text
 from unity_jax.rewrite.rule import Rule, parse_variable
 from unity_jax.rewrite.table import OPS, apply
 from unity_jax.rules.alphabet import Alphabet
 from unity_jax.rules.alphabets import ALPHABETS
+from unity_jax.rules.names import named
 from unity_jax.rules.prune import Known, follows, is_own_inverse
 from unity_jax.rules.search import Counts, rank, search
 from unity_jax.rules.semantics import passes
@@ -61,7 +61,8 @@ def generate(alphabets: Sequence[Alphabet] = ALPHABETS, track: Track = iter) -> 
             if len(rule.source) > 1 or alphabet.direct:
                 direct.add(rule)
     left = _minimal(known.rules, direct)
-    return Generated(_named([*symmetric, *left]), counts, len(symmetric) + len(known.rules), tuple(unproved))
+    rules = tuple(replace(rule, own_inverse=is_own_inverse(rule)) for rule in named([*symmetric, *left]))
+    return Generated(rules, counts, len(symmetric) + len(known.rules), tuple(unproved))
 
 
 def _swaps() -> Iterator[Rule]:
@@ -85,34 +86,6 @@ def _minimal(rules: Sequence[Rule], direct: set[Rule]) -> list[Rule]:
         if follows(rule, others, one_way=rule in direct):
             left.remove(rule)
     return left
-
-
-def _named(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Named by the ops of the larger side, outermost first; it is said which are their own inverse."""
-    seen: Counter[str] = Counter()
-    named = []
-    for rule in rules:
-        sides = [_words(side) for side in (rule.source, rule.target)]
-        name = "-".join(max(sides, key=len))
-        if len(rule.source) > 1:
-            name = f"siblings-{name}"
-        seen[name] += 1
-        named.append(replace(rule, name=f"{name}-{seen[name]}", own_inverse=is_own_inverse(rule)))
-    return tuple(named)
-
-
-def _words(side: Sequence[Term]) -> list[str]:
-    words: dict[str, None] = {}
-
-    def visit(t: Term) -> None:
-        if t.op:
-            words[t.op] = None
-        for a in t.args:
-            visit(a)
-
-    for t in side:
-        visit(t)
-    return list(words)
 
 
 def run(out: Path | None = None, check: bool = False) -> int:

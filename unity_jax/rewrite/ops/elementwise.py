@@ -189,10 +189,10 @@ def _function(arity: int, meaning: Callable[..., Array], seen: dict[str, See]) -
     )
 
 
-register("f", _function(1, pointwise(lambda n: n.unary["f"]), {POINTWISE: _see_function(1)}))
-register("g", _function(1, pointwise(lambda n: n.unary["g"]), {}))  # where one function is not enough: in proofs
-register("h", _function(2, pointwise(lambda n: n.binary["h"]), {POINTWISE: _see_function(2)}))
+register("f", _function(1, pointwise(lambda n: n.unary[0]), {POINTWISE: _see_function(1)}))
+register("g", _function(1, pointwise(lambda n: n.unary[1]), {}))  # where one function is not enough: in proofs
+register("h", _function(2, pointwise(lambda n: n.binary), {POINTWISE: _see_function(2)}))
 register(  # keeps zero, as a change of precision does
     CONVERT,
-    _function(1, pointwise(lambda n: n.unary["convert"]), {"convert_element_type": _see, "div": _see_quotient}),
+    _function(1, pointwise(lambda n: n.keeps_zero), {"convert_element_type": _see, "div": _see_quotient}),
 )

@@ -239,7 +239,7 @@ register(
     "concat",
     RuleOp(
         arity=None,
-        naming="sum",
+        naming="whole",
         traits=traits(),
         type=_concat_type,
         meaning=_concat,
