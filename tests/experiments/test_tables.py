@@ -140,9 +140,10 @@ def test_scaling():
 
 
 def test_rules_are_counted_by_model():
-    rows = [{"model": "a", "rules": "sum-of-dot-to-dot, back*3; f-of-f*1"}, {"model": "a", "rules": "f-of-f*2"}]
-    rows += [{"model": "b", "rules": "f-of-f*4"}, {"model": "c", "rules": ""}]
-    assert used(rows) == {"sum-of-dot-to-dot, back": {"a": 3}, "f-of-f": {"a": 3, "b": 4}}
+    rows = [{"model": "a", "rules": "sum-of-dot-to-dot, back*3; neg-of-neg-cancels*1"}]
+    rows += [{"model": m, "rules": f"neg-of-neg-cancels*{n}"} for m, n in (("a", 2), ("b", 4))]
+    rows += [{"model": "c", "rules": ""}]
+    assert used(rows) == {"sum-of-dot-to-dot, back": {"a": 3}, "neg-of-neg-cancels": {"a": 3, "b": 4}}
 
 
 def made_row(model, on, joint, **others):
