@@ -425,6 +425,14 @@ def test_damaged_entry_of_the_cache_is_replaced(tmp_path, mesh, field, place, va
     assert unity.Plan.load(entry) == made
 
 
+def test_plan_file_whose_rules_have_other_names_now(saved):
+    step = {"graph": [], "rule": "dot-2", "spots": [[0, 0, 0]]}
+    done = {"rule": "dot-2", "where": "", "count": 1, "saved": 0.0, "proof": "", "steps": [step]}
+    loaded = unity.Plan.load(changed(saved, version=4, rewrites=[done]))
+    match = "by rules that are not there any more: plan again"
+    fails(unity.PlanError, match, unity.auto_shard(mlp_step, plan=loaded), mlp_state(), mlp_batch())
+
+
 def test_plan_for_another_signature(saved):
     loaded = unity.Plan.load(saved)
     match = (
