@@ -1,5 +1,6 @@
 # make demo    the main job: plan and train a BERT encoder on eight virtual CPU devices
-# make test    lint and all tests
+# make lint    style, types, and the examples of docstrings
+# make test    that and all tests
 # make test-newest, make test-aot    the core tests on the newest JAX; those that compile for TPUs and GPUs not here
 # Each creates the environment it needs (.venv, ...), once. Another interpreter: make test PYTHON=python3.12
 
@@ -9,8 +10,8 @@ NEWEST_VENV := .venv-newest
 AOT_VENV := .venv-aot
 EXTRAS := test
 # What traces, lowers or runs programs; the rest does not meet JAX. The zoo is traced by the numerics tests.
-NEWEST_TESTS := tests/api tests/lower tests/numerics tests/ops tests/pcg tests/report tests/rewrite/test_apply.py \
-	tests/search/test_joint.py tests/test_cli.py tests/test_trace.py
+NEWEST_TESTS := tests/api tests/aot tests/lower tests/numerics tests/ops tests/pcg tests/plan \
+	tests/rewrite/test_apply.py tests/search/test_joint.py tests/test_cli.py tests/test_trace.py
 
 # A Python >= 3.12, which newer JAX releases ask for. Candidates are run, not just found: a pyenv shim may exist and fail.
 NEWEST_PYTHON ?= $(shell for p in python3.13 python3.12 \
@@ -29,6 +30,8 @@ test: lint
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest --quiet --doctest-modules unity_jax
 
 test-newest: $(NEWEST_VENV)/.installed
 	$(NEWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" $(NEWEST_TESTS)

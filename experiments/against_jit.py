@@ -26,7 +26,7 @@ from rich.progress import track
 from rich.table import Table
 from rows import Row, Rows
 
-from unity_jax.report.text import seconds, size
+from unity_jax.text import seconds, size
 
 RESULTS = Path(__file__).parent / "results" / "against_jit.csv"
 SETTINGS = ("model", "topology", "plan")

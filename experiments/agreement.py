@@ -8,7 +8,7 @@ The cost model was made on the tuning programs; what may be expected of it is wh
 A program that the compiler did not compile is missing.
 Memory is the compiler's argument + output + temp - alias; compute is the sum of the cycles that XLA:TPU estimates, at
 the clock of the chip. For gathers, scatters and sorts, of which it estimates none, it is the length of their schedules
-(`unity_jax/report/bundles.py`); the last column counts the instructions that have neither.
+(`unity_jax/aot/bundles.py`); the last column counts the instructions that have neither.
 A ratio above 1 is predicted too high.
 """
 
@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
 
+from unity_jax.aot.cycles import CLOCKS
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
-from unity_jax.report.cycles import CLOCKS
-from unity_jax.report.text import seconds, size
+from unity_jax.text import seconds, size
 
 RESULTS = Path(__file__).parent / "results" / "agreement.csv"
 SETTINGS = ("model", "topology", "plan")

@@ -4,7 +4,7 @@
     python experiments/collectives.py --models bert,mlp --on h100:8 --plans chosen,dp
 
 The lowered StableHLO must have exactly the planned collectives. Of a compiled program each must be a planned one, as it
-is or after rewrites that are found in the program's text (`unity_jax/report/rewrites.py`). The exit code tells whether
+is or after rewrites that are found in the program's text (`unity_jax/aot/rewrites.py`). The exit code tells whether
 anything is left unexplained.
 """
 
@@ -27,15 +27,15 @@ from programs import module_of
 from rich.console import Console
 from rich.table import Table
 
+from unity_jax.aot.account import Account, account
+from unity_jax.aot.collectives import Collective
+from unity_jax.aot.sites import sites
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
-from unity_jax.planning import mesh_over
+from unity_jax.plan.devices import mesh_over
 from unity_jax.program import Program
-from unity_jax.report.account import Account, account
-from unity_jax.report.collectives import Collective
-from unity_jax.report.sites import sites
 
 
 def lowered_facts(case: Case, program: Program) -> dict[str, Any]:

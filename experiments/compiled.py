@@ -54,17 +54,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from validation.programs import VALIDATION, TrainStep
 
 import models
+from unity_jax.aot.bundles import written
+from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
+from unity_jax.aot.duplicates import duplicates
+from unity_jax.aot.topologies import COMPILER_OPTIONS, WITHOUT_TRITON, topology
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan, make_plan
-from unity_jax.planning import mesh_over, rebuild
+from unity_jax.plan.devices import mesh_over
+from unity_jax.planning import rebuild
 from unity_jax.program import Program, trace
-from unity_jax.report.aot import COMPILER_OPTIONS, WITHOUT_TRITON, topology
-from unity_jax.report.bundles import written
-from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
-from unity_jax.report.duplicates import duplicates
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish

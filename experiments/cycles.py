@@ -3,7 +3,7 @@
     python experiments/cycles.py v5e:2x4 v5p:2x2x2 v6e:2x4 v4-cores:2x2x1     # needs the extra tpu-aot, no TPU
 
 These are where the efficiencies of `unity_jax/machine/presets.py` come from; both are printed side by side. What
-gathers and scatters rows has no estimate: its schedules count instead (`unity_jax/report/bundles.py`). A second
+gathers and scatters rows has no estimate: its schedules count instead (`unity_jax/aot/bundles.py`). A second
 table has what XLA:TPU counts for elementwise kernels and copies, in cycles per 1024 elements, beside what
 `unity_jax/cost` expects: the traffic, one pass over float32 values where a kernel rounds to less or reduces, and what a
 kernel of one instruction takes besides.
@@ -27,14 +27,14 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
+from unity_jax.aot.bundles import empty, schedules, written
+from unity_jax.aot.cycles import CLOCKS, estimated_cycles
+from unity_jax.aot.hlo import parse
+from unity_jax.aot.topologies import topology
 from unity_jax.cost.program import kernel_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.report.aot import topology
-from unity_jax.report.bundles import empty, schedules, written
-from unity_jax.report.cycles import CLOCKS, estimated_cycles
-from unity_jax.report.hlo import parse
 from unity_jax.search.assemble import RuleCache
 from unity_jax.xla.fusion import kernels
 

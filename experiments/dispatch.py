@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import unity_jax as unity
-from unity_jax.report.text import seconds
+from unity_jax.text import seconds
 
 WARM_UP = 3
 """Rounds that do not count."""

@@ -43,11 +43,11 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.report.text import seconds, size
 from unity_jax.search.candidate import Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.text import seconds, size
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "expert_plans.csv"

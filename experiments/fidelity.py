@@ -37,20 +37,20 @@ import models
 from tests.numerics.harness import Planned
 from tests.numerics.plans import NAMES, named_plans, planned
 from tests.numerics.steps import slow
+from unity_jax.aot.collectives import (
+    Collective,
+    bytes_difference,
+    count_difference,
+    stablehlo_collectives,
+)
+from unity_jax.aot.sites import compiled_collectives
+from unity_jax.aot.topologies import topology
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import collectives
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.report.aot import topology
-from unity_jax.report.collectives import (
-    Collective,
-    bytes_difference,
-    count_difference,
-    stablehlo_collectives,
-)
-from unity_jax.report.sites import compiled_collectives
 
 AXES = MeshAxes(("x", "y"), (2, 4))
 TPU = "v5e:2x4"

@@ -31,8 +31,9 @@ PLANNED = (
 COMPILED = (
     *PLANNED,
     "unity_jax/lower",
-    *(f"unity_jax/{name}.py" for name in ("plan", "plan_file", "planning", "record")),
-    *(f"unity_jax/report/{name}.py" for name in ("aot", "bundles", "collectives", "cycles", "duplicates", "hlo")),
+    "unity_jax/planning.py",
+    *(f"unity_jax/plan/{name}.py" for name in ("devices", "file", "make", "record", "value")),
+    *(f"unity_jax/aot/{name}.py" for name in ("bundles", "collectives", "cycles", "duplicates", "hlo", "topologies")),
     *(f"experiments/{name}" for name in ("compiled.py", "judge", "programs.py", "validation/programs")),
 )
 

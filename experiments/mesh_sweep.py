@@ -30,7 +30,7 @@ from rows import Row, Rows
 
 import models
 from unity_jax.machine.family import machine_of
-from unity_jax.report.text import seconds, size
+from unity_jax.text import seconds, size
 
 RESULTS = Path(__file__).parent / "results" / "sweep.csv"
 SETTINGS = ("model", "size", "machine", "devices", "batch", "batch on one")

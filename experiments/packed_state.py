@@ -24,12 +24,12 @@ from rich.table import Table
 import models
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
-from unity_jax.report.text import seconds
 from unity_jax.rewrite.library import applicable
 from unity_jax.search import joint, packing
 from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.text import seconds
 
 MERGING = [r for r in applicable() if r.name in ("concat-dot-siblings-sharing-one", "add-of-dots-to-dot-of-concats")]
 

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import models
 import unity_jax as unity
-from unity_jax.report.text import seconds, size
+from unity_jax.text import seconds, size
 
 Made = tuple[Callable[..., Any], tuple[Any, ...], int | None]
 """A function, its arguments, and which of them is donated."""

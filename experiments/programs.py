@@ -24,13 +24,13 @@ import jax
 from judge import judge
 from rows import Row, Rows
 
-from unity_jax.report.bundles import empty, schedules, with_schedules
-from unity_jax.report.cycles import CLOCKS, estimated_cycles
-from unity_jax.report.hlo import Module, parse
+from unity_jax.aot.bundles import empty, schedules, with_schedules
+from unity_jax.aot.cycles import CLOCKS, estimated_cycles
+from unity_jax.aot.hlo import Module, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "build" / "programs"
-JUDGED = ("experiments/judge", *(f"unity_jax/report/{name}.py" for name in ("bundles", "cycles", "hlo")))
+JUDGED = ("experiments/judge", *(f"unity_jax/aot/{name}.py" for name in ("bundles", "cycles", "hlo")))
 KEPT = Rows(ROOT / "experiments" / "results" / "programs.csv", ("program",), JUDGED)
 HLO, WRITTEN = "hlo.txt.gz", "written.json"
 

@@ -26,10 +26,10 @@ from rich.table import Table
 
 import models
 import unity_jax as unity
+from unity_jax.aot import collectives as read
+from unity_jax.aot.sites import compiled_collectives
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.report import collectives as read
-from unity_jax.report.sites import compiled_collectives
-from unity_jax.report.text import size
+from unity_jax.text import size
 
 console = Console(width=100, highlight=False, markup=False)
 SIZES = {"hidden": 256, "feed_forward": 1024, "heads": 8, "vocabulary": 2042, "batch_size": 32}

@@ -35,7 +35,7 @@ from scipy.stats import spearmanr
 
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
-from unity_jax.report.text import seconds
+from unity_jax.text import seconds
 
 RESULTS = Path(__file__).parent / "results" / "judged.csv"
 SETTINGS = ("model", "topology")

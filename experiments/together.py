@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
 
-from unity_jax.report.text import seconds
+from unity_jax.text import seconds
 
 RESULTS = Path(__file__).parent / "results" / "together.csv"
 SETTINGS = ("model", "topology")

@@ -45,7 +45,7 @@ from summaries import NO_FIT, by_family, never, over, ratios
 import models
 from unity_jax.machine.machine import Machine
 from unity_jax.program import Program
-from unity_jax.report.text import seconds
+from unity_jax.text import seconds
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "unity.csv"

@@ -35,8 +35,8 @@ from summaries import NO_FIT, by_family, never, over, ratios
 import models
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph
-from unity_jax.report.text import seconds
 from unity_jax.search.candidate import Candidate
+from unity_jax.text import seconds
 
 RESULTS = Path(__file__).parent / "results" / "zoo.csv"
 MACHINES = ("h100:8", "v5e:8x8")

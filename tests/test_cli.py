@@ -11,6 +11,7 @@ from unity_jax.cli import main
 from unity_jax.machine import calibrate
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.measure import Effort
+from unity_jax.plan import verify
 
 tpu = pytest.mark.extra("tpu-aot")
 SCRIPT = """\
@@ -171,7 +172,7 @@ def test_errors_of_the_users_code_are_theirs(script):
 
 def test_verify(capsys, script, monkeypatch):
     monkeypatch.setattr("unity_jax.cli.topology", lambda name: jax.devices())
-    monkeypatch.setattr("unity_jax.report.verify.topology", lambda name: jax.devices())
+    monkeypatch.setattr(verify, "topology", lambda name: jax.devices())
     status, text, _ = run(capsys, "verify", f"{script}:decorated", "--topology", "here:8")
     assert status == 0
     assert text.startswith("step compiled for here:8: mesh (")

@@ -1,7 +1,12 @@
 """How the code is laid out: what depends on what, and where it is told how compilers differ."""
 
 import ast
+import functools
+import importlib
+import inspect
+from importlib.util import resolve_name
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -12,30 +17,58 @@ PACKAGE = Path(unity_jax.__file__).parent
 MODULES = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in sorted(PACKAGE.rglob("*.py"))}
 
 
+ROOMS = "aot lower machine ops pcg plan search".split()
+MEMBERS = (FunctionType, property, functools.cached_property, staticmethod, classmethod)
+FOR_ANNOTATIONS = {"Emitter", "Span", "View"}
+"""What is imported for type checks from a module that imports the one that asks for it; nothing else may be."""
+
+
 def imported(name: str) -> set[str]:
-    """The modules of the package that a module needs to be imported: not what is for type checks, or in functions."""
-    found = set()
-    for node in ast.parse(MODULES[name].read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unity_jax"):
+    """The modules of the package that a module imports, in functions and for type checks too; where a front door passes
+    a name on, the front door."""
+    tree, found = ast.parse(MODULES[name].read_text()), set()
+    checked = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), name.rpartition(".")[0])
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in MODULES else node.module)
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            base = name.rsplit(".", node.level)[0]
-            found |= {f"{base}.{node.module}" if node.module else f"{base}.{alias.name}" for alias in node.names}
+                module = f"{base}.{alias.name}"
+                if module not in MODULES:
+                    module = base if base in MODULES else f"{base}.__init__"
+                if alias.name not in FOR_ANNOTATIONS or not any(node in block.body for block in checked):
+                    found.add(module)
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in MODULES}
-    return {f for f in found if f in MODULES}
+            found |= {alias.name for alias in node.names}
+    return found & MODULES.keys()
 
 
 def test_no_modules_import_each_other():
-    needs = {name: imported(name) for name in MODULES if not name.endswith("__init__")}
+    needs = {name: imported(name) for name in MODULES}
     assert sum(map(len, needs.values())) > 500
     order: list[str] = []
     while len(order) < len(needs):
-        ready = [n for n in needs if n not in order and needs[n] & needs.keys() <= {*order}]
+        ready = [n for n in needs if n not in order and needs[n] <= {*order}]
         assert ready, f"in a circle: {sorted(n for n in needs if n not in order)}"
         order += ready
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_a_front_door(room):
+    """It says what the room is for, and of its public names, which are few."""
+    door = importlib.import_module(f"unity_jax.{room}")
+    assert 0 < len(door.__all__) < 10
+    assert all(name in door.__doc__ for name in door.__all__)
+
+
+@pytest.mark.parametrize("package", ["unity_jax", *(f"unity_jax.{room}" for room in ROOMS)])
+def test_public_names_have_docstrings(package):
+    door = importlib.import_module(package)
+    things = {name: getattr(door, name) for name in door.__all__}
+    for name, thing in [*things.items()]:
+        if inspect.isclass(thing):
+            members = {a: value for a, value in vars(thing).items() if not a.startswith("_")}
+            things |= {f"{name}.{a}": value for a, value in members.items() if isinstance(value, MEMBERS)}
+    assert not {name for name, thing in things.items() if not inspect.getdoc(thing)}
 
 
 @pytest.mark.parametrize("name", MODULES)

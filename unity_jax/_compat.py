@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ def expanded(eqn: Any) -> Jaxpr:
     return jax.make_jaxpr(flat)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars))
 
 
-def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
+def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
     """The numbers of constants and of carries of a `scan` equation."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from unity_jax import cache, objects, pins, planning, processes, progress
+from unity_jax import objects, pins, planning, processes, progress
 from unity_jax.call import Call, JitSettings, abstract
 from unity_jax.derivative import Derivative
 from unity_jax.errors import PlanError
@@ -21,7 +21,8 @@ from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.plan import Leaf, Plan
+from unity_jax.plan import Leaf, Plan, cache
+from unity_jax.plan.devices import attach_devices
 from unity_jax.runner import Runner, move
 from unity_jax.search.options import SearchOptions
 
@@ -94,8 +95,7 @@ def auto_shard(
     if fun is None:
         return lambda f: auto_shard(f, **given)
     if isinstance(fun, AutoSharded):
-        fun, given = fun._fun, fun._given | {k: v for k, v in given.items() if v != auto_shard.__kwdefaults__[k]}
-        return auto_shard(fun, **given)
+        return auto_shard(fun._fun, **fun._given | {k: v for k, v in given.items() if v != _DEFAULTS[k]})
     if not callable(fun):
         raise TypeError(f"auto_shard needs a function, not {fun!r} of type {type(fun).__name__}")
     if like is not None and not isinstance(like, AutoSharded):
@@ -123,6 +123,9 @@ def auto_shard(
     return decorated
 
 
+_DEFAULTS: Mapping[str, Any] = auto_shard.__kwdefaults__ or {}
+
+
 def plan(fun: Callable[..., Any], *args: Any, machine: Machine | str | None = None, **kwargs: Any) -> Plan:
     """The plan of a function for arguments given as arrays or `jax.ShapeDtypeStruct`s; no accelerator is needed.
 
@@ -131,8 +134,7 @@ def plan(fun: Callable[..., Any], *args: Any, machine: Machine | str | None = No
     Keyword arguments that `auto_shard` knows go there, the others to the function.
     """
     __tracebackhide__ = True
-    known = auto_shard.__kwdefaults__.keys()
-    settings = {k: kwargs.pop(k) for k in list(kwargs) if k in known}
+    settings = {k: kwargs.pop(k) for k in list(kwargs) if k in _DEFAULTS}
     return auto_shard(fun, machine=machine, **settings).plan(*args, **kwargs)
 
 
@@ -166,7 +168,7 @@ class AutoSharded:
         __tracebackhide__ = True
         return self._plan(self._call(args, kwargs))
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered | objects.Stage:
         """As `jax.jit(fun).lower`, of the planned program; `.compile()` gives a `jax.stages.Compiled`.
 
         The compiled function takes arguments in their planned layouts; if the function captures arrays, a tuple of them
@@ -245,11 +247,11 @@ class AutoSharded:
                 f"shard: argument {argument} of {plan.function} is an nnx object: .init builds it sharded, and the "
                 "first call moves it to its planned layouts"
             )
-        if jax.tree.structure(args[argument]) != jax.tree.structure(batch):
+        given: Any = jax.tree.structure(batch)
+        wanted: Any = jax.tree.structure(args[argument])
+        if given != wanted:
             raise PlanError(
-                f"shard: the batch has structure {jax.tree.structure(batch)}, argument {argument} of "
-                f"{plan.function} has "
-                f"{jax.tree.structure(args[argument])}"
+                f"shard: the batch has structure {given}, argument {argument} of {plan.function} has {wanted}"
             )
         return jax.tree.map(lambda leaf, x: _from_host(x, leaf, mesh), args[argument], batch)
 
@@ -286,7 +288,7 @@ class AutoSharded:
             self._plans[key] = found
             self._plans.setdefault((call.key, None), found)  # arrays run by what was planned for their shapes first
         if isinstance(found.mesh, AbstractMesh) and not call.is_traced:
-            bare, found = found, planning.attach_devices(found)
+            bare, found = found, attach_devices(found)
             self._known = [found if p is bare else p for p in self._known]
             self._plans = {k: found if p is bare else p for k, p in self._plans.items()}
         return found

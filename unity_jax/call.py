@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +63,14 @@ class Call:
         """The static arguments."""
         if not self.static:
             return ()
-        given = {**dict(enumerate(self.args)), **self.kwargs}
+        given: dict[Any, Any] = {**dict(enumerate(self.args)), **self.kwargs}
         return tuple((where, given[where]) for where in sorted(self.static & given.keys(), key=str))
 
     @functools.cached_property
     def settings(self) -> tuple[Any, ...]:
         """The settings of JAX that change what is traced."""
-        return jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, jax.sharding.get_abstract_mesh()
+        config: Any = jax.config  # its settings are added while JAX is imported
+        return config.jax_enable_x64, config.jax_default_matmul_precision, jax.sharding.get_abstract_mesh()
 
     @functools.cached_property
     def look(self) -> tuple[Any, ...]:
@@ -130,7 +131,7 @@ class Call:
             isinstance(x, jax.core.Tracer) for x in self.leaves
         )
 
-    def dynamic(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def dynamic(self, leaves: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that are not static, with other leaves."""
         return jax.tree_util.tree_unflatten(self.tree, leaves)
 

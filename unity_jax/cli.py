@@ -29,15 +29,15 @@ import jax
 from rich.console import Console
 from rich.progress import track
 
+from unity_jax.aot.bundles import written
+from unity_jax.aot.topologies import topology
 from unity_jax.api import AutoSharded, auto_shard
 from unity_jax.errors import UnityError
 from unity_jax.machine.calibrate import calibrate
 from unity_jax.machine.family import machine_of
 from unity_jax.machine.machine import Machine
 from unity_jax.plan import Plan
-from unity_jax.report.aot import topology
-from unity_jax.report.bundles import written
-from unity_jax.report.text import sweep
+from unity_jax.plan.table import sweep
 from unity_jax.rules import generate
 from unity_jax.rules.check import check
 
@@ -54,12 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argument."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    used: _Parser = options.parser
     try:
         return options.run(options)
     except _Wrong as error:
-        options.parser.error(str(error))
+        used.error(str(error))
     except UnityError as error:
-        options.parser.error(" ".join(str(error).split()))
+        used.error(" ".join(str(error).split()))
 
 
 class _Wrong(Exception):
@@ -201,8 +202,9 @@ def _target(
 
 def _on_cpu() -> None:
     """Planning for a machine that is not there needs none: do not look for accelerators, unless the user says so."""
-    if jax.config.jax_platforms is None:
-        jax.config.update("jax_platforms", "cpu")
+    config: Any = jax.config  # its settings are added while JAX is imported
+    if config.jax_platforms is None:
+        config.update("jax_platforms", "cpu")
 
 
 def _factory(target: str) -> Callable[..., Any]:

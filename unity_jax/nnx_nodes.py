@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class ObjectState:
     """One object as a pytree: the arrays that it is the first to hold."""
 
     structure: ObjectDef
-    values: Sequence[Any]
+    values: Iterable[Any]
 
     @staticmethod
     def of(context: Any, thing: Any) -> ObjectState:

@@ -97,7 +97,8 @@ def pure(fun: Callable[..., Any]) -> Callable[..., Any]:
                 pairs = zip(given, inside, strict=True)
                 after = [ObjectState.of(context, x) if isinstance(was, ObjectState) else None for was, x in pairs]
                 leaves = _states(leaves, context, lambda _: f"the result of {getattr(fun, '__name__', fun)}")
-        return Outcome(*jax.tree_util.tree_unflatten(tree, after), jax.tree_util.tree_unflatten(result_tree, leaves))
+        states, state_kwargs = jax.tree_util.tree_unflatten(tree, after)
+        return Outcome(states, state_kwargs, jax.tree_util.tree_unflatten(result_tree, leaves))
 
     run._is_pure = True  # type: ignore[attr-defined]  # and so is what `functools.wraps` makes of it
     return run

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from unity_jax import objects
 from unity_jax.errors import PinError, UnsupportedError
+from unity_jax.ops.constraint import CODE
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout
@@ -21,8 +22,6 @@ from unity_jax.program import Program
 from unity_jax.search.candidate import Pins
 from unity_jax.specs import layout_of
 
-CODE = ("sharding_constraint", "shard_map")
-"""The ops with which the user's code fixes layouts."""
 T = TypeVar("T")
 Key = tuple[str, tuple[int, ...], str]
 """Path, shape and dtype of a leaf."""
@@ -90,16 +89,6 @@ def meshes_of(shardings: Any) -> Iterator[Any]:
     for sharding in jax.tree.leaves(shardings, is_leaf=_is_sharding):
         if isinstance(sharding, NamedSharding):
             yield sharding.mesh
-
-
-def code_mesh(graph: Graph) -> Any | None:
-    """The mesh of the first sharding constraint or `shard_map` in the code."""
-    for op in graph.walk():
-        if op.name in CODE:
-            mesh = op.params["sharding"].mesh if op.name == "sharding_constraint" else op.params["mesh"]
-            if not mesh.empty:
-                return mesh
-    return None
 
 
 def _check_code(graph: Graph, mesh: MeshAxes) -> None:
@@ -171,6 +160,7 @@ def _broadcast(prefix: Any, full: Any, name: str, of: str) -> list[Any]:
     __tracebackhide__ = True
     try:
         found = jax.tree_util.tree_broadcast(prefix, full, is_leaf=_is_sharding)
-        return jax.tree.structure(full).flatten_up_to(found)  # a None is a leaf of the prefix, not of `full`
+        tree: Any = jax.tree.structure(full)
+        return tree.flatten_up_to(found)  # a None is a leaf of the prefix, not of `full`
     except ValueError as error:
         raise PinError(f"{name} is not a tree prefix of the {of}: {error}") from None

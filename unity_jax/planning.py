@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from unity_jax import _compat, cache, pins, processes, progress
+from unity_jax import _compat, pins, processes, progress
+from unity_jax.aot.cycles import CLOCKS
+from unity_jax.aot.finalists import best_compiled
+from unity_jax.aot.topologies import topology
 from unity_jax.call import Call, JitSettings
 from unity_jax.errors import PlanError
 from unity_jax.lower.compile import lower
-from unity_jax.machine.detect import positions
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
+from unity_jax.ops.constraint import code_mesh
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.plan import Plan, make_plan
+from unity_jax.plan import Plan, cache, make_plan
+from unity_jax.plan.devices import arranged, placed, with_devices
+from unity_jax.plan.record import from_record
 from unity_jax.program import Program, trace
-from unity_jax.record import from_record
-from unity_jax.report.aot import topology
-from unity_jax.report.cycles import CLOCKS
-from unity_jax.report.finalists import best_compiled
 from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.pack import pack
@@ -104,7 +104,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     machine = _machine(mesh, settings, base)
     limit = machine.device.memory_bytes if settings.memory_limit is None else float(settings.memory_limit)
     if isinstance(mesh, (Mesh, AbstractMesh)):
-        meshes = [_placed(mesh, machine, base.order if base is not None and mesh is base.mesh else ())]
+        meshes = [placed(mesh, machine, base.order if base is not None and mesh is base.mesh else ())]
     else:
         meshes = mesh_candidates(machine.num_devices, machine)
     asked = pins.resolve(program, meshes[0], settings.in_shardings, settings.out_shardings, call.pins)
@@ -117,7 +117,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         return rebuild(
             program,
             settings.saved,
-            _with_devices(mesh, settings.saved.axes, machine),
+            with_devices(mesh, settings.saved.axes, machine),
             machine,
             asked,
             settings.memory_limit,
@@ -135,7 +135,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         if known_plan is not None and known_plan.axes in meshes:
             with contextlib.suppress(PlanError):  # a damaged entry is replaced
                 return rebuild(
-                    program, known_plan, _with_devices(mesh, known_plan.axes, machine), machine, asked, limit
+                    program, known_plan, with_devices(mesh, known_plan.axes, machine), machine, asked, limit
                 )
     followed = None if rewrites is None else _followed(program, rewrites)
     best = joint.plan(program, machine, limit, wanted, meshes, searched(), settings.search, followed)
@@ -143,7 +143,7 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     if best.rivals:
         best = _best_compiled(best, mesh, machine, limit)
         how = replace(how, compiled=1 + len(best.rivals))
-    mesh = _with_devices(mesh, best.mesh, machine)
+    mesh = with_devices(mesh, best.mesh, machine)
     if not processes.are_several(mesh):
         best = packing.held(best, limit, wanted) if handed is None else packing.inherited(best, limit, wanted, handed)
     plan = make_plan(mesh, machine, limit, best.noting(searched=how), asked)
@@ -160,10 +160,10 @@ def _best_compiled(best: Candidate, mesh: Any, machine: Machine, limit: float) -
     __tracebackhide__ = True
 
     def devices(axes: MeshAxes) -> Mesh:
-        given = _with_devices(mesh, axes, machine)
+        given = with_devices(mesh, axes, machine)
         if isinstance(given, Mesh) and given.devices.flat[0].platform == machine.device.compiler:
             return given
-        return Mesh(_arranged(topology(machine.name), axes, machine), axes.names)
+        return Mesh(arranged(topology(machine.name), axes, machine), axes.names)
 
     every = [best, *best.rivals]
     try:
@@ -186,7 +186,7 @@ def rebuild(
     """
     __tracebackhide__ = True
     _check_same(program, saved)
-    axes = _placed(mesh, machine, saved.order)
+    axes = placed(mesh, machine, saved.order)
     if MeshAxes.of(mesh) != MeshAxes.of(saved.mesh):
         raise PlanError(f"the plan is for the mesh ({saved.axes}), mesh= is ({axes}): plan again, or drop mesh=")
     if axes.num_devices != machine.num_devices:
@@ -266,7 +266,7 @@ def _mesh(program: Program, call: Call, settings: Settings, base: Plan | None) -
         mesh = saved.mesh if isinstance(saved.mesh, Mesh) else None
     else:
         given = pins.meshes_of((settings.in_shardings, settings.out_shardings, call.pins))
-        mesh = next(given, None) or ambient or pins.code_mesh(program.graph)
+        mesh = next(given, None) or ambient or code_mesh(program.graph)
     if call.is_traced and ambient is not None:
         if mesh is not None and not isinstance(mesh, tuple) and MeshAxes.of(mesh) != MeshAxes.of(ambient):
             raise PlanError(
@@ -304,50 +304,6 @@ def _machine(mesh: Any, settings: Settings, base: Plan | None) -> Machine:
             f"mesh= has {count} devices, machine {machine.name} has {machine.num_devices}: they must agree"
         )
     return machine
-
-
-def _placed(mesh: Mesh | AbstractMesh, machine: Machine, order: Sequence[int]) -> MeshAxes:
-    """The axes of a mesh as its devices lie on the machine's network, or in this order if it has none."""
-    return MeshAxes.of(mesh, _order(mesh, machine) if isinstance(mesh, Mesh) else order)
-
-
-def _order(mesh: Mesh, machine: Machine) -> tuple[int, ...]:
-    return positions(list(mesh.devices.flat), machine.network)
-
-
-def _with_devices(mesh: Any, axes: MeshAxes, machine: Machine) -> Any:
-    """A mesh with these axes: the caller's, or one over the caller's devices, each in its place on the network, or an
-    abstract one if there are too few."""
-    if isinstance(mesh, (Mesh, AbstractMesh)):
-        return mesh
-    devices = jax.devices() if mesh is None else mesh
-    if len(devices) != axes.num_devices:
-        return _compat.abstract_mesh(axes.names, axes.sizes)
-    return Mesh(_arranged(devices, axes, machine), axes.names)
-
-
-def _arranged(devices: Sequence[Any], axes: MeshAxes, machine: Machine) -> np.ndarray:
-    """Devices in the shape of a mesh, each at its place on the network."""
-    at = dict(zip(positions(devices, machine.network), devices, strict=True))
-    return np.array([at[i] for i in axes.order or range(len(devices))]).reshape(axes.sizes)
-
-
-def attach_devices(plan: Plan) -> Plan:
-    """A plan made without devices (offline, or inside `jit`), over those of `jax.set_mesh` or all, if their number
-    agrees."""
-    ambient, axes, machine = _compat.ambient_mesh(), plan.axes, plan.priced_on
-    assert machine is not None
-    if isinstance(ambient, Mesh) and MeshAxes.of(ambient) == MeshAxes.of(plan.mesh):
-        return replace(plan, mesh=ambient, order=MeshAxes.of(ambient, _order(ambient, machine)).order)
-    if len(jax.devices()) != axes.num_devices:
-        return plan
-    return replace(plan, mesh=mesh_over(plan, jax.devices()))
-
-
-def mesh_over(plan: Plan, devices: Sequence[Any]) -> Mesh:
-    """The mesh of a plan over as many other devices, each at its place on the network."""
-    assert plan.priced_on is not None
-    return Mesh(_arranged(devices, plan.axes, plan.priced_on), plan.axes.names, axis_types=plan.mesh.axis_types)
 
 
 def _text(program: Program, found: Pins) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity_jax import _compat
 
 
-def disagreements(values: Sequence[Any], mesh: Mesh) -> list[int]:
+def disagreements(values: Sequence[Any], mesh: Mesh | AbstractMesh) -> list[int]:
     """Which of these host arrays or strings are not the same in all processes of a mesh, which must all ask at the
     same time; the others need not.
     """
@@ -71,7 +71,7 @@ def from_parts(part: Any, shape: tuple[int, ...], layout: Callable[[tuple[int, .
     target = layout(whole)
     start = {p: i * length for i, p in enumerate(numbers)}
 
-    def own(index: tuple[slice, ...]) -> np.ndarray:
+    def own(index: Any) -> np.ndarray:
         first, stop, _ = index[dim].indices(whole[dim])
         offset = start[jax.process_index()]
         return part[(*index[:dim], slice(first - offset, stop - offset), *index[dim + 1 :])]
@@ -89,7 +89,7 @@ def from_parts(part: Any, shape: tuple[int, ...], layout: Callable[[tuple[int, .
     return jax.device_put(jax.make_array_from_callback(whole, by_process, own), target)
 
 
-def _processes(mesh: Mesh) -> list[int]:
+def _processes(mesh: Mesh | AbstractMesh) -> list[int]:
     return sorted({d.process_index for d in mesh.devices.flat})
 
 
@@ -98,4 +98,4 @@ def _digest(value: Any) -> int:
         return zlib.crc32(value.encode())
     if _compat.is_key(value.dtype):
         value = jax.random.key_data(value)
-    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)

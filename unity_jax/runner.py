@@ -17,8 +17,8 @@ from unity_jax.lower.compile import jitted, planned
 from unity_jax.lower.parts import Form, Part, as_array
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
-from unity_jax.report.text import size
 from unity_jax.rewrite.packing import gathered, spread
+from unity_jax.text import size
 
 
 class Runner:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from unity_jax.report.hlo import Array, Instruction, Module
+from unity_jax.aot.hlo import Array, Instruction, Module
 
 Computation = Mapping[str, Instruction]
 

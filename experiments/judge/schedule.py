@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from unity_jax.report.cycles import CLOCKS
-from unity_jax.report.hlo import Instruction, Module
-from unity_jax.report.sites import replica_groups, source_target_pairs
+from unity_jax.aot.cycles import CLOCKS
+from unity_jax.aot.hlo import Instruction, Module
+from unity_jax.aot.sites import replica_groups, source_target_pairs
 
 from .kernels import H100, NO_KERNEL, Computation, Gpu, kernel_seconds, traffic
 from .nccl import Nodes

@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
 
-from unity_jax.report.text import seconds, size
+from unity_jax.text import seconds, size
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "experiments" / "results"

@@ -15,9 +15,9 @@ import unity_jax as unity
 from tests.api.steps import close
 from tests.numerics.steps import slow
 from unity_jax import planning, processes
+from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.lower.compile import lower
 from unity_jax.lower.parts import Part
-from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.search import packing
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))

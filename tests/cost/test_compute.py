@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from unity_jax.aot.cycles import CLOCKS
 from unity_jax.cost.compute import op_work, total
 from unity_jax.machine.device import Device, weakest
 from unity_jax.machine.machine import Machine
@@ -15,7 +16,6 @@ from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.report.cycles import CLOCKS
 from unity_jax.xla.dots import product_size, split
 from unity_jax.xla.fusion import Use
 from unity_jax.xla.layout_constraints import THIN

@@ -294,7 +294,7 @@ def test_what_would_be_scattered_in_thin_parts_is_summed_whole_on_tpu():
         decisions.strategies = {summed: (0,), sorted_: (1,)}
         decisions.outputs = (Layout(((), ("x",))),)
         planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
-        assert [op.params["move"].kind for op in planned.ops if "move" in op.params] == ["reduce_scatter"]
+        assert [op.move.kind for op in planned.ops if op.move] == ["reduce_scatter"]
         peak_bytes = memory(planned, Traffic.of(planned, "tpu"), mesh, machine, ()).peak_bytes
         found[width] = peak_bytes / (512 * width * 4)
     assert found == {512: 1 + 0.5 + 1.5, 128: 1 + 0.5 + 1}
@@ -323,7 +323,7 @@ def late(found):
 def test_gradients_of_scanned_layers_are_reduced_an_iteration_later():
     forward, backward = late(scanned_gradients(4))
     assert not forward
-    assert [kernel.root.params["move"].kind for kernel in backward] == ["reduce_scatter"]
+    assert [kernel.root.move.kind for kernel in backward] == ["reduce_scatter"]
     assert late(scanned_gradients(1)) == [[], []]
 
 

@@ -19,8 +19,8 @@ import ranking
 from compiled import COMPILED, COMPILER_OPTIONS, WITHOUT_TRITON, plain, planned, plans, step_of
 from rows import Rows
 
+from unity_jax.aot.topologies import topology
 from unity_jax.machine.machine import Machine
-from unity_jax.report.aot import topology
 
 MODEL, ON = "convnet_nnx", "h100:8"
 

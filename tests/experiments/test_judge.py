@@ -6,8 +6,8 @@ from experiments.judge import judge
 from experiments.judge.kernels import H100
 from experiments.judge.nccl import Nodes
 from experiments.judge.network import Mesh2D
-from unity_jax.report.bundles import with_schedules
-from unity_jax.report.hlo import parse
+from unity_jax.aot.bundles import with_schedules
+from unity_jax.aot.hlo import parse
 
 CLOCK = 1.5e9  # of v5e
 RING, PAIRS = ((0, 1, 2, 3, 4, 5, 6, 7),), ((0, 4), (1, 5), (2, 6), (3, 7))

@@ -6,11 +6,11 @@ import models
 from tests.numerics.harness import Planned
 from tests.numerics.plans import NAMES, named_plans
 from tests.numerics.steps import CORE, slow
+from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.lower.compile import lower
 from unity_jax.network.collectives import collectives
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 
 MACHINE = slow()
 AXES = MeshAxes(("x", "y"), (2, 4))

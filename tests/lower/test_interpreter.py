@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.numerics.harness import QUICK, Case
+from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import collectives
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.search.assemble import Decisions, is_free
 from unity_jax.search.sample import internal
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.numerics.harness import QUICK, Case
+from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import collectives
 from unity_jax.pcg.graph import nested
-from unity_jax.report.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.search.decompose import decompose, matches
 
 
@@ -61,7 +61,7 @@ def forced(plan, machine):
         for match in matches(graph, plan.axes):
             found.update(match.places)
             product, side = match.products[0]
-            move = match.move.params["move"]
+            move = match.collective.move
             (factor,) = (
                 product.shard.rule.results[0][move.dim] if side == 2 else product.shard.rule.operands[side][move.dim]
             )

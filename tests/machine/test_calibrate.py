@@ -11,6 +11,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 import unity_jax as unity
+from unity_jax.aot.collectives import Collective, stablehlo_collectives
+from unity_jax.aot.sites import compiled_collectives
+from unity_jax.aot.topologies import COMPILER_OPTIONS, topology
 from unity_jax.machine.calibrate import Calibration, calibrate, structure
 from unity_jax.machine.contention import A100, PERFECT, STREAMS, Contention
 from unity_jax.machine.device import Device
@@ -33,9 +36,6 @@ from unity_jax.machine.network import Level
 from unity_jax.machine.overlap import Overlap, fit_contention, streams_of
 from unity_jax.network.communication import KINDS
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.report.aot import COMPILER_OPTIONS, topology
-from unity_jax.report.collectives import Collective, stablehlo_collectives
-from unity_jax.report.sites import compiled_collectives
 
 gpu = pytest.mark.extra("gpu-aot")
 TINY = Effort(("float32", "float64"), ((16, 16), (32, 32), (8, 64)), 2.0**16, (2**14,), (2**10, 2**12), 2, 1e-3)

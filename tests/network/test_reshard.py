@@ -18,9 +18,10 @@ from unity_jax.lower.moves import apply_move
 from unity_jax.machine.machine import Machine
 from unity_jax.network import reshard
 from unity_jax.network.communication import collective_seconds
-from unity_jax.network.reshard import Move, Resharder, collective_kind, move_bytes, turning_seconds
+from unity_jax.network.reshard import Resharder, move_bytes, turning_seconds
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import Move
 
 ONE = MeshAxes(("a",), (8,))
 TWO = MeshAxes(("a", "b"), (2, 4))
@@ -90,10 +91,10 @@ def neighbours(shape, mesh, layout, reduction):
 def move_seconds(machine, move, shape, dtype, mesh):
     local = math.prod(move.after.local_shape(shape, mesh)) * np.dtype(dtype).itemsize
     seconds = reshard._PASSES[move.kind] * local / machine.device.memory_bandwidth
-    if collective_kind(move):
+    if move.collective:
         nbytes = move_bytes(move, shape, dtype, mesh)
         seconds += turning_seconds(move, shape, dtype, mesh, machine.device)
-        seconds += collective_seconds(machine, mesh, collective_kind(move), nbytes, move.axes)
+        seconds += collective_seconds(machine, mesh, move.collective, nbytes, move.axes)
     return seconds
 
 
@@ -346,7 +347,7 @@ def test_paths_executed(make_mesh, mesh, shape, dtype, reductions):
         assert all(r.dtype == jnp.dtype(dtype) for r in results)
         results = [np.asarray(r) for r in results]
 
-    planned = [k for path in paths for k in map(collective_kind, path) if k]
+    planned = [m.collective for path in paths for m in path if m.collective]
     for kind in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute"):
         assert len(re.findall(rf'"?stablehlo\.{kind}"?\(', text)) == planned.count(kind), kind
     for result, (_, target) in zip(results, pairs, strict=True):

@@ -6,10 +6,11 @@ import pytest
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
 from unity_jax.network.collectives import op_collectives
-from unity_jax.network.ring import Shift, ring_of
+from unity_jax.network.ring import ring_of
 from unity_jax.pcg.graph import Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import Shift
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_two_directions_together_take_as_long_as_one():
 
     def seconds(ways):
         move = Shift("shift", ("y",), 0, None, layout, layout, tuple(range(16)), 1, "all_gather", ways)
-        (c,) = op_collectives(Op("shift", (x,), (x,), {"move": move}), mesh, machine)
+        (c,) = op_collectives(Op("shift", (x,), (x,), move=move), mesh, machine)
         assert (c.kind, c.bytes, c.of) == ("permute", 4 * 4096**2, "all_gather")
         return c.seconds
 

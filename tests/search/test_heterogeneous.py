@@ -16,10 +16,10 @@ from tests.search.planning import mesh, program
 from tests.search.test_placement import groups, scrambled
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
-from unity_jax.report.text import size
 from unity_jax.search.candidate import best
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.text import size
 
 RNG = np.random.default_rng(0)
 STATE = {

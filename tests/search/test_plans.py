@@ -57,10 +57,10 @@ def test_wide_mlp_at_small_batch_is_tensor_parallel() -> None:
     weights = inputs(candidate, ".params")
     assert len(weights) == 16
     assert all(is_split(w) for w in weights)
-    moved = [op for op in candidate.graph.ops if op.params.get("move") and op.params["move"].kind != "partition"]
+    moved = [op for op in candidate.graph.ops if op.move and op.move.kind != "partition"]
     size = max(w.nbytes for w in weights)
     assert all(op.inputs[0].nbytes < size for op in moved), "a weight or its gradient moves"
-    rings = sum({"reduce": 2, "reduce_scatter": 1, "combine": 1}.get(op.params["move"].kind, 0) for op in moved)
+    rings = sum({"reduce": 2, "reduce_scatter": 1, "combine": 1}.get(op.move.kind, 0) for op in moved)
     assert rings <= 2 * 16 + 6, "an all-reduce is two rings: 8 pairs need one forward and one backward each"
 
 
@@ -104,15 +104,15 @@ def test_logits_of_a_sharded_vocabulary_are_never_gathered() -> None:
     ]
     assert split, "the vocabulary is not sharded in the tensor-parallel expert"
     for op in tp.graph.ops:
-        if op.params.get("move") and vocabulary in op.inputs[0].shape and op.inputs[0].rank > 2:
-            assert op.params["move"].kind == "partition", op.params["move"]
+        if op.move and vocabulary in op.inputs[0].shape and op.inputs[0].rank > 2:
+            assert op.move.kind == "partition", op.move
 
 
 def test_fsdp_of_scanned_layers_gathers_one_layer_at_a_time() -> None:
     """Not the weights of all layers before the loop, which would take as much memory as having them whole."""
     candidate = fsdp("gpt", layers=4, hidden=128)
     stacks = {t.shape for t in inputs(candidate, ".params") if t.rank > 3 or t.shape[:1] == (4,)}
-    gathers = [op for op in candidate.graph.walk() if op.params.get("move") and op.params["move"].kind == "combine"]
+    gathers = [op for op in candidate.graph.walk() if op.move and op.move.kind == "combine"]
     assert stacks
     assert gathers
     assert not [op for op in gathers if op.outputs[0].shape in stacks and op.outputs[0].nbytes > 4096]
@@ -123,9 +123,9 @@ def test_fsdp_sums_the_moments_of_a_batch_norm_whole() -> None:
     running moments are state, and sharded."""
     candidate = fsdp("resnext")
     moments = [
-        op.params["move"].kind
+        op.move.kind
         for op in candidate.graph.walk()
-        if op.params.get("move") and not op.backward and op.inputs[0].rank == 1 and "reduce" in op.params["move"].kind
+        if op.move and not op.backward and op.inputs[0].rank == 1 and "reduce" in op.move.kind
     ]
     assert len(moments) > 10
     assert set(moments) == {"reduce"}

@@ -13,8 +13,8 @@ import unity_jax as unity
 from unity_jax import _compat
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import nested
+from unity_jax.plan.record import from_record
 from unity_jax.planning import rebuild
-from unity_jax.record import from_record
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.candidate import finish
 from unity_jax.search.decompose import matches
@@ -105,8 +105,8 @@ def test_no_permute_waits_for_the_product_beside_it():
     kinds = {"all_gather": 0, "reduce_scatter": 0}
     for op in shifts(graph):
         if op in before:  # not in the loop
-            kinds[op.params["move"].of] += 1
-            beside = [p for p in rings[op.params["move"].of] if p not in before[op] and op not in before[p]]
+            kinds[op.move.of] += 1
+            beside = [p for p in rings[op.move.of] if p not in before[op] and op not in before[p]]
             assert 1 <= len(beside) <= 2  # two where passes go in two directions
     assert kinds == {"all_gather": 7, "reduce_scatter": 7} and len(products) == 16
 

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity_jax.cost.tasks import COLLECTIVES, tasks
+from unity_jax.cost.tasks import tasks
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import COLLECTIVES
 from unity_jax.program import trace
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.xla.convert_mover import sent
@@ -70,11 +71,11 @@ def copies_of_one_row(x):
 )
 def test_casts_and_copies_move_to_the_cheaper_side(fn, dtype, cut, parts):
     planned = gathered(fn, dtype, *cut)
-    assert any("move" in op.params and op.params["move"].kind == "combine" for op in planned.ops)
+    assert any(op.move is not None and op.move.kind == "combine" for op in planned.ops)
     assert list(sent(planned).values()) == parts
     made = [t for t in tasks(planned, Traffic.of(planned, "gpu"), MESH, MACHINE) if t.stream == COLLECTIVES]
     assert len(made) == (parts != [0.0]) * sum(
-        "move" in op.params and op.params["move"].kind == "combine" for op in planned.ops
+        op.move is not None and op.move.kind == "combine" for op in planned.ops
     )
     for task in made:
         assert task.seconds == pytest.approx(task.collective.seconds * (parts or [1.0])[0])

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from tests.numerics import programs
-from unity_jax.network.reshard import Move
 from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.parallel import Move
 from unity_jax.program import trace
 from unity_jax.xla.fusion import kernels
 from unity_jax.xla.traffic import Traffic
@@ -307,7 +307,7 @@ def test_a_part_of_an_array_goes_into_a_batch_of_products_from_memory_on_tpu():
         weight = f32(4, 8, 16) if batched else f32(8, 16)
         graph = trace(lambda x, w, p=product: jnp.einsum(p, -(x * 2), w), (f32(4, 32, 8), weight), {}).graph
         part = next(op for op in graph.ops if op.name == "neg")
-        part.params["move"] = Move("partition", ("x",), 0, None, whole, parts)
+        part.move = Move("partition", ("x",), 0, None, whole, parts)
         assert [[op.name for op in k.ops] for k in kernels(graph, "tpu")] == expected
 
 
@@ -320,7 +320,7 @@ def test_what_a_device_takes_its_part_of_is_in_memory_on_tpu_if_others_read_it()
 
     graph = trace(f, (jax.ShapeDtypeStruct((8, 16), jnp.bfloat16),), {}).graph
     part = next(op for op in graph.ops if op.name == "neg")
-    part.params["move"] = Move("partition", ("x",), 1, None, Layout(((), ())), Layout(((), ("x",))))
+    part.move = Move("partition", ("x",), 1, None, Layout(((), ())), Layout(((), ("x",))))
     _, whole, parts = kernels(graph, "tpu")
     assert [op.name for op in whole.ops] == ["convert_element_type", "add", "tanh"]
     assert [op.name for op in parts.ops] == ["mul", "neg", "exp", "reduce_sum"]
@@ -339,7 +339,7 @@ def test_what_an_all_reduce_sums_is_told():
     """`neg` stands for the all-reduce."""
     graph = trace(lambda x, w: -jnp.tanh(x @ w), (f32(4, 8), f32(8, 16)), {}).graph
     whole = Layout(((), ()))
-    next(op for op in graph.ops if op.name == "neg").params["move"] = Move("reduce", ("x",), None, None, whole, whole)
+    next(op for op in graph.ops if op.name == "neg").move = Move("reduce", ("x",), None, None, whole, whole)
     uses = Traffic.of(graph, "tpu").uses
     assert {op.name: use.summed for op, use in uses.items()} == {"dot_general": False, "tanh": True, "neg": False}
 

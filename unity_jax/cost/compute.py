@@ -44,7 +44,8 @@ class Work(NamedTuple):
 
 def total(works: Iterable[Work]) -> Work:
     """The sum of some work, from the first to the last."""
-    matrix = results = vector = memory = chip = swept = turned = launches = 0.0
+    matrix = results = vector = memory = chip = swept = turned = 0.0
+    launches = 0
     for work in works:
         matrix += work.matrix
         results += work.results

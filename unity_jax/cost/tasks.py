@@ -23,7 +23,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
 from unity_jax.network.collectives import Collective, op_collectives, serves
 from unity_jax.network.communication import collective_seconds, groups_of
-from unity_jax.network.reshard import collective_kind, turning_seconds
+from unity_jax.network.reshard import turning_seconds
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
@@ -101,7 +101,7 @@ class _Writer:
             root, after = kernel.root, self._wait((*kernel.reads, *kernel.waits))
             if root.bodies:
                 done = self._loop(root, after)
-            elif "move" in root.params and len(kernel.ops) == 1:
+            elif root.move is not None and len(kernel.ops) == 1:
                 done = self._collectives(root, served.get(root), self._join(after), root in copied)
             else:
                 for op in kernel.ops:
@@ -153,11 +153,11 @@ class _Writer:
         if not self.target.gathers_apart:
             return {}
         outputs, inputs = set(graph.outputs), {(t.shape, t.dtype, t.layout) for t in graph.inputs}
-        made = ((op, op.params.get("move"), op.outputs[0]) for op in graph.ops if outputs.intersection(op.outputs))
+        made = ((op, op.move, op.outputs[0]) for op in graph.ops if outputs.intersection(op.outputs))
         return {
             op: 1 + ((t.shape, t.dtype, t.layout) in inputs)
             for op, move, t in made
-            if move is not None and collective_kind(move) == "all_gather"
+            if move is not None and move.collective == "all_gather"
         }
 
     def _wait(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ class _Writer:
 
         **Arguments:** `last`: what comes is a result of the program, and XLA:TPU does nothing beside it.
         """
-        device, move, turned, alike = self.machine.device, op.params.get("move"), 0.0, None
+        device, move, turned, alike = self.machine.device, op.move, 0.0, None
         if move is not None:
             alike = kind(op, self.target)
             turned = turning_seconds(move, op.inputs[0].shape, op.inputs[0].dtype, self.mesh, device) / 2
@@ -190,7 +190,8 @@ class _Writer:
                 after = self._add(Task(COLLECTIVES, seconds, after, served, levels, blocking, c))
                 if alike is not None:
                     size = local_bytes(op.outputs[0], self.mesh) * part
-                    self.alike.append(Sent(alike, size, *after, *after, replace(c, bytes=round(c.bytes * part))))
+                    (at,) = after
+                    self.alike.append(Sent(alike, size, at, at, replace(c, bytes=round(c.bytes * part))))
                 after = self._compute(turned, after, op)
         return after
 

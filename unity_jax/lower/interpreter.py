@@ -41,7 +41,7 @@ def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any = None)
     """One planned op on local operands."""
     if until is not None and not op.bodies and communicates(op):
         operands = [held(x, until) for x in operands]
-    if (move := op.params.get("move")) is not None:
+    if (move := op.move) is not None:
         return [apply_move(operands[0], move, op.inputs[0].shape, mesh)]
     if op.name == "optimization_barrier":
         return list(jax.lax.optimization_barrier(list(operands)))

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity_jax import _compat
-from unity_jax.network.reshard import Move
-from unity_jax.network.ring import Shift
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import Move, Shift
 
 
 def apply_move(x: Any, move: Move, shape: tuple[int, ...], mesh: MeshAxes) -> Any:
@@ -27,12 +26,14 @@ def apply_move(x: Any, move: Move, shape: tuple[int, ...], mesh: MeshAxes) -> An
 
 
 def _partition(x: Any, move: Move, local: tuple[int, ...], mesh: MeshAxes) -> Any:
+    assert move.dim is not None
     size = local[move.dim]
     x = _resize(x, move.dim, size * mesh.size(move.axes))
     return lax.dynamic_slice_in_dim(x, lax.axis_index(move.axes) * size, size, move.dim)
 
 
 def _combine(x: Any, move: Move, local: tuple[int, ...], mesh: MeshAxes) -> Any:
+    assert move.dim is not None
     return _resize(lax.all_gather(x, move.axes, axis=move.dim, tiled=True), move.dim, local[move.dim])
 
 
@@ -41,11 +42,13 @@ def _reduce(x: Any, move: Move, local: tuple[int, ...], mesh: MeshAxes) -> Any:
 
 
 def _reduce_scatter(x: Any, move: Move, local: tuple[int, ...], mesh: MeshAxes) -> Any:
+    assert move.dim is not None
     x = _resize(x, move.dim, local[move.dim] * mesh.size(move.axes))
     return _as_bytes(lambda y: lax.psum_scatter(y, move.axes, scatter_dimension=move.dim, tiled=True), x)
 
 
 def _exchange(x: Any, move: Move, local: tuple[int, ...], mesh: MeshAxes) -> Any:
+    assert move.dim is not None and move.target_dim is not None
     x = _resize(x, move.target_dim, local[move.target_dim] * mesh.size(move.axes))
     x = lax.all_to_all(x, move.axes, split_axis=move.target_dim, concat_axis=move.dim, tiled=True)
     return _resize(x, move.dim, local[move.dim])

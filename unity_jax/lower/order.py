@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity_jax import _compat
-from unity_jax.network.reshard import COLLECTIVES
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
 
@@ -60,8 +59,8 @@ def waits(graph: Graph) -> dict[Op, tuple[Tensor, ...]]:
 
 def communicates(op: Op) -> bool:
     """Whether the op, or one of its bodies, has a collective."""
-    if "move" in op.params:
-        return COLLECTIVES[op.params["move"].kind] is not None
+    if op.move is not None:
+        return op.move.collective is not None
     if op.shard is not None and op.shard.rule.inner is not None and op.shard.rule.inner(op.shard):
         return True
     return _has_own(op)

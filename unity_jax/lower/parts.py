@@ -157,7 +157,8 @@ class Part(jax.Array):
 
     @property
     def __cuda_array_interface__(self) -> Any:
-        return self._kept().__cuda_array_interface__
+        kept: Any = self._kept()
+        return kept.__cuda_array_interface__
 
     def devices(self) -> set[jax.Device]:
         return set(self.sharding.device_set)

@@ -1,7 +1,7 @@
 """JAX devices on networks: which preset they are, and which of its positions each one has.
 
->>> spec_of(jax.devices())
-'h100:2x8'
+    spec_of(jax.devices())
+    # 'h100:2x8'
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from unity_jax.machine.network import Network
+from unity_jax.machine.network import Level, Network
 from unity_jax.machine.presets import CHIPS
 
 
@@ -74,7 +74,7 @@ def positions(devices: Sequence[Any], network: Network) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _by_coordinates(devices: Sequence[Any], network: Network) -> list[int]:
+def _by_coordinates(devices: Sequence[Any], network: tuple[Level, ...]) -> list[int]:
     """Row-major positions by coordinates; nothing where those do not fit the levels."""
     if not all(level.name in (*_AXES, "core") for level in network) or any(
         getattr(d, "coords", None) is None for d in devices

@@ -1,7 +1,7 @@
 """The constants of a machine from what was measured of it: the ones the cost model would have needed.
 
->>> fit_device(samples, device).memory_bandwidth
-1.1e10
+    fit_device(samples, device).memory_bandwidth
+    # 1.1e10
 
 Rates are the best that any size reached. Lines (a latency and a bandwidth) are non-negative least squares of relative
 errors, so small sizes count as much as large ones.

@@ -61,6 +61,7 @@ class Machine:
 
     @functools.cached_property
     def num_devices(self) -> int:
+        """Positions of the network."""
         return num_devices(self.network)
 
     @property

@@ -1,8 +1,8 @@
 """What is measured of a machine: small programs that all of its devices run at once, and how long they take.
 
->>> probe = Probe("matmul", "float32", flops=2 * 512**3, nbytes=3 * 512**2 * 4, elements=512**2, chain=4, width=512)
->>> seconds_of(probe, mesh, repeats=5)  # of one of the four
-0.0021
+    probe = Probe("matmul", "float32", flops=2 * 512**3, nbytes=3 * 512**2 * 4, elements=512**2, chain=4, width=512)
+    seconds_of(probe, mesh, repeats=5)  # of one of the four
+    # 0.0021
 
 A probe runs a step several times within one program, each on the result of the one before, and a tiny program is
 subtracted, so that the cost of a call does not count. Collectives run over one mesh axis, in all its groups at once.

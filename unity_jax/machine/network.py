@@ -40,6 +40,7 @@ class Matrix:
 
     @property
     def size(self) -> int:
+        """Devices."""
         return len(self.bandwidth)
 
 

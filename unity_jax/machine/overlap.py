@@ -1,8 +1,8 @@
 """How much streams slow each other: every pair of them measured alone and together, in turns.
 
->>> found = overlaps(streams_of(samples, probes, seconds=0.01), mesh, repeats=9)
->>> fit_contention(found).compute_by_collectives
-0.21
+    found = overlaps(streams_of(samples, probes, seconds=0.01), mesh, repeats=9)
+    fit_contention(found).compute_by_collectives
+    # 0.21
 
 Arithmetic and a collective run in one program, as a train step has them; copies are started beside it. Streams that the
 compiler or the backend runs one after the other show as such: their coefficients are near 1.
@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from jax.sharding import Mesh
 
 from unity_jax.machine.contention import STREAMS, Contention, fit
@@ -67,4 +68,4 @@ def overlaps(
 
 def fit_contention(found: Sequence[Overlap]) -> Contention:
     """The coefficients that explain the overlaps best."""
-    return fit([o.row for o in found], [o.together for o in found])
+    return fit(np.array([o.row for o in found]), np.array([o.together for o in found]))

@@ -52,7 +52,7 @@ def _tpu(
     """
     peaks = _peaks(bfloat16=matmul, float16=matmul, float32=matmul, float64=vector / 20, vector=vector)
     measured = {"matmul_tile": (8, 128, 128), **measured}
-    compiled = {"compiler": "tpu", "layout_tile": (8, 128), "asynchronous": ("all_gather", "permute")}
+    compiled: dict[str, Any] = {"compiler": "tpu", "layout_tile": (8, 128), "asynchronous": ("all_gather", "permute")}
     return Device(kind, peaks, memory, memory_bandwidth, host, **compiled, **measured)
 
 
@@ -161,7 +161,7 @@ V100_NVLINK, A100_NVLINK, HOPPER_NVLINK = 2.0e10, 2.0e10, 2.06e10
 # https://github.com/openxla/xla/blob/main/xla/service/gpu/matmul_utils.h
 DEFAULT_WORKSPACE, HOPPER_WORKSPACE = 4 * 2.0**20, 32 * 2.0**20
 
-_A100 = {
+_A100: dict[str, Any] = {
     # https://www.nvidia.com/en-us/data-center/a100/ (SXM; without sparsity): 312 TFLOP/s bf16 and f16, 156 TF32 (what
     # XLA uses for float32 matmuls by default), 19.5 float64 (tensor cores) and float32 vector; PCIe 4 x16, 64 GB/s in
     # both directions together.
@@ -175,7 +175,7 @@ _A100 = {
 # https://docs.nvidia.com/dgx/dgxa100-user-guide/introduction-to-dgxa100.html
 _A100_NODES = _switched(("node", 2.5e10, INFINIBAND_LATENCY), ("gpu", 12 * A100_NVLINK, NVLINK_LATENCY))
 
-_HOPPER = {
+_HOPPER: dict[str, Any] = {
     # https://www.nvidia.com/en-us/data-center/h100/ (SXM; half of the rates quoted with sparsity): 989 TFLOP/s bf16 and
     # f16, 495 TF32 (what XLA uses for float32 matmuls by default), 67 float64 (tensor cores) and 67 float32 vector;
     # PCIe 5 x16, 128 GB/s in both directions together. The H200 computes as the H100 does:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from unity_jax.machine.machine import Machine
 from unity_jax.network.communication import collective_seconds
-from unity_jax.network.reshard import collective_kind, move_bytes
-from unity_jax.network.ring import Shift
+from unity_jax.network.reshard import move_bytes
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import Shift
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Collective:
 
 def op_collectives(op: Op, mesh: MeshAxes, machine: Machine, repeat: int = 1) -> Iterator[Collective]:
     """The collectives that one op issues (its bodies' not included)."""
-    if (move := op.params.get("move")) is not None:
-        kind = collective_kind(move)
+    if (move := op.move) is not None:
+        kind = move.collective
         if kind is not None:
             t = op.inputs[0]
             nbytes = move_bytes(move, t.shape, t.dtype, mesh)

@@ -16,7 +16,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,18 +27,8 @@ from unity_jax.machine.tiling import exchanging_bytes
 from unity_jax.network.communication import Lines, all_lines
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import COLLECTIVES, Move
 from unity_jax.xla.targets import target_of
-
-COLLECTIVES: dict[str, str | None] = {
-    "partition": None,  # a dimension's shard is sliced out of equal copies
-    "replicate": None,  # equal copies become a partial reduction: one is kept, the others are its identity
-    "combine": "all_gather",
-    "reduce": "all_reduce",
-    "reduce_scatter": "reduce_scatter",
-    "exchange": "all_to_all",
-    "shift": "permute",  # `network.ring`
-}
-"""The kinds of moves, and the collective that each one emits."""
 
 _KINDS = tuple(kind for kind in COLLECTIVES if kind != "shift")  # those that change layouts
 
@@ -50,55 +39,27 @@ _PASSES = {"partition": 2, "replicate": 2, "combine": 1, "reduce": 0, "reduce_sc
 _MAX_STATES = 2048  # a closure of this many layouts takes about 20 seconds; more is a mistake
 
 
-@dataclass(frozen=True)
-class Move:
-    """One parallel op: `axes` (in mesh order) change state together.
-
-    - `partition`: replicated axes become the minor-most of dimension `dim`
-    - `combine`: the minor-most axes of `dim` become replicated
-    - `reduce`: partial axes become replicated
-    - `reduce_scatter`: axes of a partial sum become the minor-most of `dim`
-    - `exchange`: the minor-most axes of `dim` become the minor-most of `target_dim`
-    - `replicate`: replicated axes become partial
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    dim: int | None
-    target_dim: int | None
-    before: Layout
-    after: Layout
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.before} -> {self.after}"
-
-
-def collective_kind(move: Move) -> str | None:
-    """The one collective that a move emits; None for a local move."""
-    return COLLECTIVES[move.kind]
-
-
 def payload_shape(move: Move, shape: tuple[int, ...], mesh: MeshAxes) -> tuple[int, ...]:
     """The per-device shape of the larger of a move's operand and result, padded as the collective needs it."""
     k = mesh.size(move.axes)
     before, after = list(move.before.local_shape(shape, mesh)), move.after.local_shape(shape, mesh)
-    if move.kind == "combine":
+    if move.kind == "combine" and move.dim is not None:
         before[move.dim] *= k
-    elif move.kind == "reduce_scatter":
+    elif move.kind == "reduce_scatter" and move.dim is not None:
         before[move.dim] = after[move.dim] * k
-    elif move.kind == "exchange":
+    elif move.kind == "exchange" and move.target_dim is not None:
         before[move.target_dim] = after[move.target_dim] * k
     return tuple(before)
 
 
 def move_bytes(move: Move, shape: tuple[int, ...], dtype: Any, mesh: MeshAxes) -> int:
     """Payload bytes per device: an all-gather's result, any other collective's operand, 0 for a local move."""
-    return 0 if collective_kind(move) is None else math.prod(payload_shape(move, shape, mesh)) * itemsize(dtype)
+    return 0 if move.collective is None else math.prod(payload_shape(move, shape, mesh)) * itemsize(dtype)
 
 
 def turning_seconds(move: Move, shape: tuple[int, ...], dtype: Any, mesh: MeshAxes, device: Device) -> float:
     """Seconds to put in order what an all-to-all sends and what it brings; no other move needs that."""
-    if move.kind != "exchange":
+    if move.kind != "exchange" or move.target_dim is None:
         return 0.0
     payload, parts = payload_shape(move, shape, mesh), mesh.size(move.axes)
     nbytes = exchanging_bytes(device, payload, move.target_dim, parts, itemsize(dtype))
@@ -198,9 +159,10 @@ class Resharder:
         self.machine, self.mesh = machine, mesh
         subsets = range(1 << len(mesh.names))
         self._group_size = np.array([math.prod(s for i, s in enumerate(mesh.sizes) if b >> i & 1) for b in subsets])
-        lines = all_lines(machine, mesh, [k for k in map(COLLECTIVES.get, _KINDS) if k is not None])
+        kinds = [COLLECTIVES[k] or "" for k in _KINDS]
+        lines = all_lines(machine, mesh, [k for k in kinds if k])
         # (kind of move, axes) -> the least over algorithms of the greatest of lines (seconds, seconds per byte)
-        self._lines = _padded([[lines.get((COLLECTIVES[k], b), (((0.0, 0.0),),)) for b in subsets] for k in _KINDS])
+        self._lines = _padded([[lines.get((k, b), (((0.0, 0.0),),)) for b in subsets] for k in kinds])
         if sure:
             self._lines[[i for i, k in enumerate(_KINDS) if k in target_of(machine.device).combined], ..., 0] = 0.0
         self._passes = np.array([_PASSES[k] * (not sure) for k in _KINDS]) / machine.device.memory_bandwidth
@@ -366,7 +328,8 @@ class Resharder:
     def _layout(self, state: State, rank: int, reduction: str | None) -> Layout:
         names = self.mesh.names
         dims = tuple(tuple(a for a, s in zip(names, state, strict=True) if s == d) for d in range(rank))
-        return Layout(dims, tuple((a, reduction) for a, s in zip(names, state, strict=True) if s == rank + 1))
+        partial = (a for a, s in zip(names, state, strict=True) if s == rank + 1)
+        return Layout(dims, () if reduction is None else tuple((a, reduction) for a in partial))
 
     def _move(self, e: _Edges, i: int, rank: int, reduction: str | None) -> Move:
         states = _states(rank, len(self.mesh.names), reduction is not None)

@@ -18,7 +18,6 @@ import numpy as np
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
 from unity_jax.network.communication import groups_of
-from unity_jax.network.reshard import Move
 from unity_jax.network.spans import Span, is_grid, spans
 from unity_jax.pcg.mesh import MeshAxes
 
@@ -40,29 +39,6 @@ class Ring:
         """For each member, the member so many positions ahead of it."""
         n = len(self.members)
         return tuple(self.members[(p + distance) % n] for p in self.position)
-
-
-@dataclass(frozen=True)
-class Shift(Move):
-    """One pass along a ring: every device sends its shard to the one `by` positions ahead.
-
-    The layout stays as it is; what a device holds is not its own shard any more. **Fields:** `of`: the collective that
-    is decomposed; `ways`: how many passes run at once in different directions.
-    """
-
-    ring: tuple[int, ...] = ()
-    by: int = 1
-    of: str = ""
-    ways: int = 1
-
-    def __str__(self) -> str:
-        return f"shift by {self.by} over {','.join(self.axes)}"
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """Who sends to whom."""
-        n = len(self.ring)
-        return [(self.ring[p], self.ring[(p + self.by) % n]) for p in range(n)]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,4 +1,12 @@
-"""Rules for primitives: importing this package fills `rule.RULES`."""
+"""One rule per primitive: how an op may be split, what a device then runs, and what that costs.
+
+    rule_of(op)                     the `Rule` of an op: every `Factor` of it, and of which dimensions
+    strategies(rule, mesh)          every way to split them over the axes of a mesh
+    Shard(op, rule, mesh, strategy) the op split one way: local shapes, local program, work
+    register, make_rule             to add a rule: a function of a few lines in the file of its family
+
+Importing this package fills the registry, from the modules of `FAMILIES`.
+"""
 
 from unity_jax.ops import (
     constraint,
@@ -14,18 +22,23 @@ from unity_jax.ops import (
     sorting,
     window,
 )
+from unity_jax.ops.rule import Factor, Rule, Shard, make_rule, register, strategies
+from unity_jax.ops.rules import rule_of
 
-__all__ = [
-    "constraint",
-    "contraction",
-    "convolution",
-    "effects",
-    "indexing",
-    "linalg",
-    "manual",
-    "random",
-    "reduction",
-    "shape",
-    "sorting",
-    "window",
-]
+FAMILIES = (
+    constraint,
+    contraction,
+    convolution,
+    effects,
+    indexing,
+    linalg,
+    manual,
+    random,
+    reduction,
+    shape,
+    sorting,
+    window,
+)
+"""The modules that register rules, a family of primitives each."""
+
+__all__ = ["FAMILIES", "Factor", "Rule", "Shard", "make_rule", "register", "rule_of", "strategies"]

@@ -86,17 +86,18 @@ def _local(
 ) -> Op:
     """An op on what a device holds, for a contraction. `moved`: how often its result goes through memory, where that is
     not all operands and results once."""
-    layouts = tuple(t.layout for t in operands), (result.layout,)
+    layout, layouts = result.layout, tuple(x for t in operands if (x := t.layout) is not None)
+    assert layout is not None
     op = Op(name, tuple(operands), (result,), eqn=product.eqn, callers=product.callers, backward=product.backward)
     rule = Rule(
         (),
         (),
         (),
         local=lambda shard, *xs: local(*xs),
-        flops=float(math.prod(result.layout.local_shape(result.shape, mesh))) if name == "add" else 0.0,
+        flops=float(math.prod(layout.local_shape(result.shape, mesh))) if name == "add" else 0.0,
         bytes=None if moved is None else lambda shard: moved * shard.result_bytes(),
         mask=False,
-        fixed=layouts,
+        fixed=(layouts, (layout,)),
     )
     op.shard = Shard(op, rule, mesh, (-1,) * len(mesh.names))
     return op

@@ -99,7 +99,8 @@ class Rule:
         return f"({side(self.operands)}) -> ({side(self.results)}){kinds}"
 
 
-RuleFn = Callable[[Op], Rule]
+RuleFn = Callable[[Op], Rule | None]
+"""None where the op cannot be split: it is replicated."""
 RULES: dict[str, RuleFn] = {}
 
 
@@ -125,10 +126,10 @@ def make_rule(
     operands: Sequence[Labels],
     results: Sequence[Labels],
     *,
-    kinds: Mapping[Label, str] | None = None,
-    sizes: Mapping[Label, int] | None = None,
+    kinds: Mapping[Any, str] | None = None,
+    sizes: Mapping[Any, int] | None = None,
     no_pad: Iterable[Label] = (),
-    halos: Mapping[Label, int] | None = None,
+    halos: Mapping[Any, int] | None = None,
     linear: Iterable[Iterable[int]] = (),
     local: Callable[..., Any] | None = None,
     flops: float | None = None,
@@ -232,6 +233,7 @@ class Shard:
         return self.mesh.size(self.factor_axes[factor])
 
     def is_padded(self, factor: int) -> bool:
+        """Whether its shards do not divide a factor."""
         return self.rule.factors[factor].size % self.ways(factor) != 0
 
     def local_size(self, factor: int) -> int:
@@ -248,6 +250,7 @@ class Shard:
 
     @functools.cached_property
     def operand_layouts(self) -> tuple[Layout, ...]:
+        """How each operand must lie."""
         if self.rule.fixed is not None:
             return self.rule.fixed[0]
         return tuple(
@@ -257,6 +260,7 @@ class Shard:
 
     @functools.cached_property
     def result_layouts(self) -> tuple[Layout, ...]:
+        """How each result then lies."""
         if self.rule.fixed is not None:
             return self.rule.fixed[1]
         n = len(self.rule.factors)
@@ -272,15 +276,19 @@ class Shard:
         return self._layout(dims, ()).local_shape(shape, self.mesh)
 
     def operand_bytes(self, i: int) -> int:
+        """Per device."""
         return math.prod(self.operand_shape(i)) * self.op.inputs[i].itemsize
 
     def result_bytes(self, i: int = 0) -> int:
+        """Per device."""
         return math.prod(self.result_shape(i)) * self.op.outputs[i].itemsize
 
     def result_shape(self, i: int = 0) -> tuple[int, ...]:
+        """Per device, padding included."""
         return self.result_layouts[i].local_shape(self.op.outputs[i].shape, self.mesh)
 
     def operand_shape(self, i: int = 0) -> tuple[int, ...]:
+        """Per device, padding included."""
         return self.operand_layouts[i].local_shape(self.op.inputs[i].shape, self.mesh)
 
     @property

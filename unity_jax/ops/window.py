@@ -109,7 +109,10 @@ def _windowed(
     the same for the results.
     """
     labels: list[list[Any]] = [[None] * len(spans) for _ in range(2)]
-    sizes, kinds, halos, even = {}, {}, {}, set()
+    sizes: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    halos: dict[str, int] = {}
+    even: set[str] = set()
     for d, s in enumerate(spans):
         if s is None:
             continue

@@ -16,6 +16,7 @@ import numpy as np
 
 from unity_jax import _compat
 from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.parallel import Move
 
 
 @dataclass(eq=False, slots=True)
@@ -30,14 +31,17 @@ class Tensor:
 
     @property
     def rank(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element; a typed PRNG key counts as its two 32-bit words."""
         return _itemsize(self.dtype)
 
     @property
     def nbytes(self) -> int:
+        """Of the whole tensor, however it lies."""
         return math.prod(self.shape) * _itemsize(self.dtype)
 
     def __str__(self) -> str:
@@ -57,7 +61,7 @@ class Op:
 
     `callers` are the inlined calls around it, outermost first. `bodies` are the sub-graphs of `scan`, `while` (cond,
     body) and `cond` (one per branch). In a planned graph `shard` says how a compute op is split (an `ops.rule.Shard`),
-    `traced` is the op of the traced graph, and parallel ops carry their `network.reshard.Move` in `params["move"]`.
+    `traced` is the op of the traced graph, and `move` is what a parallel op does.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Op:
     backward: bool = False
     shard: Any = None
     traced: Op | None = None
+    move: Move | None = None
 
     @functools.cached_property
     def source(self) -> str:
@@ -91,7 +96,7 @@ class Op:
         ins = tuple((t.shape, t.dtype, None if t.literal is None else str(t.literal)) for t in self.inputs)
         outs = tuple((t.shape, t.dtype) for t in self.outputs)
         stable = self.name.startswith("random_") and self.eqn is not None and _compat.threefry_partitionable(self.eqn)
-        return self.name, ins, outs, params, stable, id(self) if own else 0
+        return self.name, ins, outs, params, stable, id(self) if own else 0, self.move
 
     @property
     def label(self) -> str:
@@ -147,7 +152,7 @@ def _lines(graph: Graph, names: dict[Tensor, str], indent: str) -> Iterator[str]
     yield f"{indent}inputs " + ", ".join(f"{name(t)}: {t}" for t in graph.inputs)
     for op in graph.ops:
         outs = ", ".join(f"{name(t)}: {t}" for t in op.outputs)
-        detail = f"[{op.params['move']}]" if "move" in op.params else ""
+        detail = f"[{op.move}]" if op.move is not None else ""
         yield f"{indent}{outs} = {op.name}{detail} " + " ".join(name(t) for t in op.inputs)
         for body in op.bodies:
             yield from _lines(body, names, indent + "    ")

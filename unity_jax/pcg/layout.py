@@ -48,10 +48,12 @@ class Layout:
 
     @property
     def partial_axes(self) -> tuple[str, ...]:
+        """The mesh axes that hold terms of an unfinished reduction."""
         return tuple(a for a, _ in self.partial)
 
     @property
     def is_replicated(self) -> bool:
+        """Whether every device holds the whole tensor."""
         return not self.partial and not any(self.dims)
 
     def local_shape(self, shape: tuple[int, ...], mesh: MeshAxes) -> tuple[int, ...]:
@@ -79,6 +81,7 @@ class Layout:
 
     @staticmethod
     def replicated(rank: int) -> Layout:
+        """Every device holds the whole tensor."""
         return Layout(((),) * rank)
 
     def typeof(self, shape: tuple[int, ...], dtype: object) -> str:

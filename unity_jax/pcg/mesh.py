@@ -49,6 +49,7 @@ class MeshAxes:
 
     @property
     def num_devices(self) -> int:
+        """The product of the sizes."""
         return math.prod(self.sizes)
 
     def size(self, axes: Iterable[str]) -> int:

@@ -92,6 +92,8 @@ def shape(type: Type, sizes: Sizes) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Operand:
+    """A value with its type."""
+
     type: Type
     value: Array
 
@@ -110,6 +112,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Applied:
+    """A term to be computed: sizes of its dimensions, and the arithmetic."""
+
     term: Term
     sizes: Sizes
     numbers: Arithmetic

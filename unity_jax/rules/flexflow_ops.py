@@ -17,6 +17,8 @@ ACTIVATIONS = {0: None, 1: "g", 2: "f"}
 
 @dataclass(frozen=True)
 class Op:
+    """One op of a rule, as FlexFlow writes it: `inputs` are results of others by op and place."""
+
     type: str
     inputs: tuple[tuple[int, int], ...]
     para: Mapping[str, int]

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from unity_jax.network.reshard import Move, Resharder, collective_kind
+from unity_jax.network.reshard import Resharder
 from unity_jax.ops.rule import Rule, Shard, Strategy, strategies
 from unity_jax.ops.rules import is_pointwise, rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import Move
 
 
 @dataclass
@@ -192,7 +193,7 @@ class _Assembler:
         if tensor not in self.both or tensor not in self.copies:
             return False
         source = self._nearest(tensor, layout, backward)
-        return source.original and any(collective_kind(m) for m in self._path(source.tensor, layout))
+        return source.original and any(m.collective for m in self._path(source.tensor, layout))
 
     def _hold_back(self, tensor: Tensor, value: Tensor, layout: Layout, backward: bool) -> Tensor:
         """Let a gather start only when `value`, what its consumer reads beside it, exists; returns `value` behind the
@@ -235,7 +236,7 @@ class _Assembler:
         for move in self._path(source, layout):
             moved = with_layout(tensor, move.after)
             moved.literal = None
-            self.ops.append(Op(move.kind, (source,), (moved,), {"move": move}, backward=backward))
+            self.ops.append(Op(move.kind, (source,), (moved,), backward=backward, move=move))
             # A finished sum serves both passes: two reductions in different orders could differ in their last bit,
             # and a maximum would no longer be equal to the element that it is.
             finished = bool(self.copies[tensor][0].tensor.layout.partial) and not move.after.partial

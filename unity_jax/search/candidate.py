@@ -44,6 +44,7 @@ class Candidate:
 
     @functools.cached_property
     def memory(self) -> Memory:
+        """What a device holds over one step."""
         return memory(self.graph, self.traffic, self.mesh, self.machine, self.program.donated)
 
     @functools.cached_property
@@ -53,9 +54,11 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
+        """Of one step, as simulated."""
         return self.timeline.step_seconds
 
     def fits(self, limit: float) -> bool:
+        """Whether its peak memory is within so many bytes per device."""
         return self.memory.peak_bytes <= limit
 
     def noting(self, **notes: Any) -> Candidate:

@@ -19,8 +19,7 @@ import numpy as np
 
 from unity_jax import _compat
 from unity_jax.machine.machine import Machine
-from unity_jax.network.reshard import Move
-from unity_jax.network.ring import Shift, ring_of
+from unity_jax.network.ring import ring_of
 from unity_jax.ops import ring as local
 from unity_jax.ops.ring import Chunks
 from unity_jax.ops.rule import Shard
@@ -28,6 +27,7 @@ from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import Move, Shift
 
 Place = tuple[Op, int]
 """A contraction of the traced program and which of its operands is gathered; `RESULT`: its result is scattered."""
@@ -39,9 +39,9 @@ MOST_SHARDS = 16
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A collective that can run as a ring: `move`, and the contractions around it with the side on which it is."""
+    """A collective that can run as a ring, and the contractions around it with the side on which it is."""
 
-    move: Op
+    collective: Op
     products: tuple[tuple[Op, int], ...]
 
     @property
@@ -54,7 +54,7 @@ def matches(graph: Graph, mesh: MeshAxes) -> Iterator[Match]:
     contractions read, and reduce-scatters of what is nothing but the result of one."""
     kept = set(graph.outputs)
     for op in graph.ops:
-        move = op.params.get("move")
+        move = op.move
         if move is None or move.kind not in ("combine", "reduce_scatter"):
             continue
         if move.kind == "combine":
@@ -107,16 +107,16 @@ def decompose(graph: Graph, chosen: Collection[Place], mesh: MeshAxes, machine: 
             used |= ops
             found.append(match)
     writer = _Writer(mesh, machine)
-    gathered = {m.move: m for m in found if m.move.params["move"].kind == "combine"}
-    scattered = {m.products[0][0]: m for m in found if m.move.params["move"].kind == "reduce_scatter"}
-    moved = {m.move for m in scattered.values()}
+    gathered = {m.collective: m for m in found if m.collective.name == "combine"}
+    scattered = {m.products[0][0]: m for m in found if m.collective.name == "reduce_scatter"}
+    moved = {m.collective for m in scattered.values()}
     of_product = {op: (m, side) for m in gathered.values() for op, side in m.products}
     for op in graph.ops:
         if op in of_product:
             match, side = of_product[op]
-            writer.gathered(op, side, match.move)
+            writer.gathered(op, side, match.collective)
         elif op in scattered:
-            writer.scattered(op, scattered[op].move)
+            writer.scattered(op, scattered[op].collective)
         elif op.bodies:
             bodies = tuple(decompose(body, chosen, mesh, machine) for body in op.bodies)
             writer.ops.append(dataclasses.replace(op, bodies=bodies))
@@ -146,7 +146,7 @@ class _Writer:
         paired = ring.ways == 2 and (index % 2 == 1 or index + 1 < len(ring.members) - 1)
         moved = dataclasses.replace(x, name="", literal=None)
         shift = Shift("shift", move.axes, move.dim, None, x.layout, x.layout, ring.members, by, of, 1 + paired)
-        self.ops.append(Op("shift", (x,), (moved,), {"move": shift}, backward=backward))
+        self.ops.append(Op("shift", (x,), (moved,), backward=backward, move=shift))
         return moved
 
     def gathered(self, op: Op, side: int, gather: Op) -> None:
@@ -156,7 +156,8 @@ class _Writer:
         would put several products beside the last passes, and none beside the first. Other contractions of the same
         operand use the shards of the first.
         """
-        move: Move = gather.params["move"]
+        move = gather.move
+        assert move is not None
         part = _Part.of(op, side, move, self.mesh, summed=True)
         ring = ring_of(self.machine, self.mesh, move.axes)
         order = [0, *_distances(len(ring.members), ring.ways == 2)]
@@ -195,7 +196,8 @@ class _Writer:
         They come from both sides in turns, whatever the network: XLA adds a term to the sum that arrived as part of
         the product, which then waits for that sum, while the other one travels.
         """
-        move: Move = scatter.params["move"]
+        move = scatter.move
+        assert move is not None
         part = _Part.of(op, RESULT, move, self.mesh)
         ring = ring_of(self.machine, self.mesh, move.axes)
         sliced = next(i for i, dim in enumerate(part.dims) if dim >= 0)

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
+from unity_jax.ops.constraint import code_mesh
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.pins import code_mesh
 from unity_jax.program import Program
 from unity_jax.rewrite.directions import is_applicable
 from unity_jax.rewrite.library import stacking

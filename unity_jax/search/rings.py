@@ -98,8 +98,8 @@ def proposals(base: Candidate, known: dict[object, float]) -> list[Proposal]:
     for _, graph, repeat in nested(base.graph):
         served = serves(graph)
         for match in matches(graph, base.mesh):
-            (c,) = op_collectives(match.move, base.mesh, base.machine)
-            waits = exposed.get((served[match.move], c.kind, c.axes, c.bytes), 0.0)
+            (c,) = op_collectives(match.collective, base.mesh, base.machine)
+            waits = exposed.get((served[match.collective], c.kind, c.axes, c.bytes), 0.0)
             if waits * repeat > NEGLIGIBLE**2 * base.seconds:
                 kind = _kind(match)
                 if (kind, base.mesh) not in known:
@@ -140,17 +140,17 @@ def exposures(timeline: Timeline) -> dict[tuple[Op | None, str, tuple[str, ...],
 
 def _kind(match: Match) -> object:
     """Equal for matches whose rings take equally long."""
-    move = match.move
+    moved = match.collective
     products = tuple((op.traced.signature, op.shard.strategy, side) for op, side in match.products if op.traced)
-    return move.params["move"], move.inputs[0].shape, str(move.inputs[0].dtype), products
+    return moved.move, moved.inputs[0].shape, str(moved.inputs[0].dtype), products
 
 
 def _gain(match: Match, mesh: MeshAxes, machine: Machine) -> float:
     """Seconds that a ring saves where nothing else runs."""
     products = [op for op, _ in match.products]
-    first = match.move.params["move"].kind == "combine"
-    ops = [match.move, *products] if first else [*products, match.move]
-    whole = part(ops, [op.outputs[0] for op in (products if first else [match.move])])
+    first = match.collective.name == "combine"
+    ops = [match.collective, *products] if first else [*products, match.collective]
+    whole = part(ops, [op.outputs[0] for op in (products if first else [match.collective])])
 
     def seconds(graph: Graph) -> float:
         return simulate(tasks(graph, Traffic.of(graph, machine.device.compiler), mesh, machine), machine).step_seconds

@@ -1,7 +1,7 @@
 """How far a search went: what a plan says about what it was chosen from.
 
-    >>> Searched(("x=8",), ("x=4, y=2",), variants=3, allowed=32) + Searched(("x=4, y=2",), variants=4, allowed=32)
-    Searched(meshes=('x=8', 'x=4, y=2'), skipped=(), inexact=(), variants=7, allowed=64, out_of_budget=False)
+    >>> Searched(("x=8",), ("x=4",), variants=3, allowed=32) + Searched(("x=4",), variants=4, allowed=32)
+    Searched(meshes=('x=8', 'x=4'), skipped=(), inexact=(), variants=7, allowed=64, out_of_budget=False, compiled=0)
 """
 
 from __future__ import annotations

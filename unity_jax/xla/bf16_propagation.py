@@ -10,13 +10,13 @@ written; a cast moves before what only moves data, collectives among it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
 
-from unity_jax.network.reshard import COLLECTIVES
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.parallel import COLLECTIVES
 from unity_jax.xla.fusion import Kernel
 from unity_jax.xla.op_classes import NARROWED_THROUGH, PRODUCTS, REDUCTIONS
 
@@ -40,11 +40,11 @@ def bf16_propagation(graph: Graph, kernels: Iterable[Kernel]) -> set[Tensor]:
     return found
 
 
-def _moved(t: Tensor, op: Op) -> list[Tensor]:
+def _moved(t: Tensor, op: Op) -> Sequence[Tensor]:
     """What an op that only moves an operand makes of it."""
     if op.name == "optimization_barrier":
         return [o for i, o in zip(op.inputs, op.outputs, strict=True) if i is t]
-    move = op.params.get("move")
+    move = op.move
     only = op.name in NARROWED_THROUGH if move is None else move.kind in _MOVES
     return op.outputs[:1] if only else []
 

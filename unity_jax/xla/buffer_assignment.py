@@ -39,7 +39,7 @@ def buffer_assignment(module: Module) -> None:
     if not any(i.frees for i in module.schedule):
         return
     number = {i: n for n, i in enumerate(module.instructions)}
-    after = [tuple(number[a] for a in i.after) for i in module.instructions]
+    after = [tuple(number[module.made(a)] for a in i.after) for i in module.instructions]
     order = post_order(after, [number[i] for i in module.ends()])
     rank = {module.instructions[i]: n for n, i in enumerate(order)}
     ranges: dict[Buffer, tuple[int, int]] = {}

@@ -25,7 +25,7 @@ def collective_combiner(module: Module) -> None:
     """Put one collective in the place of each group that XLA makes one of."""
     module.resolve()
     number = {i: n for n, i in enumerate(module.instructions)}
-    after = [tuple(number[a] for a in i.after) for i in module.instructions]
+    after = [tuple(number[module.made(a)] for a in i.after) for i in module.instructions]
     ends = [number[i] for i in module.ends()]
     place: dict[Instruction, Instruction] = {}
     for group in together(_sent(module, number), after, ends, module.target.combined_bytes):
@@ -89,7 +89,8 @@ def kind(op: Op, target: Target, summed: bool = False) -> Hashable | None:
 
     **Arguments:** `summed`: it is an all-reduce, whatever the move.
     """
-    move = op.params["move"]
+    move = op.move
+    assert move is not None
     how = "reduce" if summed else move.kind
     if how not in target.combined:
         return None

@@ -131,7 +131,7 @@ def pipelined(scan: Op, kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def _reduces(kernel: Kernel) -> bool:
-    move = kernel.root.params.get("move")
+    move = kernel.root.move
     return len(kernel.ops) == 1 and move is not None and move.kind in _REDUCTIONS
 
 

@@ -19,14 +19,14 @@ def sent(graph: Graph) -> dict[Op, float]:
     outputs = set(graph.outputs)
     found: dict[Op, float] = {}
     for op in graph.ops:
-        if "move" not in op.params or op.params["move"].kind != "combine":
+        if op.move is None or op.move.kind != "combine":
             continue
         (operand,), (result,) = op.inputs, op.outputs
         maker = producer.get(operand)
         if maker is not None and maker.name == "broadcast_in_dim":
             dims = maker.params["broadcast_dimensions"]
             if all(
-                size == 1 for size, d in zip(maker.inputs[0].shape, dims, strict=True) if d == op.params["move"].dim
+                size == 1 for size, d in zip(maker.inputs[0].shape, dims, strict=True) if d == op.move.dim
             ):
                 found[op] = 0.0
             continue

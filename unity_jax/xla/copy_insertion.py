@@ -36,4 +36,4 @@ def copies_first(module: Module) -> None:
 
 def _is_gathered(module: Module, t: Tensor) -> bool:
     made_by = module.graph.producer.get(t)
-    return made_by is not None and "move" in made_by.params and made_by.params["move"].kind == "combine"
+    return made_by is not None and made_by.move is not None and made_by.move.kind == "combine"

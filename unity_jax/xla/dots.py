@@ -47,7 +47,7 @@ class Split(NamedTuple):
     """A matmul that XLA:GPU computes in parts of its depth: how many, bytes of their float32 results, which are then
     added, and of both operands in one type, padded so that every part is as deep and reads are aligned."""
 
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # a tuple has a method of this name
     parts: float = 0.0
     padded: float = 0.0
 

@@ -42,8 +42,8 @@ def instruction(module: Module, kernel: Kernel) -> Instruction:
     root, storage, made = kernel.root, module.storage, module.maker
     after: list[Tensor | Instruction] = [t for t in (*kernel.reads, *kernel.waits) if t in made]
     after += [argument(module, t) for t in kernel.reads if t in module.inputs]
-    move = root.params["move"].kind if "move" in root.params and len(kernel.ops) == 1 else None
-    own = root.name in IN_PLACE_NEVER or bool(root.bodies) or ("move" in root.params and move != "reduce")
+    move = root.move.kind if root.move is not None and len(kernel.ops) == 1 else None
+    own = root.name in IN_PLACE_NEVER or bool(root.bodies) or (root.move is not None and move != "reduce")
     found = Instruction(
         move or root.name,
         after,

@@ -234,7 +234,7 @@ def _account(made: Iterable[Kernel], graph: Graph, fusing: Fusing, reading: Read
 
 
 def _is_all_reduce(op: Op) -> bool:
-    return "move" in op.params and op.params["move"].kind == "reduce"
+    return op.move is not None and op.move.kind == "reduce"
 
 
 def _runnable(made: list[Kernel]) -> list[Kernel]:

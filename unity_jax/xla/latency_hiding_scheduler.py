@@ -108,9 +108,10 @@ class _Backward:
 
     def _opens(self, i: int, j: int) -> int:
         """How many steps a step makes ready: one that nothing else awaits, or what takes a result of several out."""
-        if self.results[j] is None:
+        results = self.results[j]
+        if results is None:
             return self.left[j] == 1
-        return sum(self.takers[j, b] == 1 for b in self.steps[i].reads if b in self.results[j])
+        return sum(self.takers[j, b] == 1 for b in self.steps[i].reads if b in results)
 
     def _key(self, i: int) -> tuple[bool, int, int]:
         opens = sum(self._opens(i, j) for j in self.steps[i].after)
@@ -152,8 +153,8 @@ class _Backward:
         self.now = at + step.cost
         for j in step.after:
             last = self.left[j] == 2
-            if self.results[j] is not None:
-                taken = [b for b in step.reads if b in self.results[j]]
+            if (results := self.results[j]) is not None:
+                taken = [b for b in step.reads if b in results]
                 self.takers.subtract((j, b) for b in taken)
                 last = any(self.takers[j, b] == 1 for b in taken)
             self.left[j] -= 1

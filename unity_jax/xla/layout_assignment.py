@@ -18,10 +18,10 @@ import math
 
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import stored_bytes
-from unity_jax.network.reshard import Move
 from unity_jax.ops.indexing import addresses_rows
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import Move
 from unity_jax.xla.aliases import base_tensors
 from unity_jax.xla.bf16_propagation import bf16_propagation
 from unity_jax.xla.layout_constraints import addressed

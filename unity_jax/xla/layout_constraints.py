@@ -52,8 +52,7 @@ def rows(graph: Graph) -> dict[Op, Rows]:
 
 def is_partition(op: Op) -> bool:
     """Whether every device takes its part of an array."""
-    move = op.params.get("move")
-    return move is not None and move.kind == "partition"
+    return op.move is not None and op.move.kind == "partition"
 
 
 def addressed(op: Op) -> Iterable[Tensor]:

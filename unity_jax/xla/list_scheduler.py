@@ -44,7 +44,7 @@ def listed(schedule: Schedule) -> list[int]:
             continue
         done[i] = True
         order.append(i)
-        woken = set()
+        woken = set[int]()
         for b in steps[i].reads:
             left[b] -= 1
             if left[b] == 1:

@@ -55,7 +55,7 @@ class LiveRanges:
             counted = max(counted, now + grown - behind)
             inner = [body.run(heap) for body in self.bodies.get(i, ())]
             through = {b for b in step.makes if over.get(b) in looped}
-            through.update(self.beside.intersection(step.makes))
+            through.update(b for b in step.makes if b in self.beside)
             if inner:
                 through.update(b for b in (*step.reads, *step.makes) if b not in looped)
             looped |= through

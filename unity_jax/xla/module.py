@@ -166,7 +166,7 @@ class Module:
         if by:
             self.instructions = [i for i in self.instructions if i not in by]
             for i in self.instructions:
-                i.after = [by.get(a, a) for a in i.after]  # a tensor is by none
+                i.after = [by.get(a, a) if isinstance(a, Instruction) else a for a in i.after]
             self.maker = {t: by.get(made, made) for t, made in self.maker.items()}
 
     def ends(self) -> list[Instruction]:

@@ -17,6 +17,6 @@ def multi_output_fusion(module: Module) -> None:
             continue
         i.after += [gathered[t] for t in i.kernel.reads if t in gathered and gathered[t] in module.maker]
         if i.opcode == "gather" and not any(
-            "move" in op.params for op in module.graph.readers.get(i.kernel.root.outputs[0], ())
+            op.move is not None for op in module.graph.readers.get(i.kernel.root.outputs[0], ())
         ):
             gathered.update((t, i.kernel.writes[0]) for t in i.kernel.reads[:1] if t in module.of)

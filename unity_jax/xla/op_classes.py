@@ -46,8 +46,8 @@ def is_loop(op: Op, fusing: Fusing) -> bool:
         return False
     if fusing.by_position and (op.name == "random_bits" or compares(op)):
         return True
-    if (move := op.params.get("move")) is not None:
-        return move.kind in ("partition", "replicate")
+    if op.move is not None:
+        return op.move.kind in ("partition", "replicate")
     return op.name in SHAPES or is_pointwise(op)
 
 

@@ -14,8 +14,8 @@ from unity_jax.xla.module import Module
 def reduce_scatter_decomposer(module: Module) -> None:
     for i in module.instructions:
         if i.opcode == "reduce_scatter" and i.collectives and i.kernel is not None:
-            (whole,), (result,), move = i.kernel.root.inputs, i.kernel.root.outputs, i.kernel.root.params["move"]
-            if not module.storage.scatters(result, move):
+            (whole,), (result,), move = i.kernel.root.inputs, i.kernel.root.outputs, i.kernel.root.move
+            if move is not None and not module.storage.scatters(result, move):
                 buffer = module.of[result]
                 buffer.tensor, buffer.size, buffer.result = whole, module.storage(whole), False
                 i.opcode, i.sums, i.writes_over = "reduce", True, True

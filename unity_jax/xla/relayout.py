@@ -73,7 +73,7 @@ def all_gather_relayout(module: Module) -> None:
         module.add(i)
         if i.opcode == "combine" and i.kernel is not None and module.is_collective(i):
             root = i.kernel.root
-            if not module.storage.in_tiles(root.outputs[0], root.params["move"]):
+            if root.move is not None and not module.storage.in_tiles(root.outputs[0], root.move):
                 whole, i.makes = i.makes, [Buffer(b.tensor, module.storage(b.tensor)) for b in i.makes]
                 for b in whole:
                     module.maker[b.tensor] = module.add(Instruction("copy", [i], i.makes, [b]))

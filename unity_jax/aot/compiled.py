@@ -1,0 +1,80 @@
+"""What a compiler made of a program: its memory, its collectives beside the planned ones, and how long it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+
+from unity_jax.aot.account import Account, account
+from unity_jax.aot.bundles import schedules, with_schedules
+from unity_jax.aot.collectives import Collective, bytes_difference
+from unity_jax.aot.cycles import Cycles, estimated_cycles
+from unity_jax.aot.hlo import parse
+from unity_jax.aot.sites import module_collectives
+from unity_jax.pcg.mesh import MeshAxes
+
+
+@dataclass(frozen=True)
+class CompiledMemory:
+    """The compiler's own account, bytes per device: arguments, results, temporaries, results that reuse arguments
+    (counted in both), and what it keeps on the host."""
+
+    argument: int
+    output: int
+    temp: int
+    alias: int
+    host: int
+
+    @staticmethod
+    def of(program: jax.stages.Compiled) -> CompiledMemory:
+        memory = program.memory_analysis()
+        sizes = (getattr(memory, f"{of}_size_in_bytes") for of in ("argument", "output", "temp", "alias", "host_temp"))
+        return CompiledMemory(*sizes)
+
+    @property
+    def peak(self) -> int:
+        return self.argument + self.output + self.temp - self.alias
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiler made of the program.
+
+    **Fields:** `collectives`; `differences`: one line for each kind and axes whose total bytes are not the planned
+    ones; `account`: the rewrites that make up the difference, and what none of them explains; `memory`; `cycles` of
+    compute and `seconds` they take, by XLA:TPU's own estimate (None on other platforms).
+    """
+
+    collectives: tuple[Collective, ...]
+    differences: tuple[str, ...]
+    account: Account
+    memory: CompiledMemory
+    cycles: Cycles | None
+    seconds: float | None
+
+    @staticmethod
+    def of(
+        program: jax.stages.Compiled,
+        planned: Sequence[tuple[Collective, int]],
+        axes: MeshAxes,
+        repeated: Sequence[Collective],
+        clock: float | None,
+    ) -> Compiled:
+        """Read a compiled program.
+
+        **Arguments:** `planned`: the collectives of the plan, each with how often it runs in a step; `repeated`: those
+        that compute what another one computes (`duplicates`); `clock`: cycles per second of a TPU.
+        """
+        module = parse(program.as_text() or "")
+        found = tuple(module_collectives(module, axes))
+        cycles = estimated_cycles(with_schedules(module, schedules(module))) if clock else None
+        return Compiled(
+            collectives=found,
+            differences=tuple(bytes_difference([c for c, _ in planned], found)),
+            account=account(planned, module, axes, repeated),
+            memory=CompiledMemory.of(program),
+            cycles=cycles,
+            seconds=cycles.total / clock if cycles and clock else None,
+        )

@@ -1,0 +1,83 @@
+"""From a candidate of the search to the plan that stands for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unity_jax.cost.program import local_bytes, program_flops
+from unity_jax.machine.device import differences
+from unity_jax.machine.machine import Machine
+from unity_jax.network.collectives import collectives
+from unity_jax.pcg.graph import Op, Tensor, with_layout
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.plan.plan import Plan
+from unity_jax.plan.record import to_record
+from unity_jax.plan.value import Leaf, Predicted
+from unity_jax.plan.whole import replicated
+from unity_jax.rewrite.packing import Group, apart
+from unity_jax.search.candidate import Candidate, Pins
+
+ROUNDING = 1e-6
+"""The part by which sums of the same seconds in different orders may differ."""
+
+
+def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
+    """The plan that a candidate of the search stands for."""
+    stored, axes, graph, timeline = found.program, found.mesh, found.graph, found.timeline
+    program = stored.unpacked or stored
+    predicted = Predicted(
+        timeline.step_seconds,
+        timeline.compute_seconds,
+        timeline.exposed_communication_seconds,
+        found.memory.peak_bytes,
+        program_flops(graph),
+        collectives(graph, axes, machine),
+        # The bound counts ops alone that cost nothing in the kernel that they are part of: of a program of a few tiny
+        # ops it may say too much, and then nothing is said.
+        found.lower_bound if found.lower_bound <= (1 + ROUNDING) * timeline.step_seconds else 0.0,
+    )
+    makers = {t: op for op in graph.walk() for t in op.outputs}
+    return Plan(
+        mesh,
+        machine.name,
+        float(limit),
+        predicted,
+        _leaves(axes, program.input_names, program.graph.inputs, graph.inputs, stored.entering),
+        _leaves(axes, program.out_paths, program.graph.outputs, graph.outputs, stored.leaving),
+        tuple((_describe(t, makers), size) for t, size in found.memory.alive[:10]),
+        found.label,
+        replicated(graph, machine.device),
+        program.hash,
+        program.name,
+        to_record(stored.graph, found.decisions),
+        axes.order,
+        differences(machine.devices),
+        program.rewrites,
+        stored.packed,
+        found.searched,
+        machine.hash,
+        program=program,
+        stored=stored,
+        graph=graph,
+        priced_on=machine,
+        pins=pins,
+    )
+
+
+def _leaves(
+    axes: MeshAxes, paths: Sequence[str], tensors: Sequence[Tensor], planned: Sequence[Tensor], groups: Sequence[Group]
+) -> tuple[Leaf, ...]:
+    """The caller's leaves, of which the plan holds groups as one."""
+    layouts = apart([x for t in planned if (x := t.layout) is not None], groups, [t.shape for t in tensors], axes)
+    return tuple(
+        Leaf(path, t.shape, str(t.dtype), layout, local_bytes(with_layout(t, layout), axes))
+        for path, t, layout in zip(paths, tensors, layouts, strict=True)
+    )
+
+
+def _describe(t: Tensor, makers: dict[Tensor, Op]) -> str:
+    if t.name:
+        return f"{t.name}: {t}"
+    op = makers.get(t)
+    return f"{op.label} {t} ({op.source})" if op is not None else str(t)
