@@ -189,11 +189,14 @@ class AutoSharded:
                 self._derivative = self._derivative or Derivative(self._pure, self._settings.jit, self._related)
             found = self._derivative(call, lambda inner: self._runner(self._plan(inner), inner)(inner))
             return objects.merge(found, call.objects)
-        look, runner = self._last
-        if call.look != look:
-            runner = self._runner(self._plan(call), call)
         del args, kwargs
-        found = runner(call)
+        look, runner = self._last
+        if call.look == look:
+            found = runner(call)
+        else:
+            with planning.uncollected():
+                runner = self._runner(self._plan(call), call)
+                found = runner(call)
         self._last = call.look, runner
         return objects.merge(found, call.objects)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,11 +53,21 @@ class Call:
         given, found = objects.split((moving, {k: v for k, v in kwargs.items() if k not in static}))
         leaves, tree = jax.tree_util.tree_flatten(given)
         call = Call(tuple(args), dict(kwargs), static, leaves, tree, found)
-        if not _concrete.issuperset(map(type, leaves)):
+        if not call.is_concrete:
             for i, leaf in enumerate(leaves):
                 if not is_array(leaf):
                     call._refuse(i)
         return call
+
+    @functools.cached_property
+    def types(self) -> set[type]:
+        """The classes of the leaves."""
+        return set(map(type, self.leaves))
+
+    @property
+    def is_concrete(self) -> bool:
+        """Whether all leaves are arrays with data, of classes that have been met before."""
+        return self.types <= _concrete
 
     @property
     def fixed(self) -> tuple[tuple[int | str, Any], ...]:
@@ -79,7 +90,8 @@ class Call:
         An array is its `aval`, which is the same object in the results of every step, and no two are looked into. What
         is no array with data equals nothing, but for arrays of the host.
         """
-        return self.tree, [x.aval if type(x) in _concrete else _look(x) for x in self.leaves], self.fixed, self.settings
+        types = map(_aval, self.leaves) if self.is_concrete else map(_look, self.leaves)
+        return self.tree, list(types), self.fixed, self.settings
 
     @functools.cached_property
     def key(self) -> Any:
@@ -127,9 +139,7 @@ class Call:
     @property
     def is_traced(self) -> bool:
         """Whether the call is made under `jit`, `grad`, `vmap` or another transformation."""
-        return not _concrete.issuperset(map(type, self.leaves)) and any(
-            isinstance(x, jax.core.Tracer) for x in self.leaves
-        )
+        return not self.is_concrete and any(issubclass(t, jax.core.Tracer) for t in self.types)
 
     def dynamic(self, leaves: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that are not static, with other leaves."""
@@ -190,7 +200,12 @@ def _type(leaf: Any) -> tuple[Any, ...]:
     return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
 
 
+_aval = operator.attrgetter("aval")
+
+
 def _look(leaf: Any) -> Any:
+    if is_concrete(leaf):
+        return leaf.aval
     return _type(leaf) if isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex)) else object()
 
 

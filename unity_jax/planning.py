@@ -64,21 +64,27 @@ _ONE = threading.RLock()
 
 
 @contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection: the objects of a program, its plans and its trace live, and are millions for the
+    collector to visit each time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """As the only thread that plans, and without garbage collection.
+    """As the only thread that plans.
 
     Threads that ask for one plan wait for the first of them, which makes it. There is one lock for all functions, since
-    they call each other; planning is Python, of which one thread runs at a time anyway. The objects of a program and
-    its plans live, and are millions for the collector to visit each time.
+    they call each other; planning is Python, of which one thread runs at a time anyway.
     """
-    with _ONE:
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if was_on:
-                gc.enable()
+    with _ONE, uncollected():
+        yield
 
 
 def trace_call(fun: Callable[..., Any], call: Call, settings: Settings) -> Program:
@@ -125,9 +131,11 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     wanted, handed = asked, None
     if base is not None and [MeshAxes.of(base.mesh)] == [MeshAxes(m.names, m.sizes) for m in meshes]:
         wanted, handed = pins.inherit(asked, program, base.layouts()), _held(program, base, asked)
-    rewrites = base.rewrites if known and base is not None and _has_same_ops(program, base) else None
+    may_rewrite, rewrites = joint.may_rewrite(machine, settings.search), None
+    if may_rewrite and known and base is not None and _has_same_ops(program, base):
+        rewrites = base.rewrites
     path = None
-    if settings.folder is not None:
+    if settings.folder is not None and (may_rewrite or machine.num_devices > 1):
         steps = None if rewrites is None else [r.steps for r in rewrites]
         key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, settings.search, steps))
         path = cache.file_of(settings.folder, key)
@@ -138,7 +146,8 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
                     program, known_plan, with_devices(mesh, known_plan.axes, machine), machine, asked, limit
                 )
     followed = None if rewrites is None else _followed(program, rewrites)
-    best = joint.plan(program, machine, limit, wanted, meshes, searched(), settings.search, followed)
+    rules = searched() if may_rewrite else ()
+    best = joint.plan(program, machine, limit, wanted, meshes, rules, settings.search, followed)
     how = best.searched
     if best.rivals:
         best = _best_compiled(best, mesh, machine, limit)

@@ -92,15 +92,15 @@ class Runner:
             raise memory_error(self.plan)
         if call.is_traced:
             return self._inside(call)
-        self._check_deleted(call.leaves)
+        self._check_deleted(call)
         self._check_donated(call.leaves)
         n, leaves = len(self.constants), call.leaves
-        if (lie := [getattr(x, "sharding", None) for x in leaves]) != self._lie:  # the same objects, mostly
+        if (lie := _lie(call)) != self._lie:  # the same objects, mostly
             leaves = self._place(leaves, self.shardings[n:], self.donated[n:], self.program.in_paths)
             self._lie = lie if leaves is call.leaves else []
         if self.forms:
             args, kwargs = self._packed(leaves)
-        elif leaves is call.leaves and call.objects is None and not call.static and Part not in map(type, leaves):
+        elif leaves is call.leaves and call.objects is None and not call.static and Part not in call.types:
             args, kwargs = call.args, call.kwargs
         else:
             args, kwargs = call.dynamic(map(as_array, leaves))
@@ -114,12 +114,12 @@ class Runner:
     def _abstract_mesh(self) -> Any:
         return _compat.auto_mesh(self.mesh).abstract_mesh
 
-    def _check_deleted(self, leaves: Sequence[Any]) -> None:
+    def _check_deleted(self, call: Call) -> None:
         """JAX itself does not always survive that (0.10.2 ends with a segmentation fault)."""
         __tracebackhide__ = True
-        if True not in [is_concrete(x) and x.is_deleted() for x in leaves]:
+        if call.is_concrete and True not in [x.is_deleted() for x in call.leaves]:
             return
-        for leaf, path in zip(leaves, self.program.in_paths, strict=True):
+        for leaf, path in zip(call.leaves, self.program.in_paths, strict=True):
             if is_concrete(leaf) and leaf.is_deleted():
                 raise ValueError(
                     f"argument {path} has been deleted: it was donated to an earlier call. Pass what that call "
@@ -192,6 +192,13 @@ class Runner:
                 _free(placed[i], new)
             placed[i] = new
         return placed
+
+
+def _lie(call: Call) -> list[Any]:
+    """The shardings of the leaves, None of what is no array with data."""
+    if call.is_concrete:
+        return _compat.shardings(call.leaves)
+    return [x.sharding if is_concrete(x) else None for x in call.leaves]
 
 
 def move(leaves: Sequence[Any], shardings: Sequence[NamedSharding], paths: Sequence[str]) -> list[jax.Array]:

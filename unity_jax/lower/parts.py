@@ -143,7 +143,7 @@ class Part(jax.Array):
         return self._form.aval(self._place, self.dtype)
 
     shape = property(lambda self: self._form.shapes[self._place])
-    sharding = property(lambda self: self._form.shardings[self._place])
+    sharding = _sharding = property(lambda self: self._form.shardings[self._place])
     dtype = property(lambda self: self._held.dtype)
     ndim = property(lambda self: len(self.shape))
     size = property(lambda self: math.prod(self.shape))

@@ -40,9 +40,11 @@ def replicated(graph: Graph, device: Device) -> tuple[str, ...]:
     shows what they work on.
     """
     ops = {op: repeat for _, inner, repeat in nested(graph) for op in inner.ops if op.shard}
+    full = {op: _reason(op) for op in ops if _in_full(op)}
+    if not full:
+        return ()
     work = {op: repeat * _operations(op.shard) for op, repeat in ops.items()}
     took = {op: repeat * _seconds(op.shard, device) for op, repeat in ops.items()}
-    full = {op: _reason(op) for op in ops if _in_full(op)}
     everything = sum(took.values())
     lines = {
         f"{_describe(op)}: {reason}": took[op]

@@ -33,6 +33,8 @@ Allowed = Callable[[Packing, tuple[int, ...]], bool]
 def packed(program: Program, allowed: Allowed = lambda packing, inputs: True) -> Program:
     """The program with what it concatenates of its donated state held as one array each, where that is `allowed`."""
     chosen = dict(_wanted(program, allowed))
+    if not chosen:
+        return program
     packer = _Packer(program, chosen)
     while (more := packer.run(allowed)) is not None:  # state that is joined for the sake of other state is packed too
         chosen[more[1]] = more[0]

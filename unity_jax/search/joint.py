@@ -25,12 +25,18 @@ from unity_jax.rewrite.record import Rewrite
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
+from unity_jax.search.identity import identity
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
 from unity_jax.search.twin import replayed
 from unity_jax.search.variants import WORSE, Moves, Search, is_better
+
+
+def may_rewrite(machine: Machine, options: SearchOptions) -> bool:
+    """Whether programs may be rewritten for a machine: by default, if it has several devices."""
+    return machine.num_devices > 1 if options.rewrite is None else options.rewrite
 
 
 def plan(
@@ -52,9 +58,11 @@ def plan(
 
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
+    as_it_is = not may_rewrite(machine, options)
+    if as_it_is and machine.num_devices == 1:
+        return identity(program, machine, meshes[0])
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
-    rewrites = machine.num_devices > 1 if options.rewrite is None else options.rewrite
-    if not rewrites:
+    if as_it_is:
         return planner.plan(meshes).noting(searched=planner.searched(meshes))
     if followed is not None:
         return _following(planner, meshes, followed)

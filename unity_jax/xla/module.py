@@ -167,7 +167,7 @@ class Module:
             self.instructions = [i for i in self.instructions if i not in by]
             for i in self.instructions:
                 i.after = [by.get(a, a) if isinstance(a, Instruction) else a for a in i.after]
-            self.maker = {t: by.get(made, made) for t, made in self.maker.items()}
+            self.maker = {t: by.get(m, m) if isinstance(m, Instruction) else m for t, m in self.maker.items()}
 
     def ends(self) -> list[Instruction]:
         """The instructions that make the results, in their order."""

@@ -1,0 +1,33 @@
+"""The plan of one device: nothing is split, so there is nothing to search.
+
+Pins change nothing: axes of size 1 split nothing, and layouts do not name them.
+
+    y: f32[32,16] = dot_general x w        every op in full, every array whole
+"""
+
+from __future__ import annotations
+
+from unity_jax.machine.machine import Machine
+from unity_jax.network.reshard import Resharder
+from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program
+from unity_jax.search.assemble import Decisions, RuleCache, is_free, passes_layouts
+from unity_jax.search.candidate import Candidate, finish
+from unity_jax.search.searched import Searched
+
+
+def identity(program: Program, machine: Machine, mesh: MeshAxes) -> Candidate:
+    """The only plan for a mesh of one device, and so its own lower bound."""
+    graph, decisions = program.graph, Decisions()
+    whole = (-1,) * len(mesh.names)
+    places = list(graph.inputs)
+    for op in graph.walk():
+        if op.bodies:
+            places += [*op.outputs, *(t for body in op.bodies for t in body.inputs)]
+        elif not is_free(op) and not passes_layouts(op):
+            decisions.strategies[op] = whole
+    decisions.layouts = {t: Layout.replicated(t.rank) for t in places}
+    decisions.outputs = tuple(Layout.replicated(t.rank) for t in graph.outputs)
+    made = finish(program, decisions, Resharder(machine, mesh), RuleCache(), "search")
+    return made.noting(lower_bound=made.seconds, searched=Searched((str(mesh),)))
