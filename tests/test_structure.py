@@ -34,7 +34,8 @@ def imported(name: str) -> set[str]:
             for alias in node.names:
                 module = f"{base}.{alias.name}"
                 if module not in MODULES:
-                    module = base if base in MODULES else f"{base}.__init__"
+                    doors = f"{module}.__init__", base, f"{base}.__init__"
+                    module = next((m for m in doors if m in MODULES), base)
                 if alias.name not in FOR_ANNOTATIONS or not any(node in block.body for block in checked):
                     found.add(module)
         elif isinstance(node, ast.Import):

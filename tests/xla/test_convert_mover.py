@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unity_jax.cost.tasks import tasks
+from unity_jax.cost.tasks import COLLECTIVES, tasks
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.pcg.parallel import COLLECTIVES
 from unity_jax.program import trace
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
 from unity_jax.xla.convert_mover import sent
