@@ -39,7 +39,7 @@ from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import Expert, expert_seeds, experts
-from unity_jax.search.placement import is_uniform, mesh_candidates
+from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.rings import with_rings
 from unity_jax.xla.op_classes import PRODUCTS
@@ -184,8 +184,7 @@ class Experts:
         so, it gathers it again."""
         for mesh in self.builders:
             one = len(mesh.names) == 1
-            of_mesh = experts(mesh, is_uniform(self.machine))
-            styles = [e for e in of_mesh if STYLES[style](e) and (one or e.is_combined or self.uneven)]
+            styles = [e for e in experts(mesh) if STYLES[style](e) and (one or e.is_combined or self.uneven)]
             kept = self._plans(mesh, styles, keep=True)
             yield from kept
             if kept and not any(c.fits(limit) for c in kept):

@@ -69,8 +69,8 @@ from unity_jax.program import Program, trace
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
-from unity_jax.search.experts import expert_seeds, experts
-from unity_jax.search.placement import is_uniform, mesh_candidates
+from unity_jax.search.experts import expert_seeds
+from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.sample import sample
 from unity_jax.xla.traffic import Traffic
 
@@ -248,7 +248,7 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
     for axes in meshes if "all" in wanted else meshes[:1]:
         resharder = Resharder(machine, axes)
         built = Builder(program.graph, program.ties, resharder, machine, rules, traffic).build(keep=False)
-        for name, seed in expert_seeds(program, built, axes, rules, experts(axes, is_uniform(machine))).items():
+        for name, seed in expert_seeds(program, built, axes, rules).items():
             kind = name.split("(")[0]
             if len(axes.names) > 1 and " x " not in name:
                 continue

@@ -88,8 +88,9 @@ def experts_plans(program: Program, machine: Machine, sizes: Mapping[str, int]) 
     if min(sizes["data"], sizes["fsdp"]) > 1 or min(sizes["tensor"], sizes["context"]) > 1:
         raise ValueError(f"more than two axes: {sizes}")
     wanted = (outer, inner) if inner > 1 else (outer,)
-    meshes = [m for m in mesh_candidates(machine.num_devices, machine) if m.sizes == wanted]
-    for mesh in meshes or [MeshAxes(("x", "y")[: len(wanted)], wanted)]:
+    for mesh in mesh_candidates(machine.num_devices, machine):
+        if mesh.sizes != wanted:
+            continue
         if sizes["context"] > 1:
             yield Planner(program, machine, None, pinned(program, mesh)).plan([mesh])
             continue

@@ -15,20 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .eliminate import core
 from .network import Network
 
 FORBIDDEN = 2.0**50  # stands for inf: more than any sum of costs, and sums of a few stay exact
 
 
-EASY = 2.0**12
-"""Entries of the tables that eliminating variables ahead may bring: messages pass between the others."""
-
-
 @dataclass(frozen=True)
 class Bound:
-    """`least[v][a]` bounds from below the cost of every assignment with x_v = a, of the variables of the core;
-    `value` all assignments."""
+    """`least[v][a]` bounds from below the cost of every assignment with x_v = a; `value` all assignments."""
 
     value: float
     least: dict[int, np.ndarray]
@@ -110,9 +104,8 @@ class Messages:
         return Bound(value, least)
 
 
-def lower_bound(net: Network, sweeps: int, table_limit: float) -> Bound:
-    """The bound after `sweeps` passes there and back, in the order of the variables' numbers, over the core."""
-    net = core(net, min(EASY, table_limit))
+def lower_bound(net: Network, sweeps: int) -> Bound:
+    """The bound after `sweeps` passes there and back, in the order of the variables' numbers."""
     messages = Messages(net, tuple(sorted({v for scope, _ in net.factors for v in scope})))
     value = -np.inf
     for _ in range(sweeps):

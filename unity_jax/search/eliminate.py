@@ -10,7 +10,7 @@ Bucket elimination, 1999). Equal contractions are done once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, log2
 
@@ -44,22 +44,8 @@ class Minimum:
 def order(
     sizes: Sequence[int], scopes: Sequence[tuple[int, ...]], most: float = inf, most_work: float = inf
 ) -> Order | None:
-    """The greedy order (`_greedy`). None as soon as a table has more than `most` entries, or all joint sums together
-    more than `most_work`.
-    """
-    chosen, largest, work = [], 0.0, 0.0
-    for v, table, joint in _greedy(sizes, scopes):
-        chosen.append(v)
-        largest = max(largest, table)
-        work += joint
-        if work > most_work or largest > most:
-            return None
-    return Order(tuple(chosen), largest, work)
-
-
-def _greedy(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, float, float]]:
-    """Always the variable whose elimination leaves the smallest table (ties: the lowest number), with the entries of
-    that table and of the joint sum.
+    """The greedy order: always the variable whose elimination leaves the smallest table (ties: the lowest number).
+    None as soon as a table has more than `most` entries, or all joint sums together more than `most_work`.
 
     Repeated layers are eliminated alike, and a chain of them from its end, where tables are smallest.
     """
@@ -73,12 +59,17 @@ def _greedy(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> Iterator
     score = {v: sum(weight[n] for n in near) for v, near in around.items()}
     heap = [(round(s, 6), v) for v, s in score.items()]
     heapq.heapify(heap)
+    chosen, largest, work = [], 0.0, 0.0
     while heap:
         s, v = heapq.heappop(heap)
         if v not in around or s != round(score[v], 6):
             continue
         near = around.pop(v)
-        yield v, _entries(score[v]), _entries(score[v] + weight[v])
+        chosen.append(v)
+        largest = max(largest, score[v])
+        work += _entries(score[v] + weight[v])
+        if work > most_work or _entries(largest) > most:
+            return None
         for n in near:
             other = around[n]
             added = near - other
@@ -89,34 +80,7 @@ def _greedy(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> Iterator
             if abs(new - score[n]) > 1e-9:
                 score[n] = new
                 heapq.heappush(heap, (round(new, 6), n))
-
-
-def core(net: Network, most: float) -> Network:
-    """The network without the variables that can be eliminated, one after the other, for tables of at most so many
-    entries. The minimum is the same, for every value of each variable that is left."""
-    easy = []
-    for v, table, _ in _greedy(net.sizes, [scope for scope, _ in net.factors]):
-        if table > most:
-            break
-        easy.append(v)
-    rank = {v: r for r, v in enumerate(easy)}
-    buckets: dict[int, list[Factor]] = {v: [] for v in easy}
-    left: list[Factor] = []
-
-    def put(factor: Factor) -> None:
-        first = min(factor[0], key=lambda v: rank.get(v, len(rank)))
-        buckets.get(first, left).append(factor)
-
-    for factor in net.factors:
-        put(factor)
-    value = net.constant
-    for v in easy:
-        if buckets[v]:
-            scope, table, least = _eliminated(net.store, buckets[v], v, net.sizes, most)
-            value += least
-            if table is not None:
-                put((scope, table))
-    return Network(net.store, net.sizes, left, value)
+    return Order(tuple(chosen), _entries(largest), work)
 
 
 def _entries(bits: float) -> float:

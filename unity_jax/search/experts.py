@@ -48,17 +48,13 @@ class Expert:
         return bool(self.data and self.model) or len(self.tables) not in (0, len(self.data))
 
 
-def experts(mesh: MeshAxes, uniform: bool = False) -> Iterator[Expert]:
+def experts(mesh: MeshAxes) -> Iterator[Expert]:
     """The experts of a mesh: every split of its axes into data (outer) and model (inner) axes, in every style; and data
     parallelism with tables over all axes or one.
-
-    **Arguments:** `uniform`: the axes trade places without a difference, so that data may be split along inner ones.
     """
     names = mesh.names
-    splits = [(names[:cut], names[cut:]) for cut in range(len(names), -1, -1)]
-    if uniform and len(set(mesh.sizes)) > 1:
-        splits += [(model, data) for data, model in splits if data and model]
-    for data, model in splits:
+    for cut in range(len(names), -1, -1):
+        data, model = names[:cut], names[cut:]
         styles = [(False, False), (False, True), (True, True)] if data else [(False, False)]
         for params, state in styles:
             for sequence in (False, True) if model else (False,):

@@ -106,13 +106,12 @@ class Model:
             rests.append(r)
         return Model(domains, unary, {}, [], ordered, store)._with(tables, rests)
 
-    def choose(self, keep: Callable[[int], np.ndarray | None]) -> Model:
-        """The model where node i keeps only the strategies for which `keep(i)` is true (of those that are left), all of
-        them for None."""
+    def choose(self, keep: Callable[[int], np.ndarray]) -> Model:
+        """The model where node i keeps only the strategies for which `keep(i)` is true (of those that are left)."""
         kept = {}
         for i, d in enumerate(self.domains):
-            if len(self.store[d]) > 1 and (allowed := keep(i)) is not None:
-                positions = np.flatnonzero(allowed)
+            if len(self.store[d]) > 1:
+                positions = np.flatnonzero(keep(i))
                 if 0 < len(positions) < len(self.store[d]):
                     kept[i] = self.store.add(positions)
         return self.restricted(kept) if kept else self

@@ -1,15 +1,14 @@
 """The least cost of a model: exact where elimination fits, otherwise the best over restricted domains and a bound.
 
 What to do when tables would grow too large, in this order:
-1. bound every strategy from below (messages) and drop those above the best known cost: the optimum stays; nodes that
-   are easily eliminated are ahead of that, and are left as they are;
-2. keep, at each other node, the known strategies and those that look best (by their bound, then by what they cost
-   around the best assignment), as many as elimination allows; solve that exactly; repeat from the better assignment.
+1. bound every strategy from below (messages) and drop those above the best known cost: the optimum stays;
+2. keep, at each node, the known strategies and those that look best (by their bound, then by what they cost around the
+   best assignment), as many as elimination allows; solve that exactly; repeat from the better assignment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +20,10 @@ from .model import Model
 from .network import Network, network
 from .prune import pruned
 
-MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**28  # what one step of a search may cost; an exact one may use the limit
+MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**33  # what one step of a search may cost; an exact one may use the limit
 SWEEPS = (5, 15)  # passes of messages in each round of bounding and fixing
 TRIES = 4  # exact solves over restricted domains in each round
-CLOSE = 0.01  # a gap that is not worth another round
+CLOSE = 0.005  # a gap that is not worth another round
 WORTHWHILE = 0.8  # dead-end elimination is repeated when fixing left less than this part of the strategies
 GRAIN = 64  # the number of strategies that fit is found to within this part of all
 
@@ -52,7 +51,7 @@ def optimum(
     known = [improved(model, s) for s in (*seeds(), _first(small))]
     best, floor = min(known, key=lambda k: k.cost), -np.inf
     for sweeps in SWEEPS[:rounds]:
-        bound = lower_bound(network(small, table_limit, relaxed=True), sweeps, table_limit)
+        bound = lower_bound(network(small, table_limit, relaxed=True), sweeps)
         floor = max(floor, bound.value)
         if best.cost - floor <= CLOSE * abs(best.cost):
             break
@@ -62,11 +61,11 @@ def optimum(
             small = fixed
             break
         ranks = bound.least
-        for _ in range(TRIES if ranks else 0):
+        for _ in range(TRIES):
             better = _restricted(model, small, ranks, [best.assignment, *seeds()], table_limit)
             if better is None or better.cost >= best.cost:
                 break
-            best, ranks = better, _around(small, better.assignment, bound.least)
+            best, ranks = better, _around(small, better.assignment)
         if best.cost - floor <= CLOSE * abs(best.cost):
             break
         small = _fixed(small, bound, best.cost)
@@ -81,7 +80,7 @@ def optimum(
 
 def _fixed(model: Model, bound: Bound, known: float) -> Model:
     """The model without the strategies that the bound shows to cost more than what is known."""
-    fixed = model.choose(lambda i: bound.least[i] < known if i in bound.least else None)
+    fixed = model.choose(lambda i: bound.least[i] < known)
     return pruned(fixed) if fixed.strategies() < WORTHWHILE * model.strategies() else fixed
 
 
@@ -110,14 +109,13 @@ def improved(model: Model, assignment: np.ndarray) -> Optimum:
     return Optimum(model.original(here.x), here.total(), -np.inf)
 
 
-def _around(model: Model, assignment: np.ndarray, nodes: Collection[int]) -> dict[int, np.ndarray]:
-    """What each strategy of some nodes costs when its neighbours choose their best answer to it, and all others stay.
-    """
+def _around(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:
+    """What each strategy costs when its neighbours choose their best answer to it, and all others stay."""
     start = [int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]
     here = Local(model, np.array(start))
     costs = {i: here.costs(i) for i in range(len(start)) if model.size(i) > 1}
     answered = {}
-    for i in nodes:
+    for i in costs:
         answered[i] = here.alone(i)
         for j, table in here.pairs[i]:  # (k_j, k_i)
             own = table[:, here.x[i]]
@@ -129,8 +127,7 @@ def _around(model: Model, assignment: np.ndarray, nodes: Collection[int]) -> dic
 def _restricted(
     model: Model, small: Model, ranks: dict[int, np.ndarray], known: Sequence[np.ndarray], table_limit: int
 ) -> Optimum | None:
-    """The best over all strategies of nodes without ranks, and of the others over known ones and as many more as fit,
-    those with the least rank first; None if none fit."""
+    """The best over known strategies and as many others as fit, those with the least rank first; None if none fit."""
     limit = min(table_limit, MODEST_TABLE)
     nodes = sorted(ranks)
     every = np.array(known).T  # (nodes, known)
@@ -141,17 +138,16 @@ def _restricted(
     places[np.argsort(scores, kind="stable")] = np.arange(len(scores))
     place = dict(zip(nodes, np.split(places, np.cumsum([len(ranks[i]) for i in nodes])[:-1]), strict=True))
     scopes = [*small.pairs, *(r.nodes for r in small.rests)]
-    full = [small.size(i) for i in range(len(small.domains))]
     low, high = 0, len(scores) + 1
     while high - low > 1 + len(scores) // GRAIN:  # the most that fits by the sizes alone
         count = (low + high) // 2
-        sizes = list(full)
+        sizes = [1] * len(small.domains)
         for i in nodes:
             sizes[i] = int((always[i] | (place[i] < count)).sum())
         left = dict.fromkeys(tuple([n for n in scope if sizes[n] > 1]) for scope in scopes)
         low, high = (low, count) if order(sizes, list(left), limit, MODEST_WORK) is None else (count, high)
     while True:
-        trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n) if i in place else None))
+        trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n)))
         net, plan = planned(trial, table_limit)
         if plan is not None and plan.largest <= limit and plan.work <= MODEST_WORK:
             return improved(model, trial.original(minimize(net, plan, table_limit).assignment))

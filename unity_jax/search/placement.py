@@ -1,7 +1,7 @@
 """Meshes worth planning for, with their place on the network.
 
     >>> [str(mesh) for mesh in mesh_candidates(8, Machine.preset("h100:8"))]
-    ['x=8', 'x=4, y=2']
+    ['x=8', 'x=4, y=2', 'x=2, y=4']
 
 On a network of levels a mesh axis takes whole levels or a part of the innermost. On a matrix the devices that the inner
 axis joins are found: clusters of near devices, then swaps that make the slowest of them faster (the device assignment
@@ -40,28 +40,20 @@ Placed = tuple[tuple[int, ...], tuple[int, ...]]
 def _on_levels(machine: Machine) -> Iterator[Placed]:
     """Two axes split at a level of the network or inside its innermost, and each axis of a torus against the others.
 
-    An inner axis that spans more than one node and not all of it would be as slow as an outer one. Of two axes that
-    trade places without a difference the larger one is outermost.
+    An inner axis that spans more than one node and not all of it would be as slow as an outer one. Behind one switch it
+    makes a difference all the same which axis is the inner one: it splits last what both split.
     """
     levels, n = machine.network, machine.num_devices
     assert isinstance(levels, tuple)
     yield (n,), ()
     suffixes = [math.prod(level.size for level in levels[i:]) for i in range(1, len(levels))]
-    most = math.isqrt(n) if is_uniform(machine) else n - 1
-    for k in range(2, most + 1):
+    for k in range(2, n):
         if n % k == 0 and (k in suffixes or levels[-1].size % k == 0):
             yield (n // k, k), ()
     ids = np.arange(n).reshape([level.size for level in levels])
     for i in _distinct_axes(levels):
         order = np.moveaxis(ids, i, -1).ravel()
         yield (n // levels[i].size, levels[i].size), tuple(map(int, order))
-
-
-def is_uniform(machine: Machine) -> bool:
-    """Whether all devices are equally far from each other, behind one switch: which axis of a mesh is the inner one
-    then makes no difference."""
-    network = machine.network
-    return isinstance(network, tuple) and len(network) == 1 and network[0].links not in TORUS
 
 
 def _distinct_axes(levels: tuple[Level, ...]) -> Iterator[int]:

@@ -29,7 +29,6 @@ from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds, uneven_seconds
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
-from unity_jax.search.placement import is_uniform
 from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, refined
 from unity_jax.search.rings import with_rings
 from unity_jax.search.searched import Searched
@@ -336,7 +335,7 @@ class Planner:
         """Expert plans; `new`: only those that no coarser mesh can express."""
         mesh, key = built.mesh, (built.mesh, new)
         if key not in self._experts:
-            styles = experts(mesh, is_uniform(self.machine))
+            styles = experts(mesh)
             if new:
                 styles = (e for e in styles if e.is_combined and len(mesh.names) == 2)
             if self.scout is not None:
@@ -365,7 +364,7 @@ class Planner:
         if least_peak(problem.usage) > self.limit:
             found.append(self._finish(built, solve(priced_by_memory(problem)).assignment, False, "search"))
             return
-        seeds = expert_seeds(self.program, built, mesh, self.rules, experts(mesh, is_uniform(self.machine)))
+        seeds = expert_seeds(self.program, built, mesh, self.rules, experts(mesh))
         self._contend(found, built, False, seeds)
         now, limit = best(found, self.limit), self.limit
         if now.fits(limit) and now.seconds <= CLOSE * free.seconds:
