@@ -134,9 +134,9 @@ class Space:
             case ("Neg", x):
                 return -v(x) % PRIME
             case ("Apply", name, x):
-                return FIELD.unary["f"]((v(x) + len(name)) % PRIME)
+                return FIELD.unary[0]((v(x) + len(name)) % PRIME)
             case ("Apply2", _, x, y):
-                return FIELD.binary["h"](v(x), v(y))
+                return FIELD.binary(v(x), v(y))
             case ("Sum", x, ("One",)):
                 return v(x)
             case ("Sum", x, k):
