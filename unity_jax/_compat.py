@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -209,12 +208,3 @@ def register_array(cls: type, aval: Callable[[Any], Any], array: Callable[[Any],
 
     core_tables.pytype_aval_mappings[cls] = aval
     dtype_tables.register_canonicalize_value_handler(cls, array)
-
-
-def shardings(arrays: Sequence[jax.Array]) -> list[Any]:
-    """Their shardings, without the property of JAX's own class, which takes as long as all else that is asked of an
-    array in each step."""
-    return list(map(_SHARDING, arrays))
-
-
-_SHARDING = operator.attrgetter("_sharding")

@@ -95,7 +95,7 @@ class Runner:
         self._check_deleted(call)
         self._check_donated(call.leaves)
         n, leaves = len(self.constants), call.leaves
-        if (lie := _lie(call)) != self._lie:  # the same objects, mostly
+        if (lie := [getattr(x, "sharding", None) for x in leaves]) != self._lie:  # the same objects, mostly
             leaves = self._place(leaves, self.shardings[n:], self.donated[n:], self.program.in_paths)
             self._lie = lie if leaves is call.leaves else []
         if self.forms:
@@ -192,13 +192,6 @@ class Runner:
                 _free(placed[i], new)
             placed[i] = new
         return placed
-
-
-def _lie(call: Call) -> list[Any]:
-    """The shardings of the leaves, None of what is no array with data."""
-    if call.is_concrete:
-        return _compat.shardings(call.leaves)
-    return [x.sharding if is_concrete(x) else None for x in call.leaves]
 
 
 def move(leaves: Sequence[Any], shardings: Sequence[NamedSharding], paths: Sequence[str]) -> list[jax.Array]:

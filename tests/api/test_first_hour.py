@@ -38,6 +38,22 @@ def test_pytree_step_for_three_steps():
     close(metrics, reference)
 
 
+def test_a_state_with_a_typed_key_for_three_steps(mesh):
+    def step(state, x):
+        key, own = jax.random.split(state["key"])
+        return {"key": key, "w": state["w"] + jax.random.normal(own, x.shape) * x}
+
+    def start():
+        return {"key": jax.random.key(1), "w": jnp.zeros((8, 4))}
+
+    sharded = unity.auto_shard(step, mesh=mesh, donate_argnums=0)
+    state, expected, x = start(), start(), jnp.ones((8, 4))
+    for _ in range(3):
+        state, expected = sharded(state, x), jax.jit(step)(expected, x)
+    assert (jax.random.key_data(state["key"]) == jax.random.key_data(expected["key"])).all()
+    close(state["w"], expected["w"])
+
+
 def test_linen_train_state(mesh):
     import flax.linen as nn
     from flax.training import train_state
