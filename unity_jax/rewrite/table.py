@@ -1,6 +1,6 @@
 """The ops of rewrite rules, one entry for each: all that is known of an op, from its type to how a program computes it.
 
-    register("neg", RuleOp(arity=1, names="nothing", type=..., meaning=..., ...))
+    register("neg", RuleOp(arity=1, naming="nothing", type=..., meaning=..., ...))
     apply("neg", x)                  # a term, with its type
 
 Every field is to be given, and entries are checked as they are made, so that nothing of an op is forgotten. The entries

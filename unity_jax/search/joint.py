@@ -128,7 +128,7 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
     twin finds, but for its towers: a twin may have cut one of two. And how many were tried."""
     paired = [r for r in rules if r in stacking()]
     single = [r for r in rules if is_applicable(r)]
-    if planner.twin is None:
+    if planner.scout is None:
         every, _, searched = _explored(planner, first, single, paired)
         return every, searched
     towers = Search(planner, _moves(planner, first, [], paired))
@@ -138,12 +138,13 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
     of = planner.like(program) if variants else planner
     if of.scout is None:
         return variants, towers.searched
-    scout, twin = of.scout, of.scout.program
+    scout = of.scout.planner
     start = scout.promising(mesh)
     found, moves, searched = _explored(scout, start, single, [])
     searched += towers.searched
     if not found:
         return variants, searched
+    twin = scout.program
     before = len(twin.rewrites)
     graph, done = replayed(program.graph, twin.graph, found[0].program.rewrites[before:], rules, moves.seconds)
     if not done:

@@ -18,6 +18,7 @@ import numpy as np
 
 from unity_jax import progress
 from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
@@ -33,7 +34,7 @@ from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coa
 from unity_jax.search.rings import with_rings
 from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
-from unity_jax.search.twin import Twin, shallow
+from unity_jax.search.twin import shallow
 from unity_jax.xla.traffic import Traffic
 
 CLOSE = 1.1
@@ -65,6 +66,13 @@ class Solved(NamedTuple):
     assignment: np.ndarray
     lifted: dict[MeshAxes, np.ndarray]
     exact: bool
+
+
+class Scout(NamedTuple):
+    """The planner of a shallow twin, and what the twin has in place of the program's tensors."""
+
+    planner: Planner
+    like: Mapping[Tensor, Tensor]
 
 
 class Planner:
@@ -107,18 +115,14 @@ class Planner:
         return self.common.rules
 
     @functools.cached_property
-    def twin(self) -> Twin | None:
-        """A shallow twin of the program, if it is deep."""
+    def scout(self) -> Scout | None:
+        """Of a deep program. Its twin needs less memory: plans of that have no limit."""
         twin = shallow(self.program)
-        return twin if len(twin.program.graph.ops) <= len(self.program.graph.ops) // 2 else None
-
-    @functools.cached_property
-    def scout(self) -> Planner | None:
-        """A planner for the twin, which needs less memory than the program: its plans have no limit."""
-        if self.twin is None:
+        if len(twin.program.graph.ops) > len(self.program.graph.ops) // 2:
             return None
-        outputs = {new: self.pins.outputs[old] for new, old in enumerate(self.twin.outputs) if old in self.pins.outputs}
-        return self.like(self.twin.program, math.inf, dataclasses.replace(self.pins, outputs=outputs))
+        outputs = {new: self.pins.outputs[old] for new, old in enumerate(twin.outputs) if old in self.pins.outputs}
+        planner = self.like(twin.program, math.inf, dataclasses.replace(self.pins, outputs=outputs))
+        return Scout(planner, twin.like)
 
     def sketch(self, meshes: Sequence[MeshAxes]) -> list[Candidate]:
         """The planner's own answers without a memory limit; meshes are tried as in `plan`."""
@@ -301,9 +305,9 @@ class Planner:
                 experts = self._experts_of(built, len(lifted) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
                 return [*known(), *experts.values(), *lifted.values()]  # of coarser meshes: stand for their experts
 
-            if by_one_axis_at_a_time(built) and self.scout is not None and self.twin is not None:
-                of = self.scout._solved(mesh)
-                found = [carried(of.built, of.assignment, built, store, self.twin.like), *known(), *lifted.values()]
+            if by_one_axis_at_a_time(built) and self.scout is not None:
+                of = self.scout.planner._solved(mesh)
+                found = [carried(of.built, of.assignment, built, store, self.scout.like), *known(), *lifted.values()]
                 assignment, exact = min(found, key=built.problem.rank), False
             elif by_one_axis_at_a_time(built):
                 assignment, exact = by_axis(built, seeds()), False
@@ -339,7 +343,7 @@ class Planner:
             if new:
                 styles = (e for e in styles if e.is_combined and len(mesh.names) == 2)
             if self.scout is not None:
-                hopeful = self.scout._hopeful(mesh, new)
+                hopeful = self.scout.planner._hopeful(mesh, new)
                 styles = (e for e in styles if e.name in hopeful)
             self._experts[key] = expert_seeds(self.program, built, mesh, self.rules, styles)
         return self._experts[key]
@@ -364,7 +368,7 @@ class Planner:
         if least_peak(problem.usage) > self.limit:
             found.append(self._finish(built, solve(priced_by_memory(problem)).assignment, False, "search"))
             return
-        seeds = expert_seeds(self.program, built, mesh, self.rules, experts(mesh))
+        seeds = expert_seeds(self.program, built, mesh, self.rules)
         self._contend(found, built, False, seeds)
         now, limit = best(found, self.limit), self.limit
         if now.fits(limit) and now.seconds <= CLOSE * free.seconds:
