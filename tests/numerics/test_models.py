@@ -153,7 +153,10 @@ UNROLLED = {"layers": 1, "scan": False, "remat": False, "dropout": 0.0}
 
 @pytest.mark.parametrize(
     "name, options, rule, steps",
-    [("dlrm", {}, "put-mul-take", 8), pytest.param("vit", UNROLLED, "slice", 80, marks=pytest.mark.slow)],
+    [
+        ("dlrm", {}, "put-of-mul-of-take-to-mul-of-put", 8),
+        pytest.param("vit", UNROLLED, "slice", 80, marks=pytest.mark.slow),
+    ],
 )
 def test_random_plan_of_rows_that_go_far(name, options, rule, steps):
     """The selection of a class token goes down through all that follows attention, and its gradient up; the rows of a
