@@ -289,8 +289,8 @@ SECTIONS = (
         lambda rows: [ablation.table(rows)],
         ablation.CODE,
     ),
-    Section("Predicted and measured on a GPU", on_gpu, "gpu.csv", on_gpu.verdict, on_gpu.tables),
-    Section("What a GPU reaches", on_gpu, "calibration.csv", on_gpu.best, on_gpu.reached),
+    Section("Predicted and measured on a GPU", on_gpu, "gpu.csv", on_gpu.verdict, on_gpu.tables, on_gpu.CODE),
+    Section("What a GPU reaches", on_gpu, "calibration.csv", on_gpu.best, on_gpu.reached, on_gpu.MEASURING),
 )
 
 

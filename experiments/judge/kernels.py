@@ -1,8 +1,8 @@
-"""How long a kernel of a GPU takes at best: the roofline of an instruction that XLA:GPU runs as one kernel.
+"""How long a kernel of a GPU takes: the roofline of an instruction that XLA:GPU runs as one kernel.
 
-The largest of three times: its matmuls and convolutions at the peak rate of their type, its other arithmetic at the
-rate of each instruction, and the bytes that it reads and writes at the memory's bandwidth. Each operand is read once,
-what is sliced or gathered from it in part; what is updated in place is written in part.
+The largest of three times: its matmuls and convolutions at the rate of their type, its other arithmetic at the rate
+of each instruction, and the bytes that it reads and writes at the memory's bandwidth, as large kernels reach them. Each
+operand is read once, what is sliced or gathered from it in part; what is updated in place is written in part.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class Gpu:
     start: float
 
 
-# https://www.nvidia.com/en-us/data-center/h100/ (SXM, without sparsity): 989 TFLOP/s bf16, 495 TF32, 67 float64 (tensor
-# cores); 3.35 TB/s; 67 TFLOP/s float32 outside of them, two per instruction. The start of a kernel: the estimate of
-# XLA:GPU itself (kKernelLaunchOverhead in xla/service/gpu/model/gpu_performance_model_base.h).
-H100 = Gpu({"bf16": 9.89e14, "f16": 9.89e14, "f32": 4.95e14, "f64": 6.7e13}, 3.35e12, 6.7e13 / 2, 1e-6)
+# What kernels of one H200 were measured to reach (`experiments/results/calibration.csv`), which computes as the H100
+# does: 685 TFLOP/s bf16, 669 f16, 370 TF32, 62 float64; 26 tera-instructions per second outside of matmuls; 2.4 us for
+# a small kernel. Of its memory's bandwidth it reached 0.71; the H100 has 3.35 TB/s
+# (https://www.nvidia.com/en-us/data-center/h100/).
+H100 = Gpu({"bf16": 6.85e14, "f16": 6.69e14, "f32": 3.7e14, "f64": 6.2e13}, 0.71 * 3.35e12, 2.6e13, 2.4e-6)
 
 # How many results a multiprocessor computes per clock (128 for float32 addition), as what a result costs:
 # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions, compute capability 9.0.

@@ -3,6 +3,7 @@
     python experiments/validation/on_gpu.py                        # nine minutes, without a network
     python experiments/validation/on_gpu.py --models gpt,resnet --budget 300
     JAX_PLATFORMS=cpu python experiments/validation/on_gpu.py --small --models mlp,gpt
+    python experiments/validation/on_gpu.py --predict              # no GPU: what was measured, predicted as it is now
 
 It needs JAX with its GPU plugin, numpy, scipy and rich, flax and optax for the models, and matplotlib for nothing; this
 package need not be installed. First the device is calibrated (matmuls by shape and dtype, memory, host link, overlap of
@@ -38,6 +39,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiments/, for whoever runs this as a script
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
 from rows import Row, Rows
@@ -48,6 +50,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "experiments" / "results"
 STEPS, CALIBRATION = "gpu.csv", "calibration.csv"
 SETTINGS = ("on", "model", "size")
+CODE = PLANNED
+"""Predictions follow from it; what was measured of a step was measured."""
+MEASURING = ("unity_jax/machine/measure.py", "unity_jax/machine/overlap.py")
+"""Of a calibration."""
 CHILD = Path(__file__).with_name("one_step.py")
 console = Console(width=150, highlight=False, markup=False)
 
@@ -66,17 +72,18 @@ CASES = {
     "gpt": Case("gpt3-6.7b", 8, {"layers": 24}),
     "llama": Case("llama3.2-3b", 16, {"length": 2048}),
     "bert": Case("full", 288, {"layers": 6}),
-    "resnet": Case("full", 2304),
     "transformer": Case("full", 1280),
-    "unet": Case("full", 192),
     "mlp": Case("full", 294_912, small=1024),
     "vit": Case("full", 192, {"remat": False}),
     "moe": Case("8x7b", 2, {"layers": 3}),
     "t5": Case("v1.1-xxl", 64, {"layers": 20}),
-    "dlrm": Case("terabyte", 5_242_880),
     "lstm_lm": Case("full", 11_776),
+    "dlrm": Case("terabyte", 5_242_880),
+    "unet": Case("full", 192),
+    "resnet": Case("full", 2304),
 }
-"""Deep models are cut to layers that fit with their optimizer: large weights fill the memory at a short step."""
+"""Deep models are cut to layers that fit with their optimizer: large weights fill the memory at a short step.
+Convolutions come last: XLA:GPU tries out kernels for two minutes before it has compiled a ResNet of such a batch."""
 
 SMALL_MEMORY = 8 * 2**20
 MARGIN = 5.0
@@ -96,8 +103,8 @@ class Session:
         self.left_out: list[str] = []
         self.on = ""
         self.profile = ""
-        self.rows = Rows(options.out / STEPS, SETTINGS)
-        self.samples = Rows(options.out / CALIBRATION, ("on", "what", "of", "bytes"))
+        self.rows = Rows(options.out / STEPS, SETTINGS, CODE)
+        self.samples = Rows(options.out / CALIBRATION, ("on", "what", "of", "bytes"), MEASURING)
         self.writing = threading.Lock()
         self.known = threading.Event()  # which device it is
         self.ready, self.lock = work / "ready", work / "lock"
@@ -189,6 +196,18 @@ class Session:
             self.left_out.append(f"{model} ({way}: {failure})")
         done = seconds(float(row[f"{way} seconds"])) if row.get(f"{way} seconds") else "not measured"
         console.print(f"{model} {way}: batch {row.get('batch', '?')}, {failure or done}")
+
+    def predict(self, wanted: Sequence[str]) -> None:
+        """The predictions of the rows that there are of these models, made again. Needs no device."""
+        for row in [dict(r) for r in self.rows.found if r["model"] in wanted]:
+            task = {name: row[name] for name in (*SETTINGS, "batch", "profile")} | {"way": "predict"}
+            task |= {
+                "changes": dict(part.split("=") for part in row["changes"].split()),
+                "folder": str(self.options.out),
+            }
+            failure = self.child(task, row.update)
+            self.rows.put(row, row)
+            console.print(f"{row['model']}: {failure or 'predicted'}")
 
     def all(self, wanted: Sequence[str]) -> None:
         """Calibrate, then every model as planned, then every model under plain jit."""
@@ -311,6 +330,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--budget", type=float, default=540.0, help="seconds for all of it (default: nine minutes)")
     parser.add_argument("--small", action="store_true", help="tiny models, for a try on a CPU")
+    parser.add_argument("--predict", action="store_true", help="only predict again what was measured; needs no GPU")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the rows go (default: experiments/results)")
     options = parser.parse_args()
     wanted = options.models.split(",")
@@ -322,6 +342,12 @@ def main() -> int:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as work:
         session = Session(options, Path(work))
+        if options.predict:
+            session.predict(wanted)
+            for shown in tables(session.rows.found):
+                console.print(shown)
+            console.print(verdict(session.rows.found))
+            return 0
         session.all(wanted)
     if not session.on:
         console.print("no device could be used: " + "; ".join(session.left_out))

@@ -2,17 +2,19 @@
 
     python experiments/validation/one_step.py '{"way": "plan", "model": "gpt", "size": "tiny", ...}'
 
-Ways: `calibrate` the device, run the `plan` of a step, or run the step under `plain` `jax.jit`. What is found is
-written to standard output as soon as it is known, a line of JSON each, so that a process that is stopped loses nothing
-that it had. Planning needs no device: several processes plan while one has the device to itself, from compilation on,
-since that tries kernels.
+Ways: `calibrate` the device, run the `plan` of a step, run the step under `plain` `jax.jit`, or only `predict` it.
+What is found is written to standard output as soon as it is known, a line of JSON each, so that a process that is
+stopped loses nothing that it had. Planning needs no device: several processes plan while one has the device to itself,
+from compilation on, since that tries kernels.
 """
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import json
 import math
+import re
 import statistics
 import sys
 import time
@@ -30,6 +32,7 @@ from unity_jax.machine.fit import predicted
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.measure import Sample, effort
 from unity_jax.machine.overlap import Overlap
+from unity_jax.machine.presets import CHIPS
 from unity_jax.planning import alone
 
 LEAST, WANTED, MOST = 0.6, 0.7, 0.8
@@ -162,6 +165,22 @@ def _profile(task: Task) -> Machine | None:
     return Machine.load(task["profile"]) if Path(task["profile"]).exists() else None
 
 
+def predict(task: Task) -> None:
+    """By the preset of the kind of device that a row is about, and by the profile that was measured of it, if there."""
+    chip = next(name for name, chip in CHIPS.items() if re.fullmatch(chip.kind, task["on"].lower()))
+    changes = {name: ast.literal_eval(value) for name, value in task["changes"].items()}
+    model = models.get(task["model"], task["size"], **changes, batch_size=int(task["batch"]))
+    shapes = model.abstract_state(), model.abstract_batch()
+    profile = Path(task["folder"]) / task["profile"]
+    machines = {"predicted": Machine.preset(f"{chip}:1")}
+    if task["profile"] and profile.exists():
+        machines["calibrated"] = Machine.load(profile)
+    for name, machine in machines.items():
+        options = unity.Options(cache=None)
+        found = unity.auto_shard(model.train_step, donate_argnums=0, machine=machine, options=options).plan(*shapes)
+        say(**{f"{name} seconds": found.predicted.step_seconds, f"{name} bytes": found.predicted.peak_bytes})
+
+
 def plain(task: Task) -> None:
     model = models.get(task["model"], task["size"], **task["changes"], batch_size=task["batch"])
     lowered = jax.jit(model.train_step, donate_argnums=0).lower(model.abstract_state(), model.abstract_batch())
@@ -216,7 +235,12 @@ def take(path: Path) -> None:
 
 
 HELD: list[IO[str]] = []
-WAYS: dict[str, Callable[[Task], None]] = {"calibrate": calibrated, "plan": planned, "plain": plain}
+WAYS: dict[str, Callable[[Task], None]] = {
+    "calibrate": calibrated,
+    "plan": planned,
+    "plain": plain,
+    "predict": predict,
+}
 
 
 def main() -> None:

@@ -34,6 +34,9 @@ def test_a_small_run(tmp_path):
     assert 0.6 <= float(row["predicted bytes"]) / on_gpu.SMALL_MEMORY <= 0.8
     assert int(row["batch"]) > on_gpu.CASES["mlp"].small
     assert float(row["plan loss"]) == pytest.approx(float(row["plain loss"]), rel=1e-4)
+    again = subprocess.run([*command, "--predict"], env=environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 0 and "mlp: predicted" in again.stdout, again.stdout + again.stderr
+    assert Rows(tmp_path / on_gpu.STEPS, ("on", "model", "size"), on_gpu.CODE).found == [row], "same code, same figures"
     assert float(row["plan compiled bytes"]) > 0 and not row["plan peak bytes"], "XLA:CPU does not tell"
     samples = Rows(tmp_path / on_gpu.CALIBRATION, ()).found
     assert {"launch", "matmul", "stream", "vector", "host_to_device", "device_to_host"} < {s["what"] for s in samples}

@@ -180,9 +180,16 @@ _HOPPER: dict[str, Any] = {
     # f16, 495 TF32 (what XLA uses for float32 matmuls by default), 67 float64 (tensor cores) and 67 float32 vector;
     # PCIe 5 x16, 128 GB/s in both directions together. The H200 computes as the H100 does:
     # https://www.nvidia.com/en-us/data-center/h200/
-    "peak_flops": _peaks(bfloat16=9.89e14, float16=9.89e14, float32=4.95e14, float64=6.7e13, vector=6.7e13),
-    "host_bandwidth": 6.4e10,
-    "kernel_overhead": LAUNCH,
+    #
+    # What large kernels reach of it, one H200 measured by `experiments/validation/on_gpu.py` (its rows are
+    # `experiments/results/calibration.csv`): 685 TFLOP/s bf16, 669 f16 and 370 float32 in matmuls, 26 in arithmetic
+    # that is not fused multiply-add, 3.4 of 4.8 TB/s of memory, 55 GB/s to and from the host, 2.4 us for a small
+    # kernel. The H100 is taken to reach the same part of its memory bandwidth.
+    "peak_flops": _peaks(bfloat16=9.89e14, float16=9.89e14, float32=4.95e14, float64=6.7e13, vector=2.6e13),
+    "matmul_efficiency": 0.69,
+    "memory_efficiency": 0.71,
+    "host_bandwidth": 5.5e10,
+    "kernel_overhead": 2.4e-6,
     "workspace_bytes": HOPPER_WORKSPACE,
     # As Mist measured it on eight A100 (https://github.com/Dazz993/Mist): NCCL's kernels take multiprocessors here too.
     "contention": A100,
