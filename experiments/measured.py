@@ -37,7 +37,7 @@ from rows import Row, Rows
 
 import models
 import unity_jax as unity
-from unity_jax.machine.calibrate import calibrate
+from unity_jax.calibration import calibrate
 from unity_jax.text import seconds
 
 console = Console(width=130, highlight=False, markup=False)

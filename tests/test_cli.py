@@ -7,10 +7,10 @@ import jax
 import pytest
 
 import unity_jax as unity
+from unity_jax.calibration import calibration
+from unity_jax.calibration.measure import Effort
 from unity_jax.cli import main
-from unity_jax.machine import calibrate
 from unity_jax.machine.machine import Machine
-from unity_jax.machine.measure import Effort
 from unity_jax.plan import verify
 
 tpu = pytest.mark.extra("tpu-aot")
@@ -191,7 +191,7 @@ def test_verify_for_a_tpu(capsys):
 
 def test_calibrate(capsys, tmp_path, monkeypatch):
     tiny = Effort(("float32",), ((16, 16),), 2.0**16, (2**12,), (2**10, 2**12), 1, 1e-3)
-    monkeypatch.setattr(calibrate, "effort", lambda platform: tiny)
+    monkeypatch.setattr(calibration, "effort", lambda platform: tiny)
     out = tmp_path / "profile.json"
     status, text, _ = run(capsys, "calibrate", "--out", str(out))
     assert status == 0

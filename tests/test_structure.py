@@ -17,7 +17,9 @@ PACKAGE = Path(unity_jax.__file__).parent
 MODULES = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in sorted(PACKAGE.rglob("*.py"))}
 
 
-ROOMS = "aot lower machine ops pcg plan search".split()
+ROOMS = "aot calibration lower machine ops pcg plan search".split()
+LAYERS = "pcg ops machine network xla cost calibration rewrite rules search lower aot plan".split()
+"""Rooms in their order: each builds on those before it only."""
 MEMBERS = (FunctionType, property, functools.cached_property, staticmethod, classmethod)
 FOR_ANNOTATIONS = {"Emitter", "Span", "View"}
 """What is imported for type checks from a module that imports the one that asks for it; nothing else may be."""
@@ -51,6 +53,16 @@ def test_no_modules_import_each_other():
         ready = [n for n in needs if n not in order and needs[n] <= {*order}]
         assert ready, f"in a circle: {sorted(n for n in needs if n not in order)}"
         order += ready
+
+
+def test_rooms_build_on_those_before_them():
+    rooms = {name.split(".")[1] for name in MODULES if name.count(".") > 1}
+    assert rooms == {*LAYERS}, "each has its place in the order"
+    height = {room: i for i, room in enumerate(LAYERS)}
+    for name in MODULES:
+        _, room, *_ = *name.split("."), ""
+        above = {n for n in imported(name) if height.get(n.split(".")[1], -1) > height.get(room, len(LAYERS))}
+        assert not above, f"{name} imports {sorted(above)}"
 
 
 @pytest.mark.parametrize("room", ROOMS)

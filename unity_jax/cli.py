@@ -32,8 +32,8 @@ from rich.progress import track
 from unity_jax.aot.bundles import written
 from unity_jax.aot.topologies import topology
 from unity_jax.api import AutoSharded, auto_shard
+from unity_jax.calibration import calibrate
 from unity_jax.errors import UnityError
-from unity_jax.machine.calibrate import calibrate
 from unity_jax.machine.family import machine_of
 from unity_jax.machine.machine import Machine
 from unity_jax.plan import Plan

@@ -52,7 +52,7 @@ STEPS, CALIBRATION = "gpu.csv", "calibration.csv"
 SETTINGS = ("on", "model", "size")
 CODE = PLANNED
 """Predictions follow from it; what was measured of a step was measured."""
-MEASURING = ("unity_jax/machine/measure.py", "unity_jax/machine/overlap.py")
+MEASURING = ("unity_jax/calibration/measure.py", "unity_jax/calibration/overlap.py")
 """Of a calibration."""
 CHILD = Path(__file__).with_name("one_step.py")
 console = Console(width=150, highlight=False, markup=False)

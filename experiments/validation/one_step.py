@@ -27,11 +27,11 @@ import jax
 
 import models
 import unity_jax as unity
-from unity_jax.machine.calibrate import calibrate, structure
-from unity_jax.machine.fit import predicted
+from unity_jax.calibration import calibrate, structure
+from unity_jax.calibration.fit import predicted
+from unity_jax.calibration.measure import Sample, effort
+from unity_jax.calibration.overlap import Overlap
 from unity_jax.machine.machine import Machine
-from unity_jax.machine.measure import Sample, effort
-from unity_jax.machine.overlap import Overlap
 from unity_jax.machine.presets import CHIPS
 from unity_jax.planning import alone
 

@@ -5,7 +5,7 @@
     Machine.load("cluster.json")    of a file
     Machine(name, devices, network) of `Device`s, on `Level`s or a `Matrix` of links
 
-`calibrate` measures the devices at hand; it is imported by those that ask for it.
+`unity_jax.calibration` measures the devices at hand.
 """
 
 from unity_jax.machine.device import Device

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,6 @@ from unity_jax.network.communication import Lines, all_lines
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pcg.parallel import COLLECTIVES, Move
-from unity_jax.xla.targets import target_of
 
 _KINDS = tuple(kind for kind in COLLECTIVES if kind != "shift")  # those that change layouts
 
@@ -151,11 +150,12 @@ class _Costed(NamedTuple):
 class Resharder:
     """Costs and cheapest paths between layouts on one machine and mesh.
 
-    **Arguments:** `sure`: only what a move costs in any case: not what it reads and writes on its own device beside its
-    collective, which a kernel may do by the way, nor the start of a collective that is combined with others.
+    **Arguments:** `combined`: only what a move costs in any case: not what it reads and writes on its own device beside
+    its collective, which a kernel may do by the way, nor the start of a collective of these kinds, which a compiler
+    combines with others.
     """
 
-    def __init__(self, machine: Machine, mesh: MeshAxes, sure: bool = False) -> None:
+    def __init__(self, machine: Machine, mesh: MeshAxes, combined: Collection[str] | None = None) -> None:
         self.machine, self.mesh = machine, mesh
         subsets = range(1 << len(mesh.names))
         self._group_size = np.array([math.prod(s for i, s in enumerate(mesh.sizes) if b >> i & 1) for b in subsets])
@@ -163,9 +163,9 @@ class Resharder:
         lines = all_lines(machine, mesh, [k for k in kinds if k])
         # (kind of move, axes) -> the least over algorithms of the greatest of lines (seconds, seconds per byte)
         self._lines = _padded([[lines.get((k, b), (((0.0, 0.0),),)) for b in subsets] for k in kinds])
-        if sure:
-            self._lines[[i for i, k in enumerate(_KINDS) if k in target_of(machine.device).combined], ..., 0] = 0.0
-        self._passes = np.array([_PASSES[k] * (not sure) for k in _KINDS]) / machine.device.memory_bandwidth
+        if combined is not None:
+            self._lines[[i for i, k in enumerate(_KINDS) if k in combined], ..., 0] = 0.0
+        self._passes = np.array([_PASSES[k] * (combined is None) for k in _KINDS]) / machine.device.memory_bandwidth
         # Closures are up to a megabyte each and are shared by all layouts of a shape; tables and paths are small.
         self._closure = functools.lru_cache(maxsize=128)(self._make_closure)
         self._table = functools.cache(self._make_table)

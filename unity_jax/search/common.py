@@ -12,6 +12,7 @@ from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.tables import Store
+from unity_jax.xla.targets import target_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,8 @@ class Common:
     _resharders: dict[tuple[MeshAxes, bool], Resharder] = field(default_factory=dict)
 
     def resharder(self, mesh: MeshAxes, sure: bool = False) -> Resharder:
-        """Prices of moves on a mesh; `sure`: see `Resharder`."""
+        """Prices of moves on a mesh; `sure`: only what they cost in any case."""
         if (mesh, sure) not in self._resharders:
-            self._resharders[mesh, sure] = Resharder(self.machine, mesh, sure=sure)
+            combined = target_of(self.machine.device).combined if sure else None
+            self._resharders[mesh, sure] = Resharder(self.machine, mesh, combined)
         return self._resharders[mesh, sure]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jax.sharding import Mesh
 
+from unity_jax.calibration.measure import COPIES, Probe, Sample, medians, runner
 from unity_jax.machine.contention import STREAMS, Contention, fit
-from unity_jax.machine.measure import COPIES, Probe, Sample, medians, runner
 
 _KIND = {"compute": "matmul", "collectives": "all_gather"}
 

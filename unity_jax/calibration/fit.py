@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import nnls
 
+from unity_jax.calibration.measure import COLLECTIVES, COPIES, Sample
 from unity_jax.cost.compute import Work
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
-from unity_jax.machine.measure import COLLECTIVES, COPIES, Sample
 from unity_jax.machine.network import Level, Matrix
 from unity_jax.network.communication import collective_seconds
 from unity_jax.network.levels import lines

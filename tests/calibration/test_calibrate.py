@@ -14,12 +14,9 @@ import unity_jax as unity
 from unity_jax.aot.collectives import Collective, stablehlo_collectives
 from unity_jax.aot.sites import compiled_collectives
 from unity_jax.aot.topologies import COMPILER_OPTIONS, topology
-from unity_jax.machine.calibrate import Calibration, calibrate, structure
-from unity_jax.machine.contention import A100, PERFECT, STREAMS, Contention
-from unity_jax.machine.device import Device
-from unity_jax.machine.fit import axes_of, fit_device, fit_level, nonnegative_line, predicted
-from unity_jax.machine.machine import Machine
-from unity_jax.machine.measure import (
+from unity_jax.calibration import Calibration, calibrate, structure
+from unity_jax.calibration.fit import axes_of, fit_device, fit_level, nonnegative_line, predicted
+from unity_jax.calibration.measure import (
     ACCELERATOR,
     COPIES,
     HOST,
@@ -32,8 +29,11 @@ from unity_jax.machine.measure import (
     operands_of,
     probes,
 )
+from unity_jax.calibration.overlap import Overlap, fit_contention, streams_of
+from unity_jax.machine.contention import A100, PERFECT, STREAMS, Contention
+from unity_jax.machine.device import Device
+from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
-from unity_jax.machine.overlap import Overlap, fit_contention, streams_of
 from unity_jax.network.communication import KINDS
 from unity_jax.pcg.mesh import MeshAxes
 

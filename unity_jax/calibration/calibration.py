@@ -1,8 +1,8 @@
 """The machine at hand, measured: what `unity calibrate` writes and `auto_shard(machine=Machine.load(...))` plans with.
 
-    found = calibrate()  # about a minute on eight CPU devices
-    found.machine.save("profile.json")
-    print(found)  # what was measured, beside what the cost model makes of the fitted constants
+found = calibrate()  # about a minute on eight CPU devices
+found.machine.save("profile.json")
+print(found)  # what was measured, beside what the cost model makes of the fitted constants
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from unity_jax.calibration.fit import axes_of, fit_device, fit_level, predicted
+from unity_jax.calibration.measure import Effort, Sample, effort, measure, probes
+from unity_jax.calibration.overlap import Overlap, fit_contention, overlaps, streams_of
 from unity_jax.machine.detect import positions
 from unity_jax.machine.device import Device
-from unity_jax.machine.fit import axes_of, fit_device, fit_level, predicted
 from unity_jax.machine.machine import Machine
-from unity_jax.machine.measure import Effort, Sample, effort, measure, probes
 from unity_jax.machine.network import Level, Matrix
-from unity_jax.machine.overlap import Overlap, fit_contention, overlaps, streams_of
 from unity_jax.text import columns, render, seconds, size
 
 T = TypeVar("T")
