@@ -23,7 +23,7 @@ NEWEST_PYTHON ?= $(shell for p in python3.13 python3.12 \
 .PHONY: demo test lint test-newest newest-python test-aot clean
 
 demo: $(VENV)/.installed
-	$(VENV)/bin/python experiments/quickstart.py
+	$(VENV)/bin/python -m experiments.examples.quickstart
 
 test: lint
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal tests

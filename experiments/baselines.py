@@ -9,7 +9,7 @@
 
 Every baseline is a `Candidate`: a full plan, its seconds by the same simulation as the planner's and its peak bytes;
 it may not fit. Its collectives are rings where the planner would make them rings: XLA:TPU gives those to anybody's
-FSDP. `experiments/zoo_table.py`, `unity_table.py`, `expert_plans.py` and `mesh_sweep.py` print them.
+FSDP. `experiments/tables/zoo_table.py`, `unity_table.py`, `expert_plans.py` and `mesh_sweep.py` print them.
 
 Where the devices do not divide the weights (1,024 rows over 96), an expert who shards weights does what FSDP does: it
 pads. `padded` is the same step with the weights stored padded to the next multiple, cut back where they are used. And
@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import optax
-from padded import padded
 
 import models
+from experiments.padded import padded
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import nested

@@ -34,7 +34,7 @@ COMPILED = (
     "unity_jax/planning.py",
     *(f"unity_jax/plan/{name}.py" for name in ("devices", "file", "make", "record", "value")),
     *(f"unity_jax/aot/{name}.py" for name in ("bundles", "collectives", "cycles", "duplicates", "hlo", "topologies")),
-    *(f"experiments/{name}" for name in ("compiled.py", "judge", "programs.py", "validation/programs")),
+    *(f"experiments/validation/{name}" for name in ("compiled.py", "judge", "kept.py", "programs")),
 )
 
 

@@ -1,7 +1,7 @@
 """Writes what the rows in `experiments/results/` say into the README, and all of their tables into a page beside them.
 
-    python experiments/readme.py            # after any of the scripts has made rows
-    python experiments/readme.py --check    # whether both are as the rows say
+    python -m experiments.readme            # after any of the scripts has made rows
+    python -m experiments.readme --check    # whether both are as the rows say
 
 The README's section `Results` and `experiments/results/README.md` are made here and nowhere else.
 """
@@ -16,38 +16,34 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 
-import ablation
-import against_jit
-import agreement
-import confirmed
-import expert_plans
-import measured
-import mesh_sweep
-import ranking
-import rules_used
-import together
-import unity_table
-import zoo_table
-from baselines import BEST, REWRITTEN
-from compiled import SETS, TOPOLOGIES
-from made_by import COMPILED
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
-from rows import Row, Rows
-from summaries import middle, ratios
-from validation import on_gpu
 
 import models
+from experiments.baselines import BEST, REWRITTEN
+from experiments.made_by import COMPILED, ROOT
+from experiments.rows import Row, Rows
+from experiments.summaries import middle, ratios
+from experiments.tables import (
+    ablation,
+    expert_plans,
+    measured,
+    mesh_sweep,
+    rules_used,
+    together,
+    unity_table,
+    zoo_table,
+)
+from experiments.validation import against_jit, agreement, confirmed, on_gpu, ranking
+from experiments.validation.compiled import SETS, TOPOLOGIES
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
 README, PAGE, FIGURE = ROOT / "README.md", RESULTS / "README.md", RESULTS / "sweep.png"
 BEGIN, END = "<!-- made by experiments/readme.py -->\n", "<!-- end -->\n"
-COMMAND = re.compile(r"^    (python experiments/\S+.*?)(?:  +#.*)?$", re.MULTILINE)
+COMMAND = re.compile(r"^    (python -m experiments\.\S+.*?)(?:  +#.*)?$", re.MULTILINE)
 
 WORDS = """\
 Each ratio says how many times as fast a predicted step of our plan is as one of a baseline, as a geometric mean, with
@@ -66,11 +62,11 @@ run the same program on the same machine, priced by the same cost model:
 
 Where programs are compiled for a machine that is not there, a step is *judged* by what the compiler made of it: the
 cycles that XLA:TPU estimates, a roofline of each kernel of XLA:GPU, and the collectives in their order
-(`experiments/judge/`). Seven *tuning* programs served to make the cost model, fifteen *validation* programs only to
-measure it. *Rank correlation* (Spearman's) is 1 where predicted and judged order of the plans are the same.
+(`experiments/validation/judge/`). Seven *tuning* programs served to make the cost model, fifteen *validation* programs
+only to measure it. *Rank correlation* (Spearman's) is 1 where predicted and judged order of the plans are the same.
 
-A row is *stale* if another version of the code made it: the command with `--stale`, or `compiled.py --again` where it
-reads compiled programs, makes it again.
+A row is *stale* if another version of the code made it: the command with `--stale`, or
+`experiments.validation.compiled` with `--again` where it reads compiled programs, makes it again.
 """
 """What a reader has to know to read the tables."""
 
@@ -335,7 +331,7 @@ def summary() -> str:
 
 def page() -> str:
     """All tables."""
-    parts = ["# Results\n\nMade by `python experiments/readme.py` from the rows in this folder.\n"]
+    parts = ["# Results\n\nMade by `python -m experiments.readme` from the rows in this folder.\n"]
     for section in SECTIONS:
         if not (rows := section.rows):
             continue

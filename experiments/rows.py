@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from made_by import COMPILED, made_by
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from experiments.made_by import COMPILED, made_by
 from unity_jax.planning import alone
 
 Row = Mapping[str, str]

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
-from rows import Row
 
 import models
+from experiments.rows import Row
 
 NO_FIT = "no fit"
 """What stands in a table in place of a ratio of plans of which one needs more memory than there is."""

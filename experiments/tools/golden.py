@@ -1,9 +1,9 @@
 """What the planner decides and predicts, to the last bit: a change that only moves code leaves all of it as it is.
 
-    python experiments/tools/golden.py --size tiny              # compares with what is stored; minutes
-    python experiments/tools/golden.py --size full,compiled     # the zoo, and the four plans that are compiled; hours
-    python experiments/tools/golden.py --size tiny --write      # stores: after a change that is meant to change it
-    python experiments/tools/golden.py --size tiny --carry REV  # rows of tables that REV made stand, if all is equal
+    python -m experiments.tools.golden --size tiny                # compares with what is stored; minutes
+    python -m experiments.tools.golden --size full,compiled       # the zoo, and the four plans that are compiled; hours
+    python -m experiments.tools.golden --size tiny --write        # stores: after a change that is meant to change it
+    python -m experiments.tools.golden --size tiny --carry REV    # rows of tables that REV made stand, if all is equal
 
 `experiments/tools/golden.csv` has a row for each plan: its floats in hexadecimal, and a hash of all that is printed of
 it: figures, collectives, the layout of every argument and result, and the Parallel Computation Graph. What is printed
@@ -31,21 +31,16 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # scripts import each other by name
-
-import expert_plans
-import made_by
-import mesh_sweep
-import unity_table
-import zoo_table
-from baselines import joint, program_of
-from compiled import BUILD, COMPILED, FOUR, SETS, TOPOLOGIES, made, plans
-from made_by import PLANNED
 from rich.console import Console
-from rows import MADE_BY, Row, Rows
-from zoo_table import LONG_TEXTS, MACHINES, PER_DEVICE
 
 import models
+from experiments import made_by
+from experiments.baselines import joint, program_of
+from experiments.made_by import PLANNED
+from experiments.rows import MADE_BY, Row, Rows
+from experiments.tables import expert_plans, mesh_sweep, unity_table, zoo_table
+from experiments.tables.zoo_table import LONG_TEXTS, MACHINES, PER_DEVICE
+from experiments.validation.compiled import BUILD, COMPILED, FOUR, SETS, TOPOLOGIES, made, plans
 from unity_jax.machine.machine import Machine
 from unity_jax.plan import Plan
 

@@ -1,9 +1,9 @@
 """Predicted and measured seconds and bytes of train steps on one device: a command for a machine with one GPU.
 
-    python experiments/validation/on_gpu.py                        # nine minutes, without a network
-    python experiments/validation/on_gpu.py --models gpt,resnet --budget 300
-    JAX_PLATFORMS=cpu python experiments/validation/on_gpu.py --small --models mlp,gpt
-    python experiments/validation/on_gpu.py --predict              # no GPU: what was measured, predicted as it is now
+    python -m experiments.validation.on_gpu              # nine minutes, without a network
+    python -m experiments.validation.on_gpu --models gpt,resnet --budget 300
+    JAX_PLATFORMS=cpu python -m experiments.validation.on_gpu --small --models mlp,gpt
+    python -m experiments.validation.on_gpu --predict    # no GPU: what was measured, predicted as it is now
 
 It needs JAX with its GPU plugin, numpy, scipy and rich, flax and optax for the models, and matplotlib for nothing; this
 package need not be installed. First the device is calibrated (matmuls by shape and dtype, memory, host link, overlap of
@@ -36,17 +36,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiments/, for whoever runs this as a script
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from made_by import PLANNED
 from rich.console import Console
 from rich.table import Table
-from rows import Row, Rows
 
+from experiments.made_by import PLANNED, ROOT
+from experiments.rows import Row, Rows
 from unity_jax.text import seconds, size
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "experiments" / "results"
 STEPS, CALIBRATION = "gpu.csv", "calibration.csv"
 SETTINGS = ("on", "model", "size")
@@ -54,7 +50,7 @@ CODE = PLANNED
 """Predictions follow from it; what was measured of a step was measured."""
 MEASURING = ("unity_jax/calibration/measure.py", "unity_jax/calibration/overlap.py")
 """Of a calibration."""
-CHILD = Path(__file__).with_name("one_step.py")
+CHILD = "experiments.validation.one_step"
 console = Console(width=150, highlight=False, markup=False)
 
 
@@ -117,13 +113,13 @@ class Session:
         given = os.environ.get("PYTHONPATH", "")
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "experiments"), given))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), given))),
             "UNITY_JAX_CACHE": "",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # processes that plan hold nothing
             "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
             "JAX_COMPILATION_CACHE_DIR": str(self.work / "cache"),  # both ways use the kernels that one of them tried
         }
-        command = [sys.executable, str(CHILD), json.dumps({**task, "small": self.options.small})]
+        command = [sys.executable, "-m", CHILD, json.dumps({**task, "small": self.options.small})]
         pipes = {"stdout": subprocess.PIPE, "text": True, "env": environment}
         with log.open("w") as errors, subprocess.Popen(command, stderr=errors, **pipes) as process:
             stops = [threading.Timer(max(0.0, until - time.monotonic()), process.kill)]

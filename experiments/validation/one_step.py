@@ -1,6 +1,6 @@
 """One thing that `on_gpu.py` measures, in a process of its own: the peak of memory is that of a whole process.
 
-    python experiments/validation/one_step.py '{"way": "plan", "model": "gpt", "size": "tiny", ...}'
+    python -m experiments.validation.one_step '{"way": "plan", "model": "gpt", "size": "tiny", ...}'
 
 Ways: `calibrate` the device, run the `plan` of a step, run the step under `plain` `jax.jit`, or only `predict` it.
 What is found is written to standard output as soon as it is known, a line of JSON each, so that a process that is

@@ -4,21 +4,12 @@ It is compiled again only if its text has changed; then its rows are stale.
 """
 
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))  # scripts import each other by name
-
-import against_jit
-import agreement
-import confirmed
-import programs
-import ranking
-from compiled import COMPILED, COMPILER_OPTIONS, WITHOUT_TRITON, plain, planned, plans, step_of
-from rows import Rows
-
+from experiments.rows import Rows
+from experiments.validation import against_jit, agreement, confirmed, kept, ranking
+from experiments.validation.compiled import COMPILED, COMPILER_OPTIONS, WITHOUT_TRITON, plain, planned, plans, step_of
 from unity_jax.aot.topologies import topology
 from unity_jax.machine.machine import Machine
 
@@ -26,28 +17,28 @@ MODEL, ON = "convnet_nnx", "h100:8"
 
 
 @pytest.fixture
-def kept(tmp_path, monkeypatch):
+def table(tmp_path, monkeypatch):
     """The table of compiled programs, of which nothing is changed."""
-    shutil.copy(programs.KEPT.path, tmp_path / "programs.csv")
-    monkeypatch.setattr(programs, "KEPT", Rows(tmp_path / "programs.csv", ("program",), programs.JUDGED))
-    monkeypatch.setattr(programs, "STORE", tmp_path)
+    shutil.copy(kept.KEPT.path, tmp_path / "programs.csv")
+    monkeypatch.setattr(kept, "KEPT", Rows(tmp_path / "programs.csv", ("program",), kept.JUDGED))
+    monkeypatch.setattr(kept, "STORE", tmp_path)
 
 
 def row(script, **settings):
     """The row of a table about the program."""
     settings = {"model": MODEL, "topology": ON} | settings
     found = Rows(script.RESULTS, script.SETTINGS).get(settings)
-    assert found is not None, f"{script.__name__}.py has no row about {settings}"
+    assert found is not None, f"{script.__name__} has no row about {settings}"
     return found
 
 
 @pytest.mark.extra("gpu-aot")
-def test_rows_about_compiled_programs(kept):
+def test_rows_about_compiled_programs(table):
     devices, machine = topology(ON), Machine.preset(ON)
     options = COMPILER_OPTIONS["gpu"] | (WITHOUT_TRITON if MODEL in COMPILED.untiled else {})
     ((label, plan),) = plans(COMPILED.program(MODEL, ON), machine, ("dp",), 0)
     facts = {
-        who: programs.compiled(lowered, devices, ON, options)
+        who: kept.compiled(lowered, devices, ON, options)
         for who, lowered in (("our", planned(plan, devices)), ("plain", plain(step_of(MODEL), plan, devices)))
     }
     made = row(agreement, plan=label)

@@ -1,40 +1,26 @@
 """What was published of experts' plans is about models and machines that there are, and can be costed."""
 
-import importlib
 import math
-import sys
-from pathlib import Path
-
-import pytest
 
 import models
+from experiments.tables import expert_plans
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 
 
-@pytest.fixture(scope="module")
-def script():
-    folder = str(Path(__file__).parents[2] / "experiments")
-    sys.path.insert(0, folder)  # as for a script, whose neighbours are modules
-    try:
-        yield importlib.import_module("expert_plans")
-    finally:
-        sys.path.remove(folder)
-
-
-def test_axes_have_as_many_devices_as_the_machine(script):
-    rows = script.published()
-    assert len({tuple(row[s] for s in script.SETTINGS) for row in rows}) == len(rows)
+def test_axes_have_as_many_devices_as_the_machine():
+    rows = expert_plans.published()
+    assert len({tuple(row[s] for s in expert_plans.SETTINGS) for row in rows}) == len(rows)
     for row in rows:
         assert row["model"] in models.names() and row["size"] in models.sizes(row["model"])
-        assert math.prod(int(row[a]) for a in script.AXES) == Machine.preset(row["machine"]).num_devices
+        assert math.prod(int(row[a]) for a in expert_plans.AXES) == Machine.preset(row["machine"]).num_devices
         assert int(row["batch"]) % (int(row["data"]) * int(row["fsdp"])) == 0
         assert row["source"].startswith("https://github.com/")
 
 
-def test_context_parallelism_as_pins(script):
-    program = script.program_of("gpt", "tiny")
-    pins = script.pinned(program, MeshAxes(("x", "y"), (2, 4)))
+def test_context_parallelism_as_pins():
+    program = expert_plans.program_of("gpt", "tiny")
+    pins = expert_plans.pinned(program, MeshAxes(("x", "y"), (2, 4)))
     by_name = {t.name: lay.dims for t, lay in pins.tensors.items()}
     assert by_name["[1]['tokens']"] == (("x",), ("y",))
     assert not any(by_name["[0].params['token']['embedding']"])
@@ -42,9 +28,9 @@ def test_context_parallelism_as_pins(script):
     assert moments and all(("x", "y") in dims for dims in moments)
 
 
-def test_an_expert_is_completed_on_meshes_of_its_sizes(script):
-    program, machine = script.program_of("mlp", "tiny", batch_size=64), Machine.preset("h100:8")
-    found = list(script.experts_plans(program, machine, {"data": 1, "fsdp": 4, "tensor": 2, "context": 1}))
+def test_an_expert_is_completed_on_meshes_of_its_sizes():
+    program, machine = expert_plans.program_of("mlp", "tiny", batch_size=64), Machine.preset("h100:8")
+    found = list(expert_plans.experts_plans(program, machine, {"data": 1, "fsdp": 4, "tensor": 2, "context": 1}))
     assert {plan.mesh.sizes for plan in found} == {(4, 2)}
     assert {"fsdp(x) x tp(y)"} <= {plan.label for plan in found}
     weights = [t.layout for t in found[0].graph.inputs if ".params" in t.name and t.rank == 2]

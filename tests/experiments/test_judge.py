@@ -2,10 +2,10 @@
 
 import pytest
 
-from experiments.judge import judge
-from experiments.judge.kernels import H100
-from experiments.judge.nccl import Nodes
-from experiments.judge.network import Mesh2D
+from experiments.validation.judge import judge
+from experiments.validation.judge.kernels import H100
+from experiments.validation.judge.nccl import Nodes
+from experiments.validation.judge.network import Mesh2D
 from unity_jax.aot.bundles import with_schedules
 from unity_jax.aot.hlo import parse
 

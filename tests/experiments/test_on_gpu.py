@@ -6,26 +6,22 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))  # scripts import each other by name
-
-from readme import SECTIONS
-from rows import Rows
-from validation import on_gpu
-
 import models
+from experiments.readme import SECTIONS
+from experiments.rows import Rows
+from experiments.validation import on_gpu
 
 MEASURED = ("predicted seconds", "calibrated seconds", "plan seconds", "plain seconds")
 
 
 def test_a_small_run(tmp_path):
     """Every part of the real command: calibration, a batch that fills the memory, both ways, rows."""
-    command = [sys.executable, on_gpu.__file__, "--small", "--models", "mlp", "--out", tmp_path]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "experiments.validation.on_gpu", "--small", "--models", "mlp", "--out", tmp_path]
+    how = {"cwd": on_gpu.ROOT, "env": {**os.environ, "JAX_PLATFORMS": "cpu"}, "capture_output": True, "text": True}
+    done = subprocess.run(command, **how, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "left out: nothing" in done.stdout and "cpu, of the preset's rates: matmul float32" in done.stdout
     (row,) = Rows(tmp_path / on_gpu.STEPS, ("on", "model", "size")).found
@@ -34,7 +30,7 @@ def test_a_small_run(tmp_path):
     assert 0.6 <= float(row["predicted bytes"]) / on_gpu.SMALL_MEMORY <= 0.8
     assert int(row["batch"]) > on_gpu.CASES["mlp"].small
     assert float(row["plan loss"]) == pytest.approx(float(row["plain loss"]), rel=1e-4)
-    again = subprocess.run([*command, "--predict"], env=environment, capture_output=True, text=True, check=False)
+    again = subprocess.run([*command, "--predict"], **how, check=False)
     assert again.returncode == 0 and "mlp: predicted" in again.stdout, again.stdout + again.stderr
     assert Rows(tmp_path / on_gpu.STEPS, ("on", "model", "size"), on_gpu.CODE).found == [row], "same code, same figures"
     assert float(row["plan compiled bytes"]) > 0 and not row["plan peak bytes"], "XLA:CPU does not tell"
@@ -145,7 +141,7 @@ def test_tables_cope_with_what_is_missing():
 def test_both_tables_are_among_the_results():
     mine = [s for s in SECTIONS if s.script is on_gpu]
     assert [s.file for s in mine] == [on_gpu.STEPS, on_gpu.CALIBRATION]
-    assert {s.command for s in mine} == {"python experiments/validation/on_gpu.py"}
+    assert {s.command for s in mine} == {"python -m experiments.validation.on_gpu"}
 
 
 def test_every_case_is_a_model_of_the_zoo_and_eight_there_are():

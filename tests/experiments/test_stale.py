@@ -2,24 +2,14 @@
 
 import ast
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))  # scripts import each other by name
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "tools"))
-
-import ablation
-import expert_plans
-import golden
-import made_by
-import mesh_sweep
-import readme
-import unity_table
-import zoo_table
-from made_by import PLANNED, code_of
-from rows import MADE_BY, Rows
+from experiments import made_by, readme
+from experiments.made_by import PLANNED, code_of
+from experiments.rows import MADE_BY, Rows
+from experiments.tables import ablation, expert_plans, mesh_sweep, unity_table, zoo_table
+from experiments.tools import golden
 
 CHEAP = {
     zoo_table: {"model": "mlp", "machine": "h100:8"},
@@ -45,7 +35,7 @@ def made_again(script, row):
 def test_a_row_is_what_this_version_makes(script):
     section = next(s for s in readme.SECTIONS if s.script is script)
     row = next(r for r in section.rows if CHEAP[script].items() <= r.items())
-    assert not section.file_rows.is_stale(row), f"make it again: python experiments/{script.__name__}.py --stale ..."
+    assert not section.file_rows.is_stale(row), f"make it again: python -m {script.__name__} --stale ..."
     made = {name: value for name, value in made_again(script, row).items() if name not in TIMED}
     for name, value in made.items():
         stored = type(value)(float(row[name])) if isinstance(value, float) else row[name]
@@ -136,11 +126,10 @@ IRRELEVANT = {"errors", "progress"}
 
 def test_rows_follow_from_all_that_planning_imports():
     """Modules outside of the folders that are named whole; `__init__` only passes names on."""
-    found, todo = set(), ["unity_jax.search.joint", "baselines"]
+    found, todo = set(), ["unity_jax.search.joint", "experiments.baselines"]
     while todo:
         name = todo.pop()
-        inside = "" if name.startswith(("unity_jax", "models")) else "experiments"
-        path = made_by.ROOT / inside / name.replace(".", "/")
+        path = made_by.ROOT / name.replace(".", "/")
         if name in found or not path.with_suffix(".py").exists():
             continue
         found.add(name)
@@ -149,7 +138,7 @@ def test_rows_follow_from_all_that_planning_imports():
                 todo += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 todo += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    files = {n.replace(".", "/") + ".py" if n.startswith("unity_jax") else f"experiments/{n}.py" for n in found}
+    files = {f"{name.replace('.', '/')}.py" for name in found}
     left = {f for f in files if not any(f == code or f.startswith(code + "/") for code in PLANNED)}
     assert left == {f"unity_jax/{name}.py" for name in IRRELEVANT}
 

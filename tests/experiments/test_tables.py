@@ -3,21 +3,13 @@
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import models
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))  # scripts import each other by name
-
-import agreement
-import confirmed
-import ranking
-import together
-from baselines import (
+from experiments.baselines import (
     BEST,
     REWRITTEN,
     SEARCH,
@@ -32,14 +24,16 @@ from baselines import (
     program_of,
     ringed,
 )
-from compiled import SETS
-from mesh_sweep import batches, speed_up
-from padded import padded
-from rows import MADE_BY, Rows
-from rules_used import used
-from summaries import by_family, middle, ratios
-from unity_table import paper, verdicts
-
+from experiments.made_by import ROOT
+from experiments.padded import padded
+from experiments.rows import MADE_BY, Rows
+from experiments.summaries import by_family, middle, ratios
+from experiments.tables import together
+from experiments.tables.mesh_sweep import batches, speed_up
+from experiments.tables.rules_used import used
+from experiments.tables.unity_table import paper, verdicts
+from experiments.validation import agreement, confirmed, ranking
+from experiments.validation.compiled import SETS
 from unity_jax.cost.program import local_bytes
 from unity_jax.machine.family import first_devices, machine_of, spec
 from unity_jax.machine.machine import Machine
@@ -89,12 +83,13 @@ def test_rows_are_replaced_in_their_place(tmp_path):
 
 def test_the_readme_says_what_the_rows_say():
     done = subprocess.run(
-        [sys.executable, Path(__file__).parents[2] / "experiments" / "readme.py", "--check"],
+        [sys.executable, "-m", "experiments.readme", "--check"],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{done.stdout}run python experiments/readme.py"
+    assert done.returncode == 0, f"{done.stdout}run python -m experiments.readme"
 
 
 @pytest.mark.parametrize(

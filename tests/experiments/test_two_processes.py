@@ -118,7 +118,7 @@ def test_agreement_on_a_mesh_over_some_of_the_processes(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does():
-    command = [sys.executable, "experiments/two_processes.py", "--steps", "3"]
+    command = [sys.executable, "-m", "experiments.examples.two_processes", "--steps", "3"]
     found = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "collectives: none" not in found.stdout  # or the processes would have nothing to say to each other

@@ -1,15 +1,11 @@
 """The validation programs are real train steps: small ones learn, those of full size trace and keep their state."""
 
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))  # scripts import each other by name
-
-from validation.programs import VALIDATION, zoo
+from experiments.validation.programs import VALIDATION, zoo
 
 QUICKLY = {"xla_backend_optimization_level": 0}  # compiling is nearly all of the time
 ALONE = sorted(set(VALIDATION) - set(zoo.SIZES))  # the zoo's tiny sizes are trained in tests/models

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.contention import evaluate, read
+from experiments.validation.contention import evaluate, read
 from unity_jax.machine.contention import A100, ASYNCHRONOUS, PERFECT, STREAMS, Contention, fit
 from unity_jax.network.communication import KINDS
 

@@ -36,7 +36,7 @@ TARGETS = {
     # rows, `x` and the exponentials are kept in float32. Apart, the maximum is an output of the kernel that makes `x`,
     # which is kept in its own precision, and its readers compute the exponentials themselves. Attention over 4,096
     # positions in bfloat16 on v5e: 8.9 ms and 0.79 GiB of temporaries, 12.1 ms and 1.07 GiB as one kernel; over 512
-    # positions 1.36 ms, not 1.43 (the compiler's estimates; `experiments/against_jit.py`).
+    # positions 1.36 ms, not 1.43 (the compiler's estimates; `experiments/validation/against_jit.py`).
     # Of a causal mask in a loop XLA:TPU makes no array, whether it is broadcast in it or before it, but inside it may
     # give another layout to what is computed of it, and copy that: a state-space model with chunks of 128 positions on
     # v5e takes 47.4 ms with masks broadcast inside, 42.5 ms with masks from before, and as much memory.

@@ -98,8 +98,8 @@ class Contention:
 PERFECT = Contention()
 
 A100 = Contention(0.471, 0.008, 0.002, 0.622, 0.01)
-"""Eight A100 on NVLink, from `experiments/contention.py`: a collective takes half of its time from a matmul beside it,
-and copies, which have engines of their own, share only the link to the host."""
+"""Eight A100 on NVLink, from `experiments/validation/contention.py`: a collective takes half of its time from a matmul
+beside it, and copies, which have engines of their own, share only the link to the host."""
 
 PULL = 1e-2
 """The relative error of one measurement that weighs as much, in a fit, as a coefficient of 0 in place of 1."""

@@ -48,7 +48,7 @@ def _tpu(
     and not published, so there is no contention. float64 is emulated with pairs of float32 on the vector unit, about 20
     operations each: assumed. Arrays lie in tiles of 8 x 128 (https://openxla.org/xla/tiled_layout). XLA:TPU hides
     all-gathers behind matmuls and permutations behind anything; of the other collectives it started none apart in any
-    plan of `experiments/compiled.py` (libtpu 0.0.42, its default flags).
+    plan of `experiments/validation/compiled.py` (libtpu 0.0.42, its default flags).
     """
     peaks = _peaks(bfloat16=matmul, float16=matmul, float32=matmul, float64=vector / 20, vector=vector)
     measured = {"matmul_tile": (8, 128, 128), **measured}
@@ -57,9 +57,10 @@ def _tpu(
 
 
 # What kernels get out of a TPU, from the cycles that XLA:TPU estimates for single matmuls and elementwise kernels
-# (`experiments/cycles.py`, libtpu 0.0.42). The chips without numbers of their own take those of v5p. `chip_bytes` is
-# the memory on the chip (128 MiB on v5e and v6e, 64 MiB on v5p: `jax.experimental.pallas.tpu.get_tpu_info`) less the
-# 16 MiB that XLA leaves to kernels (`xla_tpu_scoped_vmem_limit_kib`).
+# (`experiments/validation/cycles.py`, libtpu 0.0.42). The chips without numbers of their own take those of v5p.
+# `chip_bytes` is the memory on the chip (128 MiB on v5e and v6e, 64 MiB on v5p:
+# `jax.experimental.pallas.tpu.get_tpu_info`) less the 16 MiB that XLA leaves to kernels
+# (`xla_tpu_scoped_vmem_limit_kib`).
 _V4 = {
     "matmul_efficiency": 0.91,
     "memory_efficiency": 0.79,

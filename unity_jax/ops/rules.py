@@ -103,7 +103,7 @@ TRANSCENDENTAL = frozenset(
 )
 FLOPS = dict.fromkeys(TRANSCENDENTAL, 8) | {"erf": 20, "erf_inv": 33, "erfc": 64}
 """Operations on each element, where it is not one. Error functions are polynomials; so many does XLA:TPU count (libtpu
-0.0.42; `experiments/cycles.py`)."""
+0.0.42; `experiments/validation/cycles.py`)."""
 POINTWISE = TRANSCENDENTAL | frozenset(
     "abs add add_any and bessel_i0 bessel_i0e bessel_i1 bessel_i1e bitcast_convert_type ceil clamp clz "
     "complex conj convert_element_type copy copy_p div eq floor ge gt igamma_grad_a imag integer_pow "

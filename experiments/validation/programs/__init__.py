@@ -1,6 +1,6 @@
 """Programs that the cost model was not made on: figures about predictions are believed for these.
 
-    from validation.programs import VALIDATION
+    from experiments.validation.programs import VALIDATION
 
     program = VALIDATION["bert_linen"]()                 # shapes only, whatever its size
     jax.jit(program.step, donate_argnums=program.donate_argnums).trace(*program.arguments)

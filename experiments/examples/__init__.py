@@ -1,0 +1,1 @@
+"""Programs to run and to read: the library as a user of it would call it."""

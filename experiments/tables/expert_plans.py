@@ -1,0 +1,196 @@
+"""Published parallel plans of experts beside the planner's: same model, machine and batch, under one cost model.
+
+    python -m experiments.tables.expert_plans                            # hours; rows are made once, and kept
+    python -m experiments.tables.expert_plans --on v5p:4x4x4 --rows 1    # minutes
+
+`experiments/data/expert_plans.csv` has what was published and where: the sizes of the axes for data, FSDP, tensor and
+context (sequence) parallelism, of those plans that need no pipeline, for models of the zoo. `batch` counts sequences of
+all devices in one pass; where gradients are accumulated, those of one pass. The slices v5p-128 and v5p-1024 have two
+cores per chip. Mist's plans are its tuner's answers of one stage. What is not taken over: quantization, which
+activations a plan recomputes or offloads (the zoo's models recompute each layer), and slices joined by a data-center
+network.
+
+An expert's plan is completed to every operation as in `unity_jax/search/experts.py`, with and without splitting
+activations between tensor-parallel blocks, with plain data parallelism or ZeRO-1, and on every mesh of its sizes; the
+best that fits counts; beside it the same on the program as the planner rewrites it. With context
+parallelism, which no such expert has, its layouts are pins: the batch is split over both axes, the parameters are whole
+and the optimizer's state is sharded; the planner decides the rest. The exit code tells whether the planner's plan is
+never slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+from rich.console import Console
+from rich.table import Table
+
+import models
+from experiments.baselines import REWRITTEN, SEARCH, columns, joint, program_of, unrewritten
+from experiments.made_by import PLANNED
+from experiments.rows import Row, Rows
+from experiments.summaries import over
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import Program
+from unity_jax.search.candidate import Candidate, Pins, best, finish
+from unity_jax.search.experts import Expert, expert_seeds
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import Planner
+from unity_jax.text import seconds, size
+
+EXPERIMENTS = Path(__file__).parents[1]
+RESULTS = EXPERIMENTS / "results" / "expert_plans.csv"
+AXES = ("data", "fsdp", "tensor", "context")
+SETTINGS = ("model", "size", "length", "machine", "batch", *AXES)
+CODE = (*PLANNED, *(f"experiments/tables/expert_plans.py:{name}" for name in ("measure", "experts_plans", "pinned")))
+
+
+def published() -> list[Mapping[str, str]]:
+    """The plans as they were published."""
+    with (EXPERIMENTS / "data" / "expert_plans.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def measure(what: Mapping[str, str]) -> dict[str, Any]:
+    """One row: the expert's plan and ours."""
+    machine = Machine.preset(what["machine"])
+    program = program_of(what["model"], what["size"], length=int(what["length"]), batch_size=int(what["batch"]))
+    limit = machine.device.memory_bytes
+    start = time.perf_counter()
+    found = joint(program, machine)
+    took = time.perf_counter() - start
+    sizes = {a: int(what[a]) for a in AXES}
+    expert = best(list(experts_plans(program, machine, sizes)), limit)
+    on_rewritten = experts_plans(found.program, machine, sizes) if found.program.rewrites else ()
+    row = {"devices": machine.num_devices, "planning seconds": took}
+    row |= columns("expert", expert, limit) | columns("plan", found, limit)
+    row |= columns(REWRITTEN, best([expert, *on_rewritten], limit), limit)
+    row |= columns(SEARCH, unrewritten(program, machine, found), limit)
+    row["plan plan"] = f"{found.label} on {found.mesh}"
+    row["rewrites"] = "; ".join(f"{r.rule} x {r.count}" for r in found.program.rewrites)
+    return row
+
+
+def experts_plans(program: Program, machine: Machine, sizes: Mapping[str, int]) -> Iterator[Candidate]:
+    """The complete plans that an expert's axes may stand for."""
+    outer, inner = sizes["data"] * sizes["fsdp"], sizes["tensor"] * sizes["context"]
+    if min(sizes["data"], sizes["fsdp"]) > 1 or min(sizes["tensor"], sizes["context"]) > 1:
+        raise ValueError(f"more than two axes: {sizes}")
+    wanted = (outer, inner) if inner > 1 else (outer,)
+    for mesh in mesh_candidates(machine.num_devices, machine):
+        if mesh.sizes != wanted:
+            continue
+        if sizes["context"] > 1:
+            yield Planner(program, machine, None, pinned(program, mesh)).plan([mesh])
+            continue
+        planner = Planner(program, machine)
+        outer_axes, model = mesh.names[:1], mesh.names[1:]
+        shards = [(True, True)] if sizes["fsdp"] > 1 else [(False, False), (False, True)]  # or nothing, or ZeRO-1
+        between = (False, True) if model else (False,)
+        styles = [Expert(outer_axes, model, *s, sequence) for s in shards for sequence in between]
+        builder = planner._builder(mesh)
+        for keep in (True, False):
+            built = builder.build(keep)
+            for name, seed in expert_seeds(program, built, mesh, planner.rules, styles).items():
+                yield finish(program, built.decisions(seed, keep), builder.resharder, planner.rules, name)
+
+
+def pinned(program: Program, mesh: MeshAxes) -> Pins:
+    """Context parallelism: sequences over the outer axis, positions over the inner one, parameters whole, and the other
+    state over both."""
+    outer, inner = mesh.names
+    state = {program.graph.inputs[i] for i in program.ties.values()}
+    forward = {t for op in program.graph.walk() if not op.backward for t in op.inputs}
+    pins: dict[Any, Layout] = {}
+    for t in program.graph.inputs:
+        if t not in state and t.rank == 2:
+            pins[t] = Layout(((outer,), (inner,)))
+        elif t in state and t in forward:
+            pins[t] = Layout.replicated(t.rank)
+        elif t in state and (dims := [d for d, n in enumerate(t.shape) if n % mesh.num_devices == 0]):
+            widest = max(dims, key=lambda d: t.shape[d])
+            pins[t] = Layout(tuple((outer, inner) if d == widest else () for d in range(t.rank)))
+    return Pins(pins, {})
+
+
+def ratio(row: Row) -> float:
+    """How many times as fast as the expert's plan ours is."""
+    return float(row["expert seconds"]) / float(row["plan seconds"])
+
+
+def is_worse(row: Row) -> bool:
+    """Whether the expert's plan fits and is faster than ours, or ours does not fit."""
+    return row["expert fits"] == "True" and (row["plan fits"] != "True" or ratio(row) < 1 - 1e-6)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    shown = Table(title="Experts' published plans and ours; ! does not fit", caption="context parallelism by pins")
+    for column in (
+        "model",
+        "machine",
+        "batch",
+        "expert",
+        "expert's step",
+        "memory",
+        "our step",
+        "memory",
+        "ratio",
+        "expert, rewritten",
+        "search",
+        "ours",
+    ):
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        axes = " x ".join(f"{a}={row[a]}" for a in AXES if row[a] != "1")
+        cells: list[str] = []
+        for who in ("expert", "plan"):
+            cells.append(seconds(float(row[f"{who} seconds"])) + "!" * (row[f"{who} fits"] != "True"))
+            cells.append(size(int(float(row[f"{who} bytes"]))))
+        where = f"{row['machine']} ({row['devices']})"
+        model = f"{row['model']} {row['size']}, {row['length']}"
+        cells += [over(row, "plan", "expert", 3), *_half(row), row["plan plan"]]
+        shown.add_row(model, where, row["batch"], axes, *cells)
+    return shown
+
+
+def _half(row: Row) -> list[str]:
+    """Seconds of the expert's plan of the rewritten program, and of ours without rewrites."""
+    found = (row.get(f"{name} seconds") for name in (REWRITTEN, SEARCH))
+    return [seconds(float(text)) if text else "" for text in found]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", help="comma-separated (default: all that the zoo has)")
+    parser.add_argument("--on", help="comma-separated machines (default: all)")
+    parser.add_argument("--rows", type=int, help="make at most so many")
+    parser.add_argument("--stale", action="store_true", help="make again what another version of the code made")
+    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
+    options = parser.parse_args()
+    chosen = options.models.split(",") if options.models else models.names()
+    wanted = [
+        p for p in published() if p["model"] in chosen and (not options.on or p["machine"] in options.on.split(","))
+    ]
+    rows = Rows(options.out, SETTINGS, CODE)
+    rows.make_all(rows.missing(wanted, options.stale)[: options.rows], measure, "{model} {size} on {machine}")
+    found = rows.made(wanted)
+    console = Console(width=150, highlight=False)
+    console.print(table(found))
+    worse = [f"{r['model']} {r['size']} on {r['machine']} ({ratio(r):.3f})" for r in found if is_worse(r)]
+    console.print(f"{len(found)} of {len(wanted)} rows; slower than the expert: {', '.join(worse) or 'never'}")
+    return int(bool(worse))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What tells whoever changes the library that the rest is as it was."""

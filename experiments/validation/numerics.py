@@ -1,0 +1,80 @@
+"""The joint plan and random ones of every model of the zoo against the unsharded run: float64 steps, dropout on.
+
+    python -m experiments.validation.numerics --plans 20                     # hours: every plan is a program to compile
+    python -m experiments.validation.numerics --plans 20 --models mlp,dlrm   # minutes
+
+Prints, for every model, the largest error of any leaf relative to the leaf's largest magnitude, and where it is. The
+contract is 1e-9. The joint plan is that of `auto_shard`, rewrites and layouts chosen together. The layers of a model
+repeat, so deep ones are run with one.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import argparse
+import sys
+import time
+
+import jax
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+import models
+from tests.numerics.harness import QUICK, TOLERANCE
+from tests.numerics.steps import STEPS, Reference, slow
+
+MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2))
+SMALLER = {"bert": {"layers": 1}, "gpt": {"layers": 2}, "moe": {"layers": 1}}
+
+
+def check(name: str, plans: int, progress: Progress) -> tuple[str, ...]:
+    """One row of the table: the chosen plan, then random ones."""
+    reference = Reference.of(models.get(name, "tiny", dtype="float64", **SMALLER.get(name, {})), QUICK)
+    task = progress.add_task(name, total=plans + 1)
+    worst, where, failed, start = 0.0, "", 0, time.monotonic()
+    for i in range(-1, plans):
+        if i < 0:
+            plan = reference.chosen(slow(factor=5e2), (8,))  # where rewrites pay
+            rewrites = len(plan.rewrites)
+        else:
+            plan = reference.case.sample(MESHES[i % len(MESHES)], seed=i, machine="h100")
+        errors = reference.errors(reference.run(plan, QUICK))
+        path = max(errors, key=lambda p: errors[p])
+        if i < 0:
+            chosen = errors[path]
+        elif errors[path] > worst:
+            worst, where = errors[path], f"{path} (seed {i})"
+        failed += not errors[path] <= TOLERANCE
+        progress.advance(task)
+        jax.clear_caches()
+    ops = sum(1 for _ in reference.case.program.graph.walk())
+    counts, took = (f"{ops}", f"{rewrites}"), f"{time.monotonic() - start:.0f} s"
+    return name, *counts, f"{chosen:.1e}", f"{plans}", f"{worst:.1e}", where, f"{failed}", took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, default=20)
+    parser.add_argument("--models", default=",".join(models.names()))
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    table = Table(title=f"Sharded against unsharded, {STEPS} float64 steps on 8 CPU devices")
+    for column in ("model", "ops", "rewrites", "joint plan", "random plans", "largest error", "at", "failed", "time"):
+        table.add_column(column)
+    text, bar = Progress.get_default_columns()[:2]
+    with Progress(text, bar, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+        for name in options.models.split(","):
+            row = check(name, options.plans, progress)
+            table.add_row(*row)
+            progress.console.print("  ".join(row), markup=False, highlight=False)
+    Console(width=150).print(table)
+    sys.exit(any(row != "0" for row in table.columns[7].cells))
+
+
+if __name__ == "__main__":
+    main()

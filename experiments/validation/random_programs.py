@@ -1,0 +1,113 @@
+"""Random programs under random plans against the unsharded run: failures, and the coverage of the rule table.
+
+    python -m experiments.validation.random_programs --count 2000             # about an hour on two cores
+    python -m experiments.validation.random_programs --first 137 --count 1    # one program again
+
+Each program is run under a random plan on a random mesh, in float64; every other plan is steered to strategies not yet
+drawn. Prints a table: how often each kind of strategy of each primitive was run.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+import argparse
+import multiprocessing
+import random
+import sys
+import traceback
+from dataclasses import dataclass, field
+
+import jax
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+from tests.numerics.coverage import Coverage, steer
+from tests.numerics.harness import QUICK, TOLERANCE, Case
+from tests.numerics.programs import draw
+
+MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2), (3, 2), (7,))
+MACHINES = ("cpu", "h100", "v100-summit")
+BATCH = 20  # programs per task; compiled programs are dropped after each
+
+
+@dataclass
+class Outcome:
+    """What a batch of programs showed."""
+
+    coverage: Coverage = field(default_factory=Coverage)
+    ops: int = 0
+    worst: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    def merge(self, other: Outcome) -> None:
+        self.coverage.merge(other.coverage)
+        self.ops += other.ops
+        self.worst = max(self.worst, other.worst)
+        self.failures += other.failures
+
+
+def check(seed: int, outcome: Outcome) -> None:
+    """Run one program under one plan."""
+    rng = random.Random(seed)
+    program = draw(rng)
+    case = Case.of(program.fn, program.args, program.donate, QUICK)
+    sizes, machine = rng.choice(MESHES), rng.choice(MACHINES)
+    plan = case.sample(sizes, rng.randint(0, 2**30), machine)
+    if seed % 2:
+        plan = steer(case, plan, outcome.coverage, machine)
+    errors = case.errors(case.run(plan, QUICK), floor=1.0)
+    outcome.coverage.record(case, plan)
+    outcome.ops += sum(1 for _ in plan.graph.walk())
+    outcome.worst = max([outcome.worst, *(e.error for e in errors if e.error <= TOLERANCE)])
+    bad = [str(e) for e in errors if not e.error <= TOLERANCE]
+    if bad:
+        outcome.failures.append(f"program {seed} on {sizes} ({machine}): {', '.join(bad)}\n    {program}")
+
+
+def batch(seeds: range) -> tuple[range, Outcome]:
+    jax.config.update("jax_enable_x64", True)
+    outcome = Outcome()
+    for seed in seeds:
+        try:
+            check(seed, outcome)
+        except Exception:
+            outcome.failures.append(f"program {seed}: {traceback.format_exc(limit=-3)}")
+    jax.clear_caches()
+    return seeds, outcome
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first program")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    os.nice(10)
+    last = options.first + options.count
+    batches = [range(i, min(i + BATCH, last)) for i in range(options.first, last, BATCH)]
+    total = Outcome()
+    text, bar = Progress.get_default_columns()[:2]
+    columns = (text, bar, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    pool = multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=10)  # XLA keeps some memory
+    with Progress(*columns) as progress, pool:
+        task = progress.add_task("programs", total=options.count)
+        for seeds, outcome in pool.imap_unordered(batch, batches):
+            total.merge(outcome)
+            progress.update(task, advance=len(seeds), description=f"{len(total.failures)} failures")
+            for failure in outcome.failures:
+                progress.console.print(failure, markup=False, highlight=False)
+            if not progress.console.is_terminal:
+                print(f"{seeds}: {len(outcome.failures)} failures", file=sys.stderr, flush=True)
+    print(f"\n{total.coverage}\n")
+    print(f"{options.count} programs, {total.ops} planned ops, {len(total.failures)} failures")
+    print(f"largest error of those that agree: {total.worst:.1e}")
+    print("strategies never drawn: " + (", ".join(total.coverage.missing()) or "none"))
+    print("primitives met only where all divides: " + (", ".join(total.coverage.always_divisible()) or "none"))
+    sys.exit(bool(total.failures))
+
+
+if __name__ == "__main__":
+    main()
