@@ -1,6 +1,5 @@
 """What compilers made of programs is kept by the text of the program."""
 
-
 import jax
 import jax.numpy as jnp
 import pytest

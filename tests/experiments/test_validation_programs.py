@@ -1,6 +1,5 @@
 """The validation programs are real train steps: small ones learn, those of full size trace and keep their state."""
 
-
 import jax
 import numpy as np
 import pytest
