@@ -3,7 +3,7 @@
     python experiments/passes.py                                           # the validation programs, on both machines
     python experiments/passes.py --models gru_scan,vit --on h100:8
     python experiments/passes.py --programs tuning
-    python experiments/passes.py --also gemm_rewriter+softmax_rewriter     # several switched off together as well
+    python experiments/passes.py --also loop_stacks+softmax_rewriter     # several switched off together as well
 
 The expert plans (dp, fsdp, tp) of each program are planned again and nothing is compiled: what the compilers said is in
 `experiments/results/agreement.csv`, and counts where its row has the bytes that are predicted now, of the same plan

@@ -19,7 +19,6 @@ from unity_jax.search.sample import sample
 from unity_jax.xla.traffic import Traffic
 
 MESH, MACHINE = MeshAxes(("x",), (1,)), Machine.preset("h100:1")
-TRITON = dataclasses.replace(MACHINE.device, workspace_bytes=0.0)
 N = 64 * 64 * 4
 TUPLE = 2 * 2**14
 """Bytes of a tuple on a TPU. They are not alive in the eyes of the compiler, and so count twice."""
@@ -266,24 +265,9 @@ def test_what_only_matrix_units_read_takes_half_on_tpu():
     exact = lambda x, w: jnp.matmul(sort(x), w, precision="highest")  # noqa: E731
     both = lambda x, w: sort(x) @ w + sort(sort(x))  # noqa: E731
     assert peak(rounded, f32(64, 64), f32(64, 64), device=tpu).peak_bytes == 3.5 * N
-    assert peak(rounded, f32(64, 64), f32(64, 64), device=TRITON).peak_bytes == 4 * N
+    assert peak(rounded, f32(64, 64), f32(64, 64)).peak_bytes == 4 * N
     assert peak(exact, f32(64, 64), f32(64, 64), device=tpu).peak_bytes == 4 * N
     assert peak(both, f32(64, 64), f32(64, 64), device=tpu).peak_bytes >= 5 * N
-
-
-def test_deep_matmuls_are_computed_in_parts_on_gpu():
-    """One tile of 128 x 128: 32 parts of 128, or of 132, whole 16 bytes, after both have been padded to 4,224."""
-    for depth, padded in ((4096, 0), (4100, 4224)):
-        found = peak(lambda x, w: x @ w, f32(128, depth), f32(depth, 128), device=TRITON)
-        parts = 32 * 128 * 128 + 2 * 128 * padded
-        assert found.peak_bytes == 4 * (2 * 128 * depth + 128 * 128 + parts)
-
-
-def test_cublas_may_take_a_workspace_on_gpu():
-    """32 MiB on Hopper, if that is more than the parts."""
-    f = lambda x, w: x @ w  # noqa: E731
-    assert peak(f, f32(64, 64), f32(64, 64)).peak_bytes == 3 * N + 2**25
-    assert peak(f, f32(64, 64), f32(64, 64), device=Machine.preset("a100:1").device).peak_bytes == 3 * N + 2**22
 
 
 def test_what_waits_long_leaves_the_chip():

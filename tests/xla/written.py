@@ -94,7 +94,6 @@ PROGRAMS = {
     "horizontal_loop_fusion": ("h100:1", scanned, (f32(4, 64, 64), f32(64, 64)), "dp"),
     "multi_output_fusion": ("h100:2", picked, (f32(64, 64), IDS), By([WHOLE, Layout((("x",),))], [Layout(())] * 2)),
     "softmax_rewriter": ("h100:1", softmax, (f32(64, 64),), "dp"),
-    "gemm_rewriter": ("h100:1", dense, (f32(64, 64), f32(16, 64)), "dp"),
     "latency_estimates": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
     "async_collective_creator": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
     "collective_combiner": ("v5e:1x2", *TWO_SUMS),

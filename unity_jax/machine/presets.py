@@ -157,9 +157,6 @@ NVLINK_LATENCY, INFINIBAND_LATENCY, LAUNCH = 1.9e-6, 4.0e-6, 1e-6
 # What NCCL expects of one NVLink in each direction, of 25 GB/s: SM70_NVLINK_BW, SM80_NVLINK_BW and SM90_NVLINK_BW in
 # https://github.com/NVIDIA/nccl/blob/v2.28.7-1/src/graph/topo.h
 V100_NVLINK, A100_NVLINK, HOPPER_NVLINK = 2.0e10, 2.0e10, 2.06e10
-# What XLA:GPU gives a call of cuBLAS at most: kDefaultWorkspace and kHopperWorkspace in
-# https://github.com/openxla/xla/blob/main/xla/service/gpu/matmul_utils.h
-DEFAULT_WORKSPACE, HOPPER_WORKSPACE = 4 * 2.0**20, 32 * 2.0**20
 
 _A100: dict[str, Any] = {
     # https://www.nvidia.com/en-us/data-center/a100/ (SXM; without sparsity): 312 TFLOP/s bf16 and f16, 156 TF32 (what
@@ -168,7 +165,6 @@ _A100: dict[str, Any] = {
     "peak_flops": _peaks(bfloat16=3.12e14, float16=3.12e14, float32=1.56e14, float64=1.95e13, vector=1.95e13),
     "host_bandwidth": 3.2e10,
     "kernel_overhead": LAUNCH,
-    "workspace_bytes": DEFAULT_WORKSPACE,
     "contention": A100,
 }
 # Twelve NVLinks (600 GB/s in both directions together, as above); across nodes one 200 Gb/s port per GPU:
@@ -183,7 +179,6 @@ _HOPPER: dict[str, Any] = {
     "peak_flops": _peaks(bfloat16=9.89e14, float16=9.89e14, float32=4.95e14, float64=6.7e13, vector=6.7e13),
     "host_bandwidth": 6.4e10,
     "kernel_overhead": LAUNCH,
-    "workspace_bytes": HOPPER_WORKSPACE,
     # As Mist measured it on eight A100 (https://github.com/Dazz993/Mist): NCCL's kernels take multiprocessors here too.
     "contention": A100,
 }
@@ -318,7 +313,6 @@ CHIPS: dict[str, Chip] = {
             memory_bandwidth=9e11,
             host_bandwidth=5e10,
             kernel_overhead=LAUNCH,
-            workspace_bytes=DEFAULT_WORKSPACE,
             contention=Contention(compute_by_collectives=0.188),
         ),
         levels=_switched(("node", 2.3e10 / 6, INFINIBAND_LATENCY), ("gpu", 2 * V100_NVLINK, NVLINK_LATENCY)),

@@ -7,8 +7,8 @@ A pass of XLA is in a row if it brings predicted memory nearer to what is compil
 (`experiments/passes.py`). XLA:TPU hides latencies as well, but in the order of its list scheduler predictions are
 nearer: how far its latency-hiding scheduler reorders follows from details of fusions and of its estimates, and beyond
 half of its memory limit it goes by memory first (`MemoryPressurePolicy` in
-https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc). XLA:GPU combines collectives and
-pipelines those of loops as well; without that predictions are nearer.
+https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc). XLA:GPU combines collectives,
+pipelines those of loops and gives cuBLAS memory as well; without that predictions are nearer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from unity_jax.xla.async_collective_creator import async_collective_creator
 from unity_jax.xla.collective_combiner import collective_combiner
-from unity_jax.xla.gemm_rewriter import gemm_rewriter
 from unity_jax.xla.horizontal_loop_fusion import horizontal_loop_fusion
 from unity_jax.xla.latencies import latency_estimates, memory_latencies
 from unity_jax.xla.latency_hiding_scheduler import latency_hiding_scheduler
@@ -39,7 +38,6 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
         horizontal_loop_fusion,
         multi_output_fusion,
         softmax_rewriter,
-        gemm_rewriter,
         latency_estimates,
         async_collective_creator,
         list_scheduler,
