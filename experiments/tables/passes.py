@@ -3,6 +3,7 @@
     python -m experiments.tables.passes    # the validation programs, on both machines
     python -m experiments.tables.passes --models gru_scan,vit --on h100:8
     python -m experiments.tables.passes --programs tuning
+    python -m experiments.tables.passes --also loop_stacks+softmax_rewriter     # several switched off together as well
 
 The expert plans (dp, fsdp, tp) of each program are planned again and nothing is compiled: what the compilers said is in
 `experiments/results/agreement.csv`, and counts where its row has the bytes that are predicted now, of the same plan
@@ -64,33 +65,37 @@ def passes(compiler: str) -> list[str]:
 
 
 @contextmanager
-def without(compiler: str, name: str) -> Iterator[None]:
-    """A compiler that lacks a pass."""
-    pipeline, target = PIPELINES[compiler], TARGETS[compiler]
-    PIPELINES[compiler] = tuple(p for p in pipeline if p.__name__ != name)
-    TARGETS[compiler] = BEFORE_FUSION[name](target) if name in BEFORE_FUSION else target
+def without(compiler: str, names: str) -> Iterator[None]:
+    """A compiler that lacks passes, whose names are joined by `+`."""
+    pipeline, target, off = PIPELINES[compiler], TARGETS[compiler], names.split("+")
+    PIPELINES[compiler] = tuple(p for p in pipeline if p.__name__ not in off)
+    for name in BEFORE_FUSION.keys() & off:
+        TARGETS[compiler] = BEFORE_FUSION[name](TARGETS[compiler])
     try:
         yield
     finally:
         PIPELINES[compiler], TARGETS[compiler] = pipeline, target
 
 
-def predicted(plan: Plan, machine: Machine, name: str) -> dict[str, float]:
-    """Bytes and seconds of compute of a plan, by a compiler that lacks a pass. Behind fusion none changes compute."""
+def predicted(plan: Plan, machine: Machine, names: str) -> dict[str, float]:
+    """Bytes and seconds of compute of a plan, by a compiler that lacks passes. Behind fusion none changes compute."""
     assert plan.stored is not None
     mesh, seconds = MeshAxes.of(plan.mesh), plan.predicted.compute_seconds
-    with without(machine.device.compiler, name):
+    with without(machine.device.compiler, names):
         traffic = Traffic.of(plan.pcg, machine.device.compiler)
         found = memory(plan.pcg, traffic, mesh, machine, plan.stored.donated)
-        if name in BEFORE_FUSION:
+        if BEFORE_FUSION.keys() & names.split("+"):
             seconds = simulate(tasks(plan.pcg, traffic, mesh, machine), machine).compute_seconds
     return {"predicted bytes": found.peak_bytes, "predicted seconds": seconds}
 
 
-def measure(rows: Rows, model: str, on: str, console: Console) -> None:
-    """All rows about a program on a machine that are not there yet."""
+def measure(rows: Rows, model: str, on: str, also: Sequence[str], console: Console) -> None:
+    """All rows about a program on a machine that are not there yet.
+
+    **Arguments:** `also`: passes that are switched off together, joined by `+`.
+    """
     machine = Machine.preset(on)
-    names, compiled = [NONE, *passes(machine.device.compiler)], Rows(agreement.RESULTS, agreement.SETTINGS)
+    names, compiled = [NONE, *passes(machine.device.compiler), *also], Rows(agreement.RESULTS, agreement.SETTINGS)
     settings = {"model": model, "topology": on}
     if not rows.missing([settings | {"plan": p, "without": name} for p in EXPERTS for name in names]):
         return
@@ -134,11 +139,12 @@ def _differ(row: Mapping[str, str], other: Mapping[str, str]) -> bool:
 def main() -> None:
     parser = arguments(__doc__, RESULTS)
     parser.set_defaults(programs="validation")
+    parser.add_argument("--also", default=[], nargs="*", metavar="PASS+PASS", help="switched off together")
     names, topologies = asked(options := parser.parse_args())
     console, rows = Console(width=140), Rows(options.out, SETTINGS, CODE)
     for on in topologies:
         for model in names:
-            measure(rows, model, on, console)
+            measure(rows, model, on, options.also, console)
     wanted = [row for row in rows.found if row["model"] in names]
     for on in topologies:
         console.print(table(wanted, on))

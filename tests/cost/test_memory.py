@@ -14,15 +14,11 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.search.assemble import Decisions, RuleCache, assemble
-from unity_jax.search.build import Builder
 from unity_jax.search.candidate import finish
-from unity_jax.search.experts import expert_seeds
 from unity_jax.search.sample import sample
-from unity_jax.xla.collective_pipeliner import pipelined
 from unity_jax.xla.traffic import Traffic
 
 MESH, MACHINE = MeshAxes(("x",), (1,)), Machine.preset("h100:1")
-TRITON = dataclasses.replace(MACHINE.device, workspace_bytes=0.0)
 N = 64 * 64 * 4
 TUPLE = 2 * 2**14
 """Bytes of a tuple on a TPU. They are not alive in the eyes of the compiler, and so count twice."""
@@ -140,29 +136,12 @@ def test_rows_that_two_numbers_name_are_padded_as_well():
     assert wide < 4096 * 128 * 4 * 1.1
 
 
-def test_the_batch_of_a_product_is_not_padded():
-    """256 products of 9 x 4: the batch could fill the lanes, the compiler pads 9 to them. A sort does not write it so,
-    hence both operands are copies; no argument is padded. The gap that the sorts leave counts twice."""
+def test_what_is_sorted_for_a_batch_of_products_is_not_padded():
+    """Of 256 products of 9 x 4 the batch fills the lanes in the argument, and in both that are sorted."""
     tiled = dataclasses.replace(MACHINE.device, compiler="tpu", layout_tile=(8, 128))
     f = lambda x: jnp.sum(jnp.matmul(sort(x), sort(x).transpose(0, 2, 1), precision="highest"))  # noqa: E731
     found = peak(f, f32(256, 9, 4), device=tiled)
-    assert found.peak_bytes == pytest.approx((2 * 128 + 4 * 9) * 256 * 4 * 4, rel=0.001)
-
-
-def test_a_gathered_result_is_copied_to_its_place_on_tpu():
-    """Each device sorts half of the rows and gathers the others, into the place of the argument or first beside it.
-
-    Rows of the device, those sorted, and on the TPU all of them: 1/2, 1/2 and 1, the last two alive together; there the
-    argument is copied, too, the first are where it was, and all rows fit into the place of the copy.
-    """
-    program = trace(sort, (f32(64, 64),), {}, donate_argnums=0)
-    mesh, machine, whole = MeshAxes(("x",), (2,)), Machine.preset("h100:2"), Layout.replicated(2)
-    decisions = Decisions({program.graph.ops[0]: (0,)}, {program.graph.inputs[0]: whole}, (whole,))
-    planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
-    for compiler, expected in (("gpu", 2 * N), ("tpu", 2.5 * N + TUPLE)):
-        on = with_device(machine, dataclasses.replace(machine.device, compiler=compiler))
-        found = memory(planned, Traffic.of(planned, compiler), mesh, on, program.donated)
-        assert found.peak_bytes == expected
+    assert found.peak_bytes == pytest.approx(3 * 9 * 256 * 4 * 4, rel=0.001)
 
 
 def test_what_is_gathered_from_a_value_does_not_hold_it():
@@ -222,25 +201,6 @@ def _local(t, axes):
     return n
 
 
-def test_small_gathers_are_one_on_gpu():
-    """Three matrices are gathered for three sorts, one after the other or, combined, all before the first."""
-
-    def f(x, y, z):
-        return sort(x * sort(y * sort(z)))
-
-    program = trace(f, (f32(64, 64),) * 3, {})
-    mesh, machine = MeshAxes(("x",), (2,)), Machine.preset("h100:2")
-    split = Layout((("x",), ()))
-    decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)), dict.fromkeys(program.graph.inputs, split))
-    decisions.outputs = (Layout.replicated(2),)
-    planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
-    found = {}
-    for compiler in ("gpu", "cpu"):
-        on = with_device(machine, dataclasses.replace(machine.device, compiler=compiler))
-        found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, on, ()).peak_bytes
-    assert found["gpu"] >= (3 / 2 + 1 + 3) * N > found["cpu"]
-
-
 def test_parts_that_are_no_whole_tiles_are_copied_together_on_tpu():
     """Part of the argument, the result, and what is gathered, which of four rows of each device is not in order yet, of
     eight it is."""
@@ -254,13 +214,12 @@ def test_parts_that_are_no_whole_tiles_are_copied_together_on_tpu():
         decisions.outputs = (Layout.replicated(2),)
         planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
         peak_bytes = memory(planned, Traffic.of(planned, "tpu"), mesh, machine, ()).peak_bytes
-        found.append((peak_bytes - TUPLE) / (rows * 2048 * 4))
+        found.append(peak_bytes / (rows * 2048 * 4))
     assert found == [1 / 2 + 1 + 2, 1 / 2 + 1 + 1]
 
 
-def test_several_all_reduces_are_one():
-    """Beside arguments and results there is one sum at a time, finished in place; or, combined, two; on the GPU copied
-    to one array before, and copied out of it while results are made."""
+def test_several_all_reduces_are_one_on_tpu():
+    """Beside arguments and results there is one sum at a time, finished in place; or two, combined or beside others."""
 
     def f(x, y):
         return sort(jnp.sum(x, 0)), sort(jnp.sum(y, 0))
@@ -276,68 +235,11 @@ def test_several_all_reduces_are_one():
     for compiler in ("gpu", "tpu", "cpu"):
         on = with_device(machine, dataclasses.replace(machine.device, compiler=compiler))
         found[compiler] = memory(planned, Traffic.of(planned, compiler), mesh, on, ()).peak_bytes
-    assert found == {"gpu": (2 + 2 + 4) * N, "tpu": (2 + 2 + 2) * N + TUPLE, "cpu": (2 + 2 + 1) * N}
-
-
-def test_what_would_be_scattered_in_thin_parts_is_summed_whole_on_tpu():
-    """Beside arguments and results: the sum and the part of it that is sorted, or the sum alone, which is finished in
-    place and of which each device sorts a part."""
-    mesh, machine = MeshAxes(("x",), (2,)), Machine.preset("h100:2")
-    tiled = dataclasses.replace(machine.device, compiler="tpu", layout_tile=(8, 128))
-    machine = with_device(machine, tiled)
-    found = {}
-    for width in (512, 128):
-        program = trace(lambda x: jax.lax.sort(jnp.sum(x, 0), dimension=0), (f32(2, 512, width),), {})
-        decisions = Decisions(dict.fromkeys(program.graph.ops, (-1,)))
-        decisions.layouts = {t: Layout((("x",), (), ())) for t in program.graph.inputs}
-        summed, sorted_ = program.graph.ops
-        decisions.strategies = {summed: (0,), sorted_: (1,)}
-        decisions.outputs = (Layout(((), ("x",))),)
-        planned = assemble(program.graph, decisions, Resharder(machine, mesh), RuleCache())
-        assert [op.move.kind for op in planned.ops if op.move] == ["reduce_scatter"]
-        peak_bytes = memory(planned, Traffic.of(planned, "tpu"), mesh, machine, ()).peak_bytes
-        found[width] = peak_bytes / (512 * width * 4)
-    assert found == {512: 1 + 0.5 + 1.5, 128: 1 + 0.5 + 1}
-
-
-def scanned_gradients(n):
-    """Gradients of n scanned layers whose weights are gathered from both devices."""
-
-    def f(w, x):
-        layer = lambda x, w: (jnp.tanh(x @ w), None)  # noqa: E731
-        return w - jax.grad(lambda w: jnp.sum(jax.lax.scan(layer, x, w)[0]))(w)
-
-    program = trace(f, (f32(n, 64, 64), f32(16, 64)), {}, donate_argnums=0)
-    resharder, rules = Resharder(Machine.preset("h100:2"), MeshAxes(("x",), (2,))), RuleCache()
-    traffic = Traffic.of(program.graph, "gpu")
-    built = Builder(program.graph, program.ties, resharder, resharder.machine, rules, traffic).build(keep=False)
-    seed = expert_seeds(program, built, resharder.mesh, rules)["fsdp(x)"]
-    return finish(program, built.decisions(seed, False), resharder, rules, "fsdp")
-
-
-def late(found):
-    scans = [op for op in found.graph.walk() if op.name == "scan"]
-    return [pipelined(op, found.traffic.kernels[op.bodies[0]]) for op in scans]
-
-
-def test_gradients_of_scanned_layers_are_reduced_an_iteration_later():
-    forward, backward = late(scanned_gradients(4))
-    assert not forward
-    assert [kernel.root.move.kind for kernel in backward] == ["reduce_scatter"]
-    assert late(scanned_gradients(1)) == [[], []]
-
-
-def test_what_is_reduced_later_lives_beside_the_loop_on_gpu(monkeypatch):
-    """Of four layers, the gradient of one waits to be summed while the next is computed."""
-    found = scanned_gradients(4)
-    with_it = found.memory.peak_bytes
-    monkeypatch.setattr("unity_jax.xla.collective_pipeliner.pipelined", lambda scan, kernels: [])
-    without = memory(found.graph, found.traffic, found.mesh, found.machine, found.program.donated).peak_bytes
-    assert with_it == without + N
+    assert found == {"gpu": (2 + 2 + 2) * N, "tpu": (2 + 2 + 2) * N + TUPLE, "cpu": (2 + 2 + 1) * N}
 
 
 def test_every_plan_of_scanned_layers_has_an_order():
-    """What is reduced after a loop may be combined with what does not wait for it, and never with what does."""
+    """What is reduced after a loop may be combined with what does not wait for it, and never with what does: on TPU."""
 
     def f(w, v, x):
         def loss(w, v):
@@ -349,14 +251,11 @@ def test_every_plan_of_scanned_layers_has_an_order():
         return w - dw / jnp.sum(dw * dw), v - dv / jnp.sum(dv * dv)
 
     program = trace(f, (f32(4, 64, 64), f32(4, 2, 64, 64), f32(16, 64)), {}, donate_argnums=(0, 1))
-    axes, machine, rules = MeshAxes(("x", "y"), (2, 2)), Machine.preset("h100:4"), RuleCache()
-    held = 0
+    axes, machine, rules = MeshAxes(("x", "y"), (2, 2)), Machine.preset("v5e:2x2"), RuleCache()
     for seed in range(60):
         decisions = sample(program.graph, program.ties, axes, rules, random.Random(seed))
         found = finish(program, decisions, Resharder(machine, axes), rules, "random")
         assert found.memory.peak_bytes > sum(t.itemsize * _local(t, axes) for t in found.graph.inputs)
-        held += any(late(found))
-    assert held > 5
 
 
 def test_what_only_matrix_units_read_takes_half_on_tpu():
@@ -366,24 +265,9 @@ def test_what_only_matrix_units_read_takes_half_on_tpu():
     exact = lambda x, w: jnp.matmul(sort(x), w, precision="highest")  # noqa: E731
     both = lambda x, w: sort(x) @ w + sort(sort(x))  # noqa: E731
     assert peak(rounded, f32(64, 64), f32(64, 64), device=tpu).peak_bytes == 3.5 * N
-    assert peak(rounded, f32(64, 64), f32(64, 64), device=TRITON).peak_bytes == 4 * N
+    assert peak(rounded, f32(64, 64), f32(64, 64)).peak_bytes == 4 * N
     assert peak(exact, f32(64, 64), f32(64, 64), device=tpu).peak_bytes == 4 * N
     assert peak(both, f32(64, 64), f32(64, 64), device=tpu).peak_bytes >= 5 * N
-
-
-def test_deep_matmuls_are_computed_in_parts_on_gpu():
-    """One tile of 128 x 128: 32 parts of 128, or of 132, whole 16 bytes, after both have been padded to 4,224."""
-    for depth, padded in ((4096, 0), (4100, 4224)):
-        found = peak(lambda x, w: x @ w, f32(128, depth), f32(depth, 128), device=TRITON)
-        parts = 32 * 128 * 128 + 2 * 128 * padded
-        assert found.peak_bytes == 4 * (2 * 128 * depth + 128 * 128 + parts)
-
-
-def test_cublas_may_take_a_workspace_on_gpu():
-    """32 MiB on Hopper, if that is more than the parts."""
-    f = lambda x, w: x @ w  # noqa: E731
-    assert peak(f, f32(64, 64), f32(64, 64)).peak_bytes == 3 * N + 2**25
-    assert peak(f, f32(64, 64), f32(64, 64), device=Machine.preset("a100:1").device).peak_bytes == 3 * N + 2**22
 
 
 def test_what_waits_long_leaves_the_chip():

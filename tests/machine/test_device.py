@@ -17,7 +17,6 @@ def test_the_least_of_everything():
     least = weakest((FAST, SLOW, SMALL))
     assert least == Device("fast, slow, small", (("bfloat16", 4e13), ("vector", 1e12)), 8e9, 1e12, 1e10, 2e-6)
     assert weakest((FAST,)) == FAST
-    assert weakest((FAST, dataclasses.replace(SLOW, workspace_bytes=2**20))).workspace_bytes == 2**20
 
 
 def test_every_field_says_what_the_weakest_has_of_it():
@@ -46,7 +45,6 @@ FIELDS = {
     "fast_bandwidth": (0.0, 2.0, 2.0),
     "chip_bytes": (2.0, 0.0, 0.0),
     "fast_results_per_second": (3.0, 2.0, 2.0),
-    "workspace_bytes": (1.0, 2.0, 2.0),
     "contention": (HALF, QUARTER, Contention(0.5, 0.25, 0.5)),
     "asynchronous": (("all_gather", "permute"), ("all_reduce", "permute"), ("permute",)),
 }

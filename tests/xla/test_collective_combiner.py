@@ -10,8 +10,8 @@ OF = Collective("all_gather", ("x",), 1, 1, 1, 1e-6, "")
 def groups(collectives: list[tuple[str, float, tuple[int, ...]]], ends: tuple[int, ...] = (), threshold: float = 30.0):
     """The groups of collectives, each a step of its own: its kind, bytes and the steps that it waits for."""
     after = [needs for _, _, needs in collectives]
-    sent = [Sent(kind, nbytes, i, i, OF) for i, (kind, nbytes, _) in enumerate(collectives)]
-    return [[s.start for s in group] for group in together(sent, after, ends, threshold)]
+    sent = [Sent(kind, nbytes, i, OF) for i, (kind, nbytes, _) in enumerate(collectives)]
+    return [[s.at for s in group] for group in together(sent, after, ends, threshold)]
 
 
 def test_collectives_are_combined_as_long_as_they_fit():

@@ -58,18 +58,6 @@ def test_an_update_is_late_because_its_arguments_wait_for_nothing_else():
     assert max(order.index(i) for i in (6, 7)) < min(order.index(i) for i in (8, 9))
 
 
-def test_a_loop_waits_for_what_frees_memory():
-    """It seems to free what goes through it; but that is in its results, too."""
-    steps = [
-        Step((), (), (0,)),
-        Step((), (), (1,)),
-        Step((0,), (0,), (2,), passes=100.0),
-        Step((1,), (1,), (3,)),
-        Step((2, 3), (2, 3), ()),
-    ]
-    assert listed(Schedule(steps, [100.0, 10.0, 1.0, 1.0])).index(2) == 3
-
-
 def test_one_collective_is_in_flight_at_a_time():
     steps = []
     for i in range(3):
@@ -119,11 +107,3 @@ def test_every_order_can_run():
         place = {i: p for p, i in enumerate(order)}
         assert sorted(order) == list(range(len(steps)))
         assert all(place[j] < place[i] for i, step in enumerate(steps) for j in step.after)
-
-
-def test_what_takes_no_turn_runs_right_before_what_reads_it():
-    """A broadcast, although its operand and a collective beside it could fill the time."""
-    steps = [Step((), (), (0,)), Step((0,), (0,), (1,)), Step((1,), (0, 1), (), start=1, latency=50.0)]
-    steps += [Step((0,), (0,), (2,), at_once=True), Step((3,), (2,), (3,), 60.0), Step((0,), (0,), (4,), 5.0)]
-    order = ordered(Schedule([*steps, Step((2, 4, 5), (1, 3, 4), ())], [1.0] * 5))
-    assert order.index(4) == order.index(3) + 1

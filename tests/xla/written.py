@@ -3,7 +3,6 @@
 python -m tests.xla.written      # writes tests/xla/snapshots/ again: read what changed before it is committed
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -64,12 +63,6 @@ def embedding(table, ids, x):
     return table - jax.grad(lambda table: jnp.sum(jnp.tanh(table[ids] * x)))(table)
 
 
-def heads(x):
-    """Thin products in a batch, of what was sorted."""
-    y = jax.lax.sort(x)
-    return jnp.sum(jnp.matmul(y, y.transpose(0, 2, 1), precision="highest"))
-
-
 def two_sums(x, y):
     return jax.lax.sort(jnp.sum(x, 0)), jax.lax.sort(jnp.sum(y, 0))
 
@@ -77,14 +70,6 @@ def two_sums(x, y):
 def sum_beside(x, y):
     """What comes before a sum, and what can be computed beside it."""
     return jax.lax.sort(jnp.sum(x, 0)), jax.lax.sort(y)
-
-
-def scaled(x, y):
-    return x * jax.lax.sort(y)
-
-
-def sorted_sum(x):
-    return jax.lax.sort(jnp.sum(x, 0), dimension=0)
 
 
 WHOLE, ROWS, FIRST = Layout.replicated(2), Layout((("x",), ())), Layout((("x",), (), ()))
@@ -106,17 +91,12 @@ GATHERED = (jax.lax.sort, (f32(64, 64),), By([WHOLE], [WHOLE], {"sort": 0}))
 
 PROGRAMS = {
     "loop_stacks": ("h100:1", scanned, LAYERS, "dp"),
-    "collective_pipeliner": ("h100:2", scanned, LAYERS, "fsdp"),
     "horizontal_loop_fusion": ("h100:1", scanned, (f32(4, 64, 64), f32(64, 64)), "dp"),
     "multi_output_fusion": ("h100:2", picked, (f32(64, 64), IDS), By([WHOLE, Layout((("x",),))], [Layout(())] * 2)),
     "softmax_rewriter": ("h100:1", softmax, (f32(64, 64),), "dp"),
-    "gemm_rewriter": ("h100:1", dense, (f32(64, 64), f32(16, 64)), "dp"),
     "latency_estimates": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
-    "tree_reduction_rewriter": ("h100:1", lambda x: jnp.sum(x, 1), (f32(8, 2**17),), "dp"),
-    "loop_sizes": ("h100:1", scanned, LAYERS, "dp"),
     "async_collective_creator": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
-    "collective_combiner": ("h100:2", *TWO_SUMS),
-    "all_reduce_contiguous": ("h100:2", *TWO_SUMS),
+    "collective_combiner": ("v5e:1x2", *TWO_SUMS),
     "list_scheduler": ("h100:2", *TWO_SUMS),
     "latency_hiding_scheduler": (
         "h100:2",
@@ -125,33 +105,17 @@ PROGRAMS = {
         By([FIRST, WHOLE], [WHOLE] * 2, {"reduce_sum": 0}),
     ),
     "while_loop_invariant_code_motion": ("v5e:1x1", cast_in_loop, LAYERS, "dp"),
-    "reduce_scatter_decomposer": (
-        "v5e:1x2",
-        sorted_sum,
-        (f32(2, 512, 128),),
-        By([FIRST], [Layout(((), ("x",)))], {"reduce_sum": 0, "sort": 1}),
-    ),
-    "relayout": ("v5e:1x1", heads, (f32(256, 9, 4),), "dp"),
     "table_relayout": ("v5e:1x1", embedding, (f32(256, 16), IDS, f32(8, 16)), "dp"),
-    "copy_insertion": ("v5e:1x2", *GATHERED),
     "all_gather_relayout": ("v5e:1x2", jax.lax.sort, (f32(8, 2048),), By([ROWS], [WHOLE])),
-    "loop_latencies": ("v5e:1x1", scanned, LAYERS, "dp"),
-    "free_broadcasts": ("v5e:1x1", scanned, LAYERS, "dp"),
     "memory_latencies": ("v5e:1x2", *GATHERED),
-    "copies_first": ("v5e:1x2", scaled, (f32(64, 64),) * 2, By([WHOLE] * 2, [WHOLE], {"mul": 0})),
     "memory_space_assignment": ("v5e:1x2", *GATHERED),
-    "buffer_assignment": ("v5e:1x2", *GATHERED, {"chip_bytes": 0.0}),
 }
-"""Of each pass a machine, a program, its arguments and a plan: an expert's, or by hand; and fields of the device."""
+"""Of each pass a machine, a program, its arguments and a plan: an expert's, or by hand."""
 
 
-def module(on: str, fn, arguments, plan: str | By, different: Mapping[str, float] | None = None) -> Module:
-    """The module of a plan of a step that is given its first argument, as no pass has seen it.
-
-    **Arguments:** `different`: fields of the device.
-    """
+def module(on: str, fn, arguments, plan: str | By) -> Module:
+    """The module of a plan of a step that is given its first argument, as no pass has seen it."""
     machine, program = Machine.preset(on), trace(fn, arguments, {}, donate_argnums=0)
-    machine = dataclasses.replace(machine, devices=(dataclasses.replace(machine.device, **(different or {})),))
     mesh, rules = MeshAxes(("x",), (machine.num_devices,)), RuleCache()
     resharder = Resharder(machine, mesh)
     if isinstance(plan, By):
@@ -165,9 +129,7 @@ def module(on: str, fn, arguments, plan: str | By, different: Mapping[str, float
         decisions = built.decisions(seed, keep=False)
     graph = assemble(program.graph, decisions, resharder, rules)
     found = Traffic.of(graph, machine.device.compiler)
-    given = [graph.inputs[i] for i in program.donated]
-    replacing = {t: g for t, g in zip(graph.outputs, given, strict=False) if (t.shape, t.layout) == (g.shape, g.layout)}
-    return emit(graph, found, Storage(graph, found, mesh, machine.device), machine, Estimates(machine), replacing)
+    return emit(graph, found, Storage(graph, found, mesh, machine.device), machine, Estimates(machine))
 
 
 def before_and_after(name: str) -> str:

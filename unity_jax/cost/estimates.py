@@ -1,13 +1,9 @@
-"""What kernels and collectives take in the eyes of the compilers that order them, in microseconds.
+"""What kernels and collectives take in the eyes of XLA:GPU, which orders them by that, in microseconds.
 
 XLA:GPU has an estimate for each on Hopper: the traffic of a kernel, and tables of products and of the collectives of a
 node that were measured on an H100 (`SolLatencyEstimator` and `default_matmul_perf_table.txtpb` in
-https://github.com/openxla/xla/tree/main/xla/service/gpu/model). Ours are lines through these tables. XLA:TPU counts the
-traffic of fusions and loops, more than they take for matmuls and collectives, and a cycle for all else: single ops,
-copies, gathers, scatters, sorts, what a reduction scatters.
-
-Both log what they find (`TF_CPP_VMODULE=sol_latency_estimator=10` and `TPU_VMODULE=latency_hiding_scheduler=5`, with
-`TPU_MIN_LOG_LEVEL=0 TPU_STDERR_LOG_LEVEL=0`); the second also tells why each step comes where it does.
+https://github.com/openxla/xla/tree/main/xla/service/gpu/model). Ours are lines through these tables. It logs what
+it finds (`TF_CPP_VMODULE=sol_latency_estimator=10`).
 """
 
 from __future__ import annotations
@@ -19,22 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from unity_jax.cost.program import kernel_work
-from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import Collective
 from unity_jax.ops.rule import Shard
 from unity_jax.xla.dots import product_size, split
 from unity_jax.xla.fusion import Kernel
-from unity_jax.xla.op_classes import PRODUCTS
-from unity_jax.xla.targets import target_of
 
 _UNKNOWN, _LIBRARY = 0.01, 10.0
 """Of a kernel that is not known, and of a convolution of cuDNN."""
-
-_TPU_PRODUCTS = 1.7
-"""How much longer XLA:TPU takes a matmul for."""
-_TPU_COLLECTIVES = {"all_gather": 4.35, "all_reduce": 4.35, "all_to_all": 15.2, "permute": 8.7}
-"""How much longer than through HBM a byte takes, of the larger of operand and result (libtpu 0.0.42, v5e)."""
 
 _PRODUCT, _PRODUCTS = 6.3, 790e6
 """Microseconds of any product in the table, and the operations in one that come on top, of two bytes each."""
@@ -52,7 +40,7 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True)
 class Estimates:
-    """What the compiler for a machine takes things for (`xla.module.LatencyEstimator`), and what they take."""
+    """What XLA:GPU takes things for (`xla.module.LatencyEstimator`), and what they take on any machine."""
 
     machine: Machine
 
@@ -60,14 +48,11 @@ class Estimates:
         """Of a kernel. XLA:GPU knows nothing of loops and of the convolutions of a library. Two digits, so that equal
         kernels are equal."""
         device, root = self.machine.device, kernel.root
-        target = target_of(device)
-        if not target.tabled:
-            return _tpu_microseconds(kernel, device)
         if root.bodies:
             return _UNKNOWN
-        if root.name == "conv_general_dilated" and target.library:
+        if root.name == "conv_general_dilated":
             return _LIBRARY
-        if root.name == "dot_general" and root.shard is not None and target.library:
+        if root.name == "dot_general" and root.shard is not None:
             found = _product_microseconds(root.shard)
         else:
             found = 1e6 * kernel_work(kernel, device)._replace(launches=0).seconds(device)
@@ -75,14 +60,11 @@ class Estimates:
 
     def fill(self, nbytes: float) -> float:
         """Of filling an array with a constant."""
-        device = self.machine.device
-        return 1e6 * nbytes / device.memory_bandwidth if target_of(device).tabled else _UNKNOWN
+        return 1e6 * nbytes / self.machine.device.memory_bandwidth
 
     def collectives(self, combined: Sequence[Collective]) -> float:
         """Of collectives of one kind that are combined, from their start to their end."""
-        nbytes, device = sum(c.bytes for c in combined), self.machine.device
-        if not target_of(device).tabled:
-            return 1e6 * nbytes * _TPU_COLLECTIVES.get(combined[0].kind, 0.0) / device.memory_bandwidth
+        nbytes = sum(c.bytes for c in combined)
         seconds = sum(c.seconds for c in combined)
         tabled = _COLLECTIVES.get(combined[0].kind)
         return max(1e6 * seconds, float(np.interp(nbytes, *tabled)) if tabled else 0.0)
@@ -91,15 +73,6 @@ class Estimates:
         """How long a kernel really takes, and whether memory bounds it."""
         work = kernel_work(kernel, self.machine.device)
         return work.seconds(self.machine.device), work.matrix <= max(work.memory, work.chip)
-
-
-def _tpu_microseconds(kernel: Kernel, device: Device) -> float:
-    if kernel.root.bodies:
-        return _UNKNOWN
-    work = kernel_work(kernel, device)
-    if kernel.root.name in PRODUCTS:
-        return 1e6 * max(_TPU_PRODUCTS * work.matrix, work.memory)
-    return _UNKNOWN if len(kernel.ops) == 1 else 1e6 * work.memory
 
 
 def _product_microseconds(shard: Shard) -> float:

@@ -6,7 +6,8 @@ between are the buffers of the program as the compiler of the machine shapes it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.estimates import Estimates
@@ -37,18 +38,19 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, don
     storage = Storage(graph, traffic, mesh, machine.device)
     base = base_tensors(graph)
     kept = {t: storage.outside(t) for t in graph.inputs}
-    free: dict[object, list[Tensor]] = {}
-    for t in (graph.inputs[i] for i in donated):
-        free.setdefault((t.shape, str(t.dtype), t.layout), []).append(t)
-    replacing: dict[Tensor, Tensor] = {}
+    free = Counter(_kind(graph.inputs[i]) for i in donated)
     for t in dict.fromkeys(base.get(t, t) for t in graph.outputs):
-        key = (t.shape, str(t.dtype), t.layout)
-        if free.get(key):
-            replacing[t] = free[key].pop(0)
+        if free[_kind(t)]:
+            free[_kind(t)] -= 1
         elif t not in kept and t.literal is None:
             kept[t] = storage.outside(t)
-    module = emit(graph, traffic, storage, machine, Estimates(machine), replacing)
+    module = emit(graph, traffic, storage, machine, Estimates(machine))
     compiled(module)
     peak, live = temporary_bytes(module)
     ranked = sorted([*kept.items(), *((b.tensor, b.temporary) for b in live)], key=lambda item: -item[1])
     return Memory(round(sum(kept.values()) + peak), tuple((t, round(n)) for t, n in ranked[:50]))
+
+
+def _kind(t: Tensor) -> Hashable:
+    """What a donated argument and a result that takes its memory have in common."""
+    return t.shape, str(t.dtype), t.layout

@@ -120,16 +120,16 @@ class _Writer:
     def _combine(self, ends: Sequence[int]) -> None:
         """One collective in place of each group that the compiler makes one of, where the last of them was."""
         for group in together(self.alike, [t.after for t in self.tasks], ends, self.target.combined_bytes):
-            parts = tuple(self.tasks[s.done] for s in group)
+            parts = tuple(self.tasks[s.at] for s in group)
             if len(parts) == 1:
                 continue
-            last, first = max(s.done for s in group), group[0].of
+            last, first = max(s.at for s in group), group[0].of
             nbytes = sum(s.of.bytes for s in group)
             seconds = collective_seconds(self.machine, self.mesh, first.kind, nbytes, first.axes)
             whole = replace(first, bytes=nbytes, seconds=seconds)
             after = tuple(dict.fromkeys(i for part in parts for i in part.after))
             for s in group:
-                self.tasks[s.done] = Task(COMPUTE, 0.0, (last,))
+                self.tasks[s.at] = Task(COMPUTE, 0.0, (last,))
             self.tasks[last] = replace(parts[-1], seconds=seconds, after=after, collective=whole, parts=parts)
 
     def _stacking(self, kernel: Kernel) -> float:
@@ -191,7 +191,7 @@ class _Writer:
                 if alike is not None:
                     size = local_bytes(op.outputs[0], self.mesh) * part
                     (at,) = after
-                    self.alike.append(Sent(alike, size, at, at, replace(c, bytes=round(c.bytes * part))))
+                    self.alike.append(Sent(alike, size, at, replace(c, bytes=round(c.bytes * part))))
                 after = self._compute(turned, after, op)
         return after
 

@@ -78,9 +78,8 @@ class Device:
     `layout_tile`: the multiples to which the last two dimensions of an array are padded in
     memory (0: none); `fast_bytes`: arrays up to this size stay in memory on the chip between kernels, which holds
     `chip_bytes`, moves `fast_bandwidth` bytes per second and takes `fast_results_per_second` elements from matmuls (0:
-    as many as the other memory). `workspace_bytes`: what the compiler gives a matmul of a library besides operands and
-    result; `contention`: what runs at the same time slows each other so; `asynchronous`: the kinds of collectives that
-    the compiler starts and awaits apart, the others stop compute.
+    as many as the other memory). `contention`: what runs at the same time slows each other so; `asynchronous`: the
+    kinds of collectives that the compiler starts and awaits apart, the others stop compute.
     """
 
     kind: str = field(metadata=_KINDS)
@@ -103,7 +102,6 @@ class Device:
     fast_bandwidth: float = field(default=0.0, metadata=_LIMIT)
     chip_bytes: float = field(default=0.0, metadata=_LEAST)
     fast_results_per_second: float = field(default=0.0, metadata=_LEAST)  # 0 is the rate of the other, slower memory
-    workspace_bytes: float = field(default=0.0, metadata=_MOST)
     contention: Contention = field(default=PERFECT, metadata=_CONTENTION)
     asynchronous: tuple[str, ...] = field(default=ASYNCHRONOUS, metadata=_COMMON)
 

@@ -229,7 +229,6 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "fast_bytes": _at_least_zero,
     "fast_bandwidth": _at_least_zero,
     "chip_bytes": _at_least_zero,
-    "workspace_bytes": _at_least_zero,
     "contention": _contention,
     "asynchronous": _kinds,
 }

@@ -158,9 +158,6 @@ NVLINK_LATENCY, INFINIBAND_LATENCY, LAUNCH = 1.9e-6, 4.0e-6, 1e-6
 # What NCCL expects of one NVLink in each direction, of 25 GB/s: SM70_NVLINK_BW, SM80_NVLINK_BW and SM90_NVLINK_BW in
 # https://github.com/NVIDIA/nccl/blob/v2.28.7-1/src/graph/topo.h
 V100_NVLINK, A100_NVLINK, HOPPER_NVLINK = 2.0e10, 2.0e10, 2.06e10
-# What XLA:GPU gives a call of cuBLAS at most: kDefaultWorkspace and kHopperWorkspace in
-# https://github.com/openxla/xla/blob/main/xla/service/gpu/matmul_utils.h
-DEFAULT_WORKSPACE, HOPPER_WORKSPACE = 4 * 2.0**20, 32 * 2.0**20
 
 _A100: dict[str, Any] = {
     # https://www.nvidia.com/en-us/data-center/a100/ (SXM; without sparsity): 312 TFLOP/s bf16 and f16, 156 TF32 (what
@@ -169,7 +166,6 @@ _A100: dict[str, Any] = {
     "peak_flops": _peaks(bfloat16=3.12e14, float16=3.12e14, float32=1.56e14, float64=1.95e13, vector=1.95e13),
     "host_bandwidth": 3.2e10,
     "kernel_overhead": LAUNCH,
-    "workspace_bytes": DEFAULT_WORKSPACE,
     "contention": A100,
 }
 # Twelve NVLinks (600 GB/s in both directions together, as above); across nodes one 200 Gb/s port per GPU:
@@ -182,7 +178,7 @@ _HOPPER: dict[str, Any] = {
     # PCIe 5 x16, 128 GB/s in both directions together. The H200 computes as the H100 does:
     # https://www.nvidia.com/en-us/data-center/h200/
     #
-    # What large kernels reach of it, one H200 measured by `experiments/validation/on_gpu.py` (its rows are
+    # What large kernels reach of it, one H200 measured by `experiments.validation.on_gpu` (its rows are
     # `experiments/results/calibration.csv`): 685 TFLOP/s bf16, 669 f16 and 370 float32 in matmuls, 26 in arithmetic
     # that is not fused multiply-add, 3.4 of 4.8 TB/s of memory, 55 GB/s to and from the host, 2.4 us for a small
     # kernel. The H100 is taken to reach the same part of its memory bandwidth.
@@ -191,7 +187,6 @@ _HOPPER: dict[str, Any] = {
     "memory_efficiency": 0.71,
     "host_bandwidth": 5.5e10,
     "kernel_overhead": 2.4e-6,
-    "workspace_bytes": HOPPER_WORKSPACE,
     # As Mist measured it on eight A100 (https://github.com/Dazz993/Mist): NCCL's kernels take multiprocessors here too.
     "contention": A100,
 }
@@ -326,7 +321,6 @@ CHIPS: dict[str, Chip] = {
             memory_bandwidth=9e11,
             host_bandwidth=5e10,
             kernel_overhead=LAUNCH,
-            workspace_bytes=DEFAULT_WORKSPACE,
             contention=Contention(compute_by_collectives=0.188),
         ),
         levels=_switched(("node", 2.3e10 / 6, INFINIBAND_LATENCY), ("gpu", 2 * V100_NVLINK, NVLINK_LATENCY)),

@@ -16,11 +16,11 @@ def async_collective_creator(module: Module) -> None:
     before, module.instructions = module.instructions, []
     for i in before:
         if i.collectives and i.opcode in module.target.beside:
-            module.add(start := Instruction(f"{i.opcode}-start", i.after, i.reads, i.makes, writes_over=i.sums))
-            start.seconds = i.seconds
+            sums = i.opcode == "reduce"
+            module.add(start := Instruction(f"{i.opcode}-start", i.after, i.reads, i.makes, writes_over=sums))
             i.opcode += "-done"
             i.after, i.start, i.latency = [start], start, i.cost
-            i.cost, i.seconds, i.writes_over = BETWEEN, 0.0, False
-            i.reads = i.makes if i.sums else [*i.reads, *i.makes]
+            i.cost, i.writes_over = BETWEEN, False
+            i.reads = i.makes if sums else [*i.reads, *i.makes]
             i.makes = []
         module.add(i)

@@ -12,7 +12,7 @@ program need them: what only the last result needs comes last
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from unity_jax.network.collectives import Collective
@@ -28,37 +28,22 @@ def collective_combiner(module: Module) -> None:
     after = [tuple(number[module.made(a)] for a in i.after) for i in module.instructions]
     ends = [number[i] for i in module.ends()]
     place: dict[Instruction, Instruction] = {}
-    for group in together(_sent(module, number), after, ends, module.target.combined_bytes):
-        if len(group) == 1:
-            continue
-        starts, dones = ([module.instructions[n] for n in of] for of in zip(*(s[2:4] for s in group), strict=True))
-        start, done = (module.instructions[max(of)] for of in zip(*(s[2:4] for s in group), strict=True))
-        place.update((i, start) for i in starts if i is not start)
-        place.update((i, done) for i in dones if i is not done)
-        took = module.estimator.collectives([s.of for s in group])
-        _merge(start, starts)
-        if done is start:
-            start.cost = took
-        else:
-            _merge(done, dones)
-            done.start, done.latency = start, took
-        done.collectives = tuple(s.of for s in group)
-        module.combined.append(done)
-    if place:
-        module.replace(place)
-        module.resolve()
+    for group in together(_sent(module), after, ends, module.target.combined_bytes):
+        several = [module.instructions[s.at] for s in group]
+        last = module.instructions[max(s.at for s in group)]
+        _merge(last, several)
+        place.update((i, last) for i in several if i is not last)
+    module.replace(place)
+    module.resolve()
 
 
-def _sent(module: Module, number: Mapping[Instruction, int]) -> list[Sent]:
-    """The collectives of a module, in the order of the program."""
+def _sent(module: Module) -> list[Sent]:
+    """The collectives of a module, in the order of the program. An all-reduce makes as much as it reads."""
     found = []
-    for i in module.instructions:
-        if module.is_collective(i):
-            assert i.kernel is not None
-            root, at = i.kernel.root, number[i]
-            alike = kind(root, module.target, i.sums)
-            nbytes = module.storage(root.inputs[0] if i.sums else root.outputs[0])
-            found.append(Sent(at if alike is None else alike, nbytes, number[i.start or i], at, i.collectives[0]))
+    for at, i in enumerate(module.instructions):
+        if i.collectives and i.kernel is not None:
+            root = i.kernel.root
+            found.append(Sent(kind(root, module.target) or at, module.storage(root.inputs[0]), at, i.collectives[0]))
     return found
 
 
@@ -67,6 +52,7 @@ def _merge(into: Instruction, several: Sequence[Instruction]) -> None:
     chained = itertools.chain.from_iterable
     after, reads, makes = ([*dict.fromkeys(chained(getattr(i, of) for i in several))] for of in _OPERANDS)
     into.after, into.reads, into.makes = after, reads, makes
+    into.collectives = tuple(chained(i.collectives for i in several))
     into.seconds = sum(i.seconds for i in several)
 
 
@@ -74,28 +60,22 @@ _OPERANDS = ("after", "reads", "makes")
 
 
 class Sent(NamedTuple):
-    """A collective and its steps, which are one if it runs beside no other: `kind`: those of one may be combined;
-    `nbytes`: of its result."""
+    """A collective: `kind`: those of one may be combined; `nbytes`: of its result; `at`: its step."""
 
     kind: Hashable
     nbytes: float
-    start: int
-    done: int
+    at: int
     of: Collective
 
 
-def kind(op: Op, target: Target, summed: bool = False) -> Hashable | None:
-    """What collectives have in common that may be combined; None for the move of this op if its kind never is.
-
-    **Arguments:** `summed`: it is an all-reduce, whatever the move.
-    """
+def kind(op: Op, target: Target) -> Hashable | None:
+    """What collectives have in common that may be combined; None for the move of this op if its kind never is."""
     move = op.move
     assert move is not None
-    how = "reduce" if summed else move.kind
-    if how not in target.combined:
+    if move.kind not in target.combined:
         return None
-    of = how != "combine" and (str(op.outputs[0].dtype), *(r for a, r in move.before.partial if a in move.axes))
-    return how, move.axes, None if how == "reduce" else move.dim, of
+    of = move.kind != "combine" and (str(op.outputs[0].dtype), *(r for a, r in move.before.partial if a in move.axes))
+    return move.kind, move.axes, None if move.kind == "reduce" else move.dim, of
 
 
 def together(
@@ -106,7 +86,7 @@ def together(
     **Arguments:** `after`: what each step of the program waits for; `ends`: the steps that make the results of the
     program, in their order; `threshold`: the most bytes of a group.
     """
-    number = {s.done: i for i, s in enumerate(sent)}
+    number = {s.at: i for i, s in enumerate(sent)}
     before = [0] * len(after)  # the collectives that a step depends on, a bit for each
     order: list[int] = []
     for i in post_order(after, ends):
@@ -114,7 +94,7 @@ def together(
             before[i] |= before[j] | (1 << number[j] if j in number else 0)
         if i in number:
             order.append(number[i])
-    needs = [before[s.start] for s in sent]
+    needs = [before[s.at] for s in sent]
     alike: dict[Hashable, list[int]] = {}
     for i in order:
         if sent[i].nbytes <= threshold:

@@ -13,9 +13,7 @@ def read_copy(module: Module, reader: Instruction, t: Tensor, size: float) -> In
     if (t, size) not in module.copies:
         after: Tensor | Instruction = t if made else argument(module, t)
         module.copies[t, size] = module.add(
-            Instruction(
-                "copy", [after], [module.of[t]] if made else [], [Buffer(t, size)], cost=module.estimator.fill(size)
-            )
+            Instruction("copy", [after], [module.of[t]] if made else [], [Buffer(t, size)])
         )
     copy, source = module.copies[t, size], module.arguments.get(t)
     reader.after = [*(a for a in reader.after if a is not t and a is not source), copy]

@@ -6,8 +6,6 @@ for its being there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import op_collectives
 from unity_jax.pcg.graph import Graph, Tensor
@@ -24,14 +22,13 @@ def emit(
     storage: Storage,
     machine: Machine,
     estimator: LatencyEstimator,
-    replacing: Mapping[Tensor, Tensor] | None = None,
     looped: bool = False,
 ) -> Module:
     """The module of a planned graph, bodies included.
 
-    **Arguments:** `traffic` and `storage`: of the graph; `replacing`, `looped`: see `Module`.
+    **Arguments:** `traffic` and `storage`: of the graph; `looped`: see `Module`.
     """
-    module = Module(graph, traffic, storage, machine, estimator, replacing or {}, looped=looped)
+    module = Module(graph, traffic, storage, machine, estimator, looped=looped)
     for kernel in traffic.kernels[graph]:
         module.add(instruction(module, kernel))
     return module
@@ -53,7 +50,6 @@ def instruction(module: Module, kernel: Kernel) -> Instruction:
         workspace=sum(storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0,
         writes_over=not own,
         collectives=tuple(op_collectives(root, storage.mesh, module.machine)) if move is not None else (),
-        sums=move == "reduce",
         bodies=tuple(
             emit(b, module.traffic, storage, module.machine, module.estimator, looped=True) for b in root.bodies
         ),

@@ -58,7 +58,6 @@ class _Backward:
         self.now = 0.0
         self.flying = False  # a done has been placed, and not yet its start
         self.start: int | None = None  # of that one, once it can be placed
-        self.at_once: list[int] = []  # steps that take no turn and can be placed
         self.dones: list[tuple[float, bool, int, int]] = []
         self.others: dict[float, dict[float, list[tuple[bool, int, int]]]] = {}  # by depth and cost
 
@@ -70,9 +69,7 @@ class _Backward:
         return order[::-1]
 
     def _several(self, step: Step) -> frozenset[int] | None:
-        """The results of a step that has several. All that goes through a loop is a result of it."""
-        if step.passes:
-            return frozenset((*step.reads, *step.makes))
+        """The results of a step that has several."""
         made = step.makes if step.start is None else self.steps[step.start].makes
         return frozenset(made) if len(made) > 1 else None
 
@@ -80,10 +77,6 @@ class _Backward:
         """A step whose readers are all placed."""
         if self.is_start[i]:
             self.start = i
-            return
-        if self.steps[i].at_once:
-            if i not in self.at_once:
-                self.at_once.append(i)
             return
         key = self._key(i)
         if self.steps[i].start is not None:
@@ -118,12 +111,9 @@ class _Backward:
         return not self.unlocks[i], -opens, -self.position[i]
 
     def _pick(self) -> int:
-        """XLA's rules in its order: what it takes for nothing (`IsNopInstruction`); a done if none is in flight;
-        nothing before its time; a start that another done waits for, but one that follows no collective as late as it
-        gets; then what follows the most collectives, what fills best the time that is left, what opens the way to a
-        done or to the most steps; last, the given order."""
-        if self.at_once:
-            return self.at_once.pop()
+        """XLA's rules in its order: a done if none is in flight; nothing before its time; a start that another done
+        waits for, but one that follows no collective as late as it gets; then what follows the most collectives, what
+        fills best the time that is left, what opens the way to a done or to the most steps; last, the given order."""
         if self.dones and not self.flying:
             return self.by_position[-heapq.heappop(self.dones)[-1]]
         self._forget_placed()

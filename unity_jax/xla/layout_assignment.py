@@ -3,7 +3,7 @@
 XLA:TPU stores arrays in tiles and pads two dimensions to them; which two depends on the kernels:
 
 - anything but the batch of a batched product, the features and the batch of a convolution. Only products write an array
-  so for a batched product; what others write lies as pads it least, and the product reads a copy;
+  so for a batched product; what others write lies as pads it least;
 - of a grouped convolution the features of one group and the batch, so that a group of eight features and a batch of 32
   take four times their size;
 - the rows of a table that is gathered from or scattered to. The array as it enters or leaves the program is not stored
@@ -61,12 +61,9 @@ class Storage:
             return self.grouped[t]
         if t.shape in self.tables and t not in self.ends:
             return self.rows(t)
-        return self.multiplied(t, not (t in self.apart and t.shape in self.batched))
-
-    def multiplied(self, t: Tensor, in_tiles: bool = True) -> float:
-        """Bytes of an array as products read it."""
         dims, itemsize = self.tiled.get(t.shape, ()), 2 if t in self.narrow else t.itemsize
-        return stored_bytes(self.device, self.local(t), itemsize, dims if in_tiles and len(dims) > 1 else None)
+        in_tiles = len(dims) > 1 and not (t in self.apart and t.shape in self.batched)
+        return stored_bytes(self.device, self.local(t), itemsize, dims if in_tiles else None)
 
     def outside(self, t: Tensor) -> float:
         """Bytes of an argument or a result, which is stored as pads it least, whatever the kernels want."""
@@ -83,12 +80,6 @@ class Storage:
         part = gathered.before.local_shape(t.shape, self.mesh)[gathered.dim]
         turned = t.shape in self.tiled  # other dimensions than the last may lie in tiles
         return turned or from_end > len(tile) or not tile[-from_end] or part % tile[-from_end] == 0
-
-    def scatters(self, t: Tensor, move: Move) -> bool:
-        """Whether XLA:TPU scatters a sum: along a dimension that is not along the lanes of tiles, or in parts of whole
-        lanes of four bytes (libtpu 0.0.42: 128 of float32 and 256 of bfloat16, but not 128 of these)."""
-        width = 4 * self.device.layout_tile[1]
-        return t.rank > 1 and (move.dim != t.rank - 1 or self.local(t)[-1] * t.itemsize % width == 0)
 
     def rows(self, t: Tensor) -> float:
         """Bytes with the last dimension along the lanes."""

@@ -25,7 +25,7 @@ def listed(schedule: Schedule) -> list[int]:
     steps, size = schedule.steps, schedule.size
     left = [len(r) for r in schedule.readers]
     waits = [sum(not steps[j].is_argument for j in step.after) for step in steps]
-    made = [step.passes + sum(size[b] for b in step.makes) for step in steps]
+    made = [sum(size[b] for b in step.makes) for step in steps]
     done = [False] * len(steps)
 
     def key(i: int) -> tuple[float, int, int]:

@@ -6,7 +6,7 @@ that nothing reads any more. A loop or a branch runs the steps of its bodies wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +15,7 @@ from unity_jax.xla.schedule import Step
 
 
 class Peak(NamedTuple):
-    """The most bytes that are live at once, at which position, and the most without what has been through a loop or is
-    made beside steps."""
+    """The most bytes that are live at once, at which position, and the most without what has been through a loop."""
 
     bytes: int
     position: int
@@ -27,8 +26,7 @@ class Peak(NamedTuple):
 class LiveRanges:
     """Steps in the order in which they run, and the buffers between them.
 
-    **Fields:** `size`: bytes of each buffer; `readers`: how many steps read it, one more if it exists until the end;
-    `bodies`: of steps, what runs inside; `beside`: buffers that are made while steps multiply.
+    **Fields:** `size`: bytes of each buffer; `readers`: how many steps read it; `bodies`: of steps, what runs inside.
     """
 
     steps: Sequence[Step]
@@ -36,13 +34,12 @@ class LiveRanges:
     size: Sequence[int]
     readers: Sequence[int]
     bodies: Mapping[int, Sequence[LiveRanges]]
-    beside: Set[int] = frozenset()
 
     def run(self, heap: Heap | None = None) -> Peak:
         """The most that is live at once; takes the memory from a heap on the way."""
         size, left, address = self.size, list(self.readers), [0] * len(self.size)
         now = most = where = 0
-        looped: set[int] = set()  # buffers that have been through a loop, or are made beside steps
+        looped: set[int] = set()  # buffers that have been through a loop
         behind = counted = 0  # their bytes; the most of the others
         for position, i in enumerate(self.order):
             step = self.steps[i]
@@ -55,7 +52,6 @@ class LiveRanges:
             counted = max(counted, now + grown - behind)
             inner = [body.run(heap) for body in self.bodies.get(i, ())]
             through = {b for b in step.makes if over.get(b) in looped}
-            through.update(b for b in step.makes if b in self.beside)
             if inner:
                 through.update(b for b in (*step.reads, *step.makes) if b not in looped)
             looped |= through
@@ -99,9 +95,6 @@ class LiveRanges:
                 found[span[b]][1] = now
             self._read(step, left)
             now += 1
-        for b, n in enumerate(left):
-            if n > 0:
-                found[span[b]][1] = now
         return now
 
     def live(self, position: int) -> list[int]:

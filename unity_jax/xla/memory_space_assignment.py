@@ -55,7 +55,7 @@ def memory_space_assignment(module: Module) -> None:
         clock.append(clock[-1] + i.seconds)
         for b in dict.fromkeys((*i.makes, *i.reads)):
             if b not in size:
-                size[b] = 0 if b.lasting else b.temporary
+                size[b] = b.temporary
             if size[b]:
                 accesses.setdefault(b, [position] if i.bodies else []).append(position)
                 gains[b] += i.streams * math.sqrt(size[b])

@@ -47,28 +47,26 @@ class LatencyEstimator(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Bytes for a tensor: `result`: of the program, for which there is memory all the time; `lasting`: it exists until
-    the end; `on_chip`: it is in the memory of the chip; `placed`: where a donated argument was."""
+    """Bytes for a tensor: `result`: of the program, for which there is memory all the time; `on_chip`: it is in the
+    memory of the chip."""
 
     tensor: Tensor
     size: float
     result: bool = False
-    lasting: bool = False
     on_chip: bool = False
-    placed: bool = False
 
     @property
     def temporary(self) -> int:
         """Bytes of temporary memory that it takes."""
-        return 0 if self.result or self.on_chip or self.placed else round(self.size)
+        return 0 if self.result or self.on_chip else round(self.size)
 
 
 @dataclass(eq=False, slots=True)
 class Instruction:
     """A kernel, a copy, or the start or the done of a collective.
 
-    **Fields:** `after`: what must be there before; `collectives`: those that it is; `sums`: they are all-reduces;
-    `frees`: bytes of a donated argument that nothing reads any more; the others as in `schedule.Step`.
+    **Fields:** `after`: what must be there before; `collectives`: those that it is; `seconds`: how long it really
+    takes; `streams`: it gains from operands on the chip; `bodies`: what it runs; the others as in `schedule.Step`.
     """
 
     opcode: str
@@ -81,13 +79,9 @@ class Instruction:
     latency: float = 0.0
     workspace: float = 0.0
     writes_over: bool = False
-    at_once: bool = False
-    passes: float = 0.0
     seconds: float = 0.0
     streams: bool = True
     collectives: tuple[Collective, ...] = ()
-    sums: bool = False
-    frees: float = 0.0
     bodies: tuple[Module, ...] = ()
 
 
@@ -95,12 +89,10 @@ class Instruction:
 class Module:
     """A graph on its way through a compiler.
 
-    **Fields:** `replacing`: results in place of donated arguments, which are these; `instructions` in the order of the
-    program; `schedule`: those that run, in their order, once they are scheduled; `of`: the buffer of a tensor; `maker`:
-    what a tensor is there after (another tensor, if it is the same one); `arguments`: the instructions that stand for
-    them; `combined`: the collectives made of several; `looped`: it is a body; `tuples`: how many tuples a TPU
-    has for copies onto the chip and from there; `copies`: of tensors, that take so
-    many bytes.
+    **Fields:** `instructions` in the order of the program; `schedule`: those that run, in their order, once they are
+    scheduled; `of`: the buffer of a tensor; `maker`: what a tensor is there after (another tensor, if it is the same
+    one); `arguments`: the instructions that stand for them; `looped`: it is a body; `tuples`: how many tuples a TPU has
+    for copies onto the chip and from there; `copies`: of tensors, that take so many bytes.
     """
 
     graph: Graph
@@ -108,13 +100,11 @@ class Module:
     storage: Storage
     machine: Machine
     estimator: LatencyEstimator
-    replacing: Mapping[Tensor, Tensor] = field(default_factory=dict)
     instructions: list[Instruction] = field(default_factory=list)
     schedule: list[Instruction] = field(default_factory=list)
     of: dict[Tensor, Buffer] = field(default_factory=dict)
     maker: dict[Tensor, Tensor | Instruction] = field(default_factory=dict)
     arguments: dict[Tensor, Instruction] = field(default_factory=dict)
-    combined: list[Instruction] = field(default_factory=list)
     looped: bool = False
     tuples: int = 0
     copies: dict[tuple[Tensor, float], Instruction] = field(default_factory=dict)
@@ -144,11 +134,6 @@ class Module:
         if t not in self.of:
             self.of[t] = Buffer(t, self.storage(t), t in self.outputs)
         return self.of[t]
-
-    def is_collective(self, i: Instruction) -> bool:
-        """Whether it is a move that the compiler starts apart or combines; others it takes for any instruction."""
-        opcode = i.opcode.removesuffix("-done")
-        return bool(i.collectives) and opcode in self.target.beside | self.target.combined
 
     def made(self, t: Tensor | Instruction) -> Instruction:
         """The instruction that a tensor is there after."""
@@ -197,7 +182,7 @@ def by_number(instructions: Sequence[Instruction]) -> tuple[list[Step], list[Buf
         after, start = tuple([number[a] for a in i.after if a in number]), None if i.start is None else number[i.start]
         reads, makes = tuple([at[b] for b in i.reads]), tuple([at[b] for b in i.makes])
         workspace = round(i.workspace)
-        steps.append(Step(after, reads, makes, i.cost, start, i.latency, workspace, i.writes_over, i.at_once, i.passes))
+        steps.append(Step(after, reads, makes, i.cost, start, i.latency, workspace, i.writes_over))
     return steps, list(at)
 
 
@@ -213,18 +198,16 @@ def _lines(module: Module) -> Iterator[str]:
             "reads": " ".join(names[b] for b in i.reads),
             "makes": " ".join(f"{names[b]}:{b.size:.0f}{_where(b)}" for b in i.makes),
             "needs": f"{i.workspace:.0f}" * bool(i.workspace),
-            "passes": f"{i.passes:.0f}" * bool(i.passes),
-            "frees": f"{i.frees:.0f}" * bool(i.frees),
             "takes": f"{i.latency or i.cost:.3g} us" * (i.opcode != "argument"),
             "really": f"{1e6 * i.seconds:.3g} us" * bool(i.seconds),
         }
         words = [f"{what} {text}" for what, text in said.items() if text]
-        words += [word for word, holds in (("in place", i.writes_over), ("at once", i.at_once)) if holds]
+        words += ["in place"] * i.writes_over
         yield "  ".join((f"%{number[i]:<3}{i.opcode:<20}", *words)).rstrip()
         for body in i.bodies:
             yield from (f"    {line}" for line in _lines(body))
 
 
 def _where(b: Buffer) -> str:
-    marks = {"result": b.result, "lasting": b.lasting, "chip": b.on_chip, "argument": b.placed}
+    marks = {"result": b.result, "chip": b.on_chip}
     return "".join(f"({mark})" for mark, holds in marks.items() if holds)

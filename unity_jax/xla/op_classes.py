@@ -17,7 +17,6 @@ from unity_jax.xla.targets import Fusing
 
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
-LOOPS = frozenset(["scan", "while"])
 READERS = frozenset("gather reduce_window_max reduce_window_sum select_and_scatter_add".split())
 """Those that XLA:GPU computes their operands in, though they may read an element many times."""
 
@@ -30,12 +29,8 @@ SHAPES = _REORDERS | JOINS | {"iota", "dynamic_slice"}
 """Those that compute nothing of the elements they move."""
 NARROWED_THROUGH = _REORDERS | {"reshape", "squeeze", "copy"}
 """What bf16 propagation looks through."""
-FORMATTING = frozenset("convert_element_type reduce_precision reshape squeeze transpose broadcast_in_dim".split())
-"""What the collective pipeliner moves along with a collective."""
 ROW_PRESERVING = frozenset("reshape optimization_barrier copy".split())
 """Those that leave the rows of an array as they lie."""
-NOPS = frozenset(["broadcast_in_dim", "iota"])
-"""What takes no time in the eyes of XLA:TPU's scheduler where it is a kernel of its own."""
 IN_PLACE_NEVER = PRODUCTS | {"gather", "sort", "all_to_all"}
 """Kernels that cannot write over what they read."""
 

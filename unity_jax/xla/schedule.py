@@ -27,9 +27,7 @@ class Step(NamedTuple):
 
     **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost`: the microseconds it
     takes; `start` and `latency`: of a done, its start, and the microseconds from that to it; `workspace`: bytes that it
-    needs while it runs; `writes_over`: whether a result may take the place of what it reads; `at_once`: whether XLA
-    takes it for nothing, and runs it right before what reads it; `passes`: bytes that go through a loop, which XLA's
-    list scheduler takes for made by it.
+    needs while it runs; `writes_over`: whether a result may take the place of what it reads.
     """
 
     after: tuple[int, ...]
@@ -40,8 +38,6 @@ class Step(NamedTuple):
     latency: float = 0.0
     workspace: int = 0
     writes_over: bool = False
-    at_once: bool = False
-    passes: float = 0.0
 
     @property
     def is_argument(self) -> bool:

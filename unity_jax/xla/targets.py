@@ -55,15 +55,14 @@ class Target:
 
     Of collectives: `combined`: the kinds of moves of which it makes one (`xla.collective_combiner`), `combined_bytes`:
     results of so many bytes at most (0: it combines none); `beside`: those that run beside kernels; `gathers_apart`: it
-    gathers no result in the place of a donated argument (`xla.copy_insertion`); `moves_casts`: it gathers fewer bytes
+    gathers no result in the place of a donated argument (`cost.tasks`); `moves_casts`: it gathers fewer bytes
     where a cast can run after it or before (`xla.convert_mover`).
 
     Of buffers: `narrows`: float32 values that only bfloat16 is made of are bfloat16 (`xla.bf16_propagation`);
     `stacks_apart`: each result that a loop stacks is written by a kernel of its own; `heap`, `packs`: how the most
     bytes are counted (`xla.buffer_assignment`).
 
-    Of the order of instructions: `tabled`: kernels take what tables of an H100 say, and not what XLA:TPU counts
-    (`cost.estimates`); `counts_results`: results count as memory.
+    Of the order of instructions: `counts_results`: results count as memory.
     """
 
     fusing: Fusing = Fusing()
@@ -81,7 +80,6 @@ class Target:
     stacks_apart: bool = False
     heap: bool = False
     packs: bool = False
-    tabled: bool = True
     counts_results: bool = False
 
 
@@ -117,7 +115,6 @@ TARGETS = {
         gathers_apart=True,
         narrows=True,
         heap=True,
-        tabled=False,
     ),
 }
 
