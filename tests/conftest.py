@@ -22,8 +22,11 @@ from jax.sharding import Mesh
 # time of tests.
 gc.set_threshold(100_000, 20, 10)
 
-# Compiling takes longer than hypothesis's deadline; examples are the same on every run.
-hypothesis.settings.register_profile("unity", deadline=None, derandomize=True)
+# Compiling takes longer than hypothesis's deadline, and drawing a program longer than it finds healthy where the machine
+# is busy; examples are the same on every run.
+hypothesis.settings.register_profile(
+    "unity", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("unity")
 
 
