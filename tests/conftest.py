@@ -22,8 +22,8 @@ from jax.sharding import Mesh
 # time of tests.
 gc.set_threshold(100_000, 20, 10)
 
-# Compiling takes longer than hypothesis's deadline, and drawing a program longer than it finds healthy where the machine
-# is busy; examples are the same on every run.
+# Compiling takes longer than the deadline of hypothesis, and drawing a program longer, on a busy machine, than it finds
+# healthy; examples are the same on every run.
 hypothesis.settings.register_profile(
     "unity", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
