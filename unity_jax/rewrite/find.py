@@ -70,8 +70,9 @@ def _roots(terms: Sequence[Term], used: tuple[Tensor, ...], root: Tensor, match:
         known = {v.tensor: None for v in found.values.values() if isinstance(v, Value) and v.tensor.literal is None}
         known |= {v.tensor: None for v, _ in found.terms.values()}
         near = {t: None for k in known for op in view.readers.get(k, ()) for t in op.outputs if view.source(t) is t}
+        made_as = outline(rest[0])
         for other in in_forward_order(near, view.maker[root].backward):
-            if other not in taken:
+            if other not in taken and view.may_be(made_as, other):
                 yield from _roots(rest, taken, other, found.copy(), view)
 
 
