@@ -43,9 +43,13 @@ MOST_VARIANTS = 32
 MADE = 3
 """How many variants may be made for each that may be planned."""
 
-PATIENCE = 8
-"""How many variants may be planned, one after the other, of which none is better; of those that are made twice as many
-may save nothing."""
+PATIENCE = 4
+"""How many variants may be planned, one after the other, of which none is better: over the zoo at `tiny` size on two
+machines, what is better is planned first, or after three in vain at most."""
+
+VAIN = 12
+"""How many variants may be made, one after the other, that save nothing: over the same programs, eleven in vain were
+followed by one that saves."""
 
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
@@ -346,7 +350,7 @@ class Search:
             *_, number, is_known, move = heapq.heappop(waiting)
             if is_known:
                 yield move
-            elif self.makes > 0 and vain < 2 * PATIENCE:
+            elif self.makes > 0 and vain < VAIN:
                 gain = self.moves.gain(graph, move)
                 self.makes -= gain is not None
                 saved = -math.inf if gain is None else move.repeat * gain.on(devices)
