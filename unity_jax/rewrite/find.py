@@ -51,7 +51,7 @@ def _summands(term: Term, root: Tensor, match: Match, view: View) -> Iterator[Ma
     for pair in itertools.combinations(range(len(every)), 2):
         chosen = tuple(every[i] for i in pair)
         for order in (chosen, chosen[::-1]):
-            if not all(not a.op or view.may_be(outline(a), v.tensor) for a, v in zip(term.args, order, strict=True)):
+            if not _may_be(term.args, order, view):
                 continue
             found = match.copy()
             found.terms[term] = (value, Seen(order))
@@ -94,17 +94,25 @@ def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match
         if _unite(match.terms[term][0], value, match.dims):
             yield match
         return
+    args = [a for a in term.args if a.type.ids is None]
     for seen in view.seen(value, match.dims, term.op):
+        orders = [seen.args]
+        if has(term, "commutes") and args[0] != args[1]:
+            orders.append(seen.args[::-1])
+        orders = [operands for operands in orders if _may_be(args, operands, view)]
+        if not orders:
+            continue
         found = match.copy()
         found.terms[term] = (value, seen)
         if not _attributes(term, seen, found):
             continue
-        args = [a for a in term.args if a.type.ids is None]
-        orders = [seen.args]
-        if has(term, "commutes") and args[0] != args[1]:
-            orders.append(seen.args[::-1])
         for operands in orders:
-            yield from _arguments(args, operands, found.copy(), view)
+            yield from _arguments(args, operands, found.copy() if len(orders) > 1 else found, view)
+
+
+def _may_be(terms: Sequence[Term], values: Sequence[Value], view: View) -> bool:
+    """Whether the ops that make some values are those of terms, at a glance."""
+    return all(not a.op or view.may_be(outline(a), v.tensor) for a, v in zip(terms, values, strict=False))
 
 
 def _arguments(terms: Sequence[Term], values: Sequence[Value], match: Match, view: View) -> Iterator[Match]:

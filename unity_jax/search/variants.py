@@ -47,9 +47,9 @@ PATIENCE = 4
 """How many variants may be planned, one after the other, of which none is better: over the zoo at `tiny` size on two
 machines, what is better is planned first, or after three in vain at most."""
 
-VAIN = 12
-"""How many variants may be made, one after the other, that save nothing: over the same programs, eleven in vain were
-followed by one that saves."""
+VAIN = 16
+"""How many variants may be made, one after the other, that save nothing: over the same programs, up to thirteen in vain
+were followed by one that saves."""
 
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
@@ -240,7 +240,7 @@ class Moves:
         """The best of the steps near some ops that save time op by op and undo nothing, and the total after it."""
         finder = Finder(graph, self.apart, emitted=self.emitted)
         rules = [rule for rule in self.rules if rule.name not in undoing]
-        gains = [p for p in finder.places(rules, near) if p.gain.work > 0]
+        gains = [p for p in finder.places(rules, near, 0.0) if p.gain.work > 0]
         for place in sorted(gains, key=lambda p: -p.gain.work):
             made = rewrite(finder, place)
             if made is not None and (now := self.apart(made[0]).work) < (1 - NEGLIGIBLE**2) * total:
