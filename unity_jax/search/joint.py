@@ -96,8 +96,10 @@ def plan(
 
 def _distinct(programs: Iterable[Program]) -> list[Program]:
     """Programs without those that compute the same by the same ops as an earlier one."""
-    known: dict[object, int] = {}
-    return list({fingerprint(p.graph, known): p for p in reversed([*programs])}.values())[::-1]
+    known, found = dict[object, int](), dict[tuple[int, ...], Program]()
+    for program in programs:
+        found.setdefault(fingerprint(program.graph, known), program)
+    return list(found.values())
 
 
 def _divided(planner: Planner, meshes: Sequence[MeshAxes], program: Program) -> list[tuple[list[MeshAxes], bool]]:
