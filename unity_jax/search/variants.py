@@ -43,7 +43,7 @@ MOST_VARIANTS = 32
 MADE = 3
 """How many variants may be made for each that may be planned."""
 
-PATIENCE = 4
+PATIENCE = 5
 """How many variants may be planned, one after the other, of which none is better: over the zoo at `tiny` size on two
 machines, what is better is planned first, or after three in vain at most."""
 
