@@ -104,10 +104,11 @@ def _distinct(programs: Iterable[Program]) -> list[Program]:
 
 def _divided(planner: Planner, meshes: Sequence[MeshAxes], program: Program) -> list[tuple[list[MeshAxes], bool]]:
     """The meshes for which a variant is planned anew, and those for which its plan follows that of the program as it
-    is: those for which that one is not proved to be the best, either. Stacked towers change all layouts, so that they
-    are planned anew for all."""
+    is: those for which that one is not proved to be the best, either. Stacked towers change all layouts, and a deep
+    program has a shallow twin to plan: both are planned anew for all."""
     names = {rule.name for rule in stacking()}
-    anew = any(step.rule in names for done in program.rewrites for _, step in done.steps)
+    stacked = any(step.rule in names for done in program.rewrites for _, step in done.steps)
+    anew = stacked or planner.scout is not None
     proved = [m for m in meshes if anew or planner.is_proved(m)]
     return [(proved, False), ([m for m in meshes if m not in proved], True)]
 
