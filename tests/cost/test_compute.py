@@ -53,6 +53,14 @@ def test_only_what_goes_through_memory_counts():
     assert op_work(add, DEVICE, Use((0, 2, 0), 0)).memory == pytest.approx(8_000 / 1e10)
 
 
+def test_shards_of_the_same_sizes_share_their_work():
+    op = next(op for op in trace(jnp.add, (f32(64, 64), f32(64, 64)), {}).graph.ops)
+    rule, mesh, use = rule_of(op), MeshAxes(("x", "y"), (2, 4)), Use((1, 1, 1), 1)
+    rows = [Shard(op, rule, mesh, (0, -1)), Shard(op, rule, mesh, (0, 2)), Shard(op, rule, mesh, (1, -1))]
+    assert op_work(rows[0], DEVICE, use) is op_work(rows[1], DEVICE, use), "partial sums along y are as large as copies"
+    assert (DEVICE, use) not in rows[2].works, "columns are not rows"
+
+
 def test_small_matmuls_fill_tiles_and_units():
     device = dataclasses.replace(DEVICE, matmul_tile=(128, 128, 32), matmul_units=4)
     one = op_work(matmul(128, 64, 128), device, Use((1, 1, 1), 0)).matrix

@@ -441,6 +441,13 @@ def test_a_search_says_which_meshes_it_tried_and_what_ended_it(monkeypatch):
     assert found.searched.inexact
 
 
+def test_variants_that_are_the_same_program_are_planned_once():
+    program = trace(lambda x, y: (x + y) * y, (Shape((8, 8), jnp.float32),) * 2, {})
+    again = program.rewritten(program.graph, ())
+    other = trace(lambda x, y: (x - y) * y, (Shape((8, 8), jnp.float32),) * 2, {})
+    assert joint._distinct([program, other, again]) == [program, other]
+
+
 def test_what_searches_tried_adds_up():
     first = Searched(("x=8",), ("x=4, y=2", "x=2, y=4"), (), 3, 32)
     second = Searched(("x=8", "x=4, y=2"), ("x=2, y=4",), ("x=4, y=2",), 32, 32, True)

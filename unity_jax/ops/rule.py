@@ -81,6 +81,11 @@ class Rule:
     fallback: bool = False  # made by `replicated` for a primitive without a rule
     fixed: tuple[tuple[Layout, ...], tuple[Layout, ...]] | None = None  # of operands and results the user has laid out
 
+    @functools.cached_property
+    def works(self) -> dict[tuple[int, ...], dict[Hashable, Any]]:
+        """`Shard.works`, by how many shards each factor is split into."""
+        return {}
+
     def __str__(self) -> str:
         """The grammar of `jax.experimental.custom_partitioning`: `([i,j], [j,k]) -> ([i,k]) sum={j}`."""
         if self.fixed is not None:
@@ -219,8 +224,12 @@ class Shard:
 
     @functools.cached_property
     def works(self) -> dict[Hashable, Any]:
-        """Its work, by device and use, as far as it is known (`cost.compute`): equal ops share one shard."""
-        return {}
+        """Its work, by device and use, as far as it is known (`cost.compute`). Equal ops share one shard, and shards of
+        the same sizes share their work, whichever axes split them: what is sent, and what a rule counts, may differ."""
+        rule = self.rule
+        if rule.fixed is not None or rule.inner or rule.bytes or any(f.halo for f in rule.factors):
+            return {}
+        return rule.works.setdefault(tuple(map(self.ways, range(len(rule.factors)))), {})
 
     @property
     def linear_axes(self) -> tuple[tuple[str, int], ...]:

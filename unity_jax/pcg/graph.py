@@ -55,6 +55,20 @@ def _itemsize(dtype: Any) -> int:
     return 8 if _compat.is_key(dtype) else np.dtype(dtype).itemsize
 
 
+class Signature(tuple[Any, ...]):
+    """What ops are equal in (`Op.signature`): a key that is hashed once, since caches are asked for it everywhere."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+
+_SIGNATURES: dict[Signature, Signature] = {}  # equal ones are one object
+
+
 @dataclass(eq=False)
 class Op:
     """One operation. `eqn` is the jaxpr equation it came from (None for parallel ops and barriers added by tracing).
@@ -89,14 +103,15 @@ class Op:
         return "/".join(s for s in stacks if s)
 
     @functools.cached_property
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> Signature:
         """Equal for ops that have equal rules, costs and local programs: the key of every cache over ops."""
         own = bool(self.bodies) or any(k in self.params for k in _JAXPRS)  # programs in parameters are not compared
         params = str(sorted((k, v) for k, v in self.params.items() if k not in _UNSIGNED)) if self.params else ""
         ins = tuple((t.shape, t.dtype, None if t.literal is None else str(t.literal)) for t in self.inputs)
         outs = tuple((t.shape, t.dtype) for t in self.outputs)
         stable = self.name.startswith("random_") and self.eqn is not None and _compat.threefry_partitionable(self.eqn)
-        return self.name, ins, outs, params, stable, id(self) if own else 0, self.move
+        found = Signature((self.name, ins, outs, params, stable, id(self) if own else 0, self.move))
+        return found if own else _SIGNATURES.setdefault(found, found)
 
     @property
     def label(self) -> str:

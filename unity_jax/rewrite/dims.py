@@ -87,6 +87,8 @@ class Dims:
 
     def all(self, ids: Sequence[int]) -> Ids:
         """The dimensions that are no product, in order."""
+        if not self._parts:
+            return tuple(map(self.find, ids))
         found: list[int] = []
         for i in map(self.find, ids):
             found += self.all(self._parts[i]) if i in self._parts else (i,)
@@ -113,6 +115,11 @@ class Dims:
 
     def unite(self, a: int, b: int) -> bool:
         """Say that two dimensions are one. False if their sizes, or those of their parts, do not agree."""
+        a, b = self.find(a), self.find(b)
+        if a == b or (a not in self._parts and b not in self._parts and self.size[a] == self.size[b]):
+            if a != b:
+                self._same[max(a, b)] = min(a, b)
+            return True
         left, right = list(self.all((a,))), list(self.all((b,)))
         if math.prod(self.size[i] for i in left) != math.prod(self.size[i] for i in right):
             return False

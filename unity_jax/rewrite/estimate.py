@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -51,6 +52,7 @@ def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph]
     the start of a kernel for products, which are not fused with each other. What a chain of ops would save that are one
     kernel now counts here, before its last one is a matmul."""
 
+    @functools.cache
     def seconds(op: Op) -> float:
         if op.name in _FREE:
             return 0.0

@@ -51,7 +51,7 @@ def _summands(term: Term, root: Tensor, match: Match, view: View) -> Iterator[Ma
     for pair in itertools.combinations(range(len(every)), 2):
         chosen = tuple(every[i] for i in pair)
         for order in (chosen, chosen[::-1]):
-            if not all(not a.op or view.may_be(outline(a), v.tensor) for a, v in zip(term.args, order, strict=True)):
+            if not _may_be(term.args, order, view):
                 continue
             found = match.copy()
             found.terms[term] = (value, Seen(order))
@@ -70,8 +70,9 @@ def _roots(terms: Sequence[Term], used: tuple[Tensor, ...], root: Tensor, match:
         known = {v.tensor: None for v in found.values.values() if isinstance(v, Value) and v.tensor.literal is None}
         known |= {v.tensor: None for v, _ in found.terms.values()}
         near = {t: None for k in known for op in view.readers.get(k, ()) for t in op.outputs if view.source(t) is t}
+        made_as = outline(rest[0])
         for other in in_forward_order(near, view.maker[root].backward):
-            if other not in taken:
+            if other not in taken and view.may_be(made_as, other):
                 yield from _roots(rest, taken, other, found.copy(), view)
 
 
@@ -93,17 +94,25 @@ def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match
         if _unite(match.terms[term][0], value, match.dims):
             yield match
         return
+    args = [a for a in term.args if a.type.ids is None]
     for seen in view.seen(value, match.dims, term.op):
+        orders = [seen.args]
+        if has(term, "commutes") and args[0] != args[1]:
+            orders.append(seen.args[::-1])
+        orders = [operands for operands in orders if _may_be(args, operands, view)]
+        if not orders:
+            continue
         found = match.copy()
         found.terms[term] = (value, seen)
         if not _attributes(term, seen, found):
             continue
-        args = [a for a in term.args if a.type.ids is None]
-        orders = [seen.args]
-        if has(term, "commutes") and args[0] != args[1]:
-            orders.append(seen.args[::-1])
         for operands in orders:
-            yield from _arguments(args, operands, found.copy(), view)
+            yield from _arguments(args, operands, found.copy() if len(orders) > 1 else found, view)
+
+
+def _may_be(terms: Sequence[Term], values: Sequence[Value], view: View) -> bool:
+    """Whether the ops that make some values are those of terms, at a glance."""
+    return all(not a.op or view.may_be(outline(a), v.tensor) for a, v in zip(terms, values, strict=False))
 
 
 def _arguments(terms: Sequence[Term], values: Sequence[Value], match: Match, view: View) -> Iterator[Match]:

@@ -107,16 +107,11 @@ class Term:
 
     def walk(self) -> Iterator[Term]:
         """Every distinct term in it, arguments first."""
-        seen: dict[Term, None] = {}
+        return iter(self._walked)
 
-        def visit(t: Term) -> None:
-            if t not in seen:
-                for a in t.args:
-                    visit(a)
-                seen[t] = None
-
-        visit(self)
-        return iter(seen)
+    @functools.cached_property
+    def _walked(self) -> tuple[Term, ...]:
+        return (*dict.fromkeys(t for a in self.args for t in a._walked), self)
 
 
 def variable(name: str, type: Type) -> Term:

@@ -110,14 +110,6 @@ class Finder:
     def position(self) -> dict[Op, int]:
         return {op: i for i, op in enumerate(self.graph.ops)}
 
-    @functools.cached_property
-    def users(self) -> dict[Tensor, set[Op]]:
-        found: dict[Tensor, set[Op]] = {}
-        for op in self.graph.ops:
-            for t in op.inputs:
-                found.setdefault(t, set()).add(op)
-        return found
-
     def places(
         self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf
     ) -> Iterator[Place]:
@@ -208,7 +200,7 @@ class Finder:
 
     def _gone(self, found: Sequence[Match], roots: set[Tensor]) -> set[Op]:
         """The ops that nothing needs once these are made in another way, or not at all."""
-        view = self.view
+        view, readers = self.view, self.graph.readers
         gone: set[Op] = set()
         needed = {t for m in found for t in m.taken}
         kept = {*self.graph.outputs, *needed}
@@ -218,7 +210,7 @@ class Finder:
             op = waiting.pop()
             if op in gone:
                 continue
-            if all(t in roots or (t not in kept and self.users.get(t, frozenset()) <= gone) for t in op.outputs):
+            if all(t in roots or (t not in kept and gone.issuperset(readers.get(t, ()))) for t in op.outputs):
                 gone.add(op)
                 waiting += [self.graph.producer[t] for t in op.inputs if t in self.graph.producer]
         return gone

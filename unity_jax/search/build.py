@@ -67,6 +67,11 @@ class Builder:
             ("least", op.signature, use), lambda: min(floor_seconds(s, self.machine, use) for s in shards)
         )
 
+    def name(self, key: Hashable) -> int:
+        """A number that stands for a key which is long."""
+        number: int = self.intern(("name", key), lambda: len(self._interned))
+        return number
+
     def intern(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._interned:
             self._interned[key] = make()
@@ -251,15 +256,15 @@ class _Build:
         keys, parts = [], []
         for op in cluster.ops:
             which = linear_set(op, uniform) or 0 if partial else 0
-            key = (op.signature, which, space.key)
+            key = self.b.name((op.signature, which, space.key))
             use = self.b.traffic.uses[op]
             strategies = self.b.intern(("follow", key), lambda: self._follow(op, which, space.layouts))  # noqa: B023
             parts.append(strategies)
             self.b.intern(("seconds", key, use), lambda: self._seconds(op, strategies, use))  # noqa: B023
             keys.append((key, use))
-        key = ("cluster", tuple(keys))
-        seconds = self.b.intern(key, lambda: np.sum([self.b.intern(("seconds", *k), None) for k in keys], axis=0))
-        node = self._node("cluster", tuple(cluster.ops), tuple(parts), seconds, key, repeat)
+        named = "cluster", self.b.name(tuple(keys))
+        seconds = self.b.intern(named, lambda: np.sum([self.b.intern(("seconds", *k), None) for k in keys], axis=0))
+        node = self._node("cluster", tuple(cluster.ops), tuple(parts), seconds, named, repeat)
         self.nodes[node].layouts = space.layouts
         self.spaces[node] = space
         for op, (key, use) in zip(cluster.ops, keys, strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
@@ -23,6 +23,7 @@ from unity_jax.rewrite.directions import is_applicable
 from unity_jax.rewrite.library import stacking
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.identity import identity
@@ -84,11 +85,32 @@ def plan(
     near = [c.mesh for c in sketches if c.seconds <= WORSE * first.seconds]
     likely = list(dict.fromkeys([first.mesh, chosen.mesh, *near]))
     searched += planner.searched(meshes)
-    for variant in found:
-        other = planner.like(variant.program)
-        chosen = other.plan(likely, [chosen])
-        searched += other.searched(likely)
+    for program in _distinct(c.program for c in found):
+        for part, follows in _divided(planner, likely, program):
+            if part:
+                other = planner.like(program, follows=follows)
+                chosen = other.plan(part, [chosen])
+                searched += other.searched(part)
     return chosen.noting(searched=searched)
+
+
+def _distinct(programs: Iterable[Program]) -> list[Program]:
+    """Programs without those that compute the same by the same ops as an earlier one."""
+    known, found = dict[object, int](), dict[tuple[int, ...], Program]()
+    for program in programs:
+        found.setdefault(fingerprint(program.graph, known), program)
+    return list(found.values())
+
+
+def _divided(planner: Planner, meshes: Sequence[MeshAxes], program: Program) -> list[tuple[list[MeshAxes], bool]]:
+    """The meshes for which a variant is planned anew, and those for which its plan follows that of the program as it
+    is: those for which that one is not proved to be the best, either. Stacked towers change all layouts, and a deep
+    program has a shallow twin to plan: both are planned anew for all."""
+    names = {rule.name for rule in stacking()}
+    stacked = any(step.rule in names for done in program.rewrites for _, step in done.steps)
+    anew = stacked or planner.scout is not None
+    proved = [m for m in meshes if anew or planner.is_proved(m)]
+    return [(proved, False), ([m for m in meshes if m not in proved], True)]
 
 
 def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) -> Candidate:

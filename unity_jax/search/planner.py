@@ -192,8 +192,12 @@ class Planner:
         """Which of these meshes have been planned for, and how."""
         tried = self.tried(meshes)
         skipped = (str(m) for m in meshes if m not in self._proposals)
-        inexact = (str(m) for m in tried if m in self._limited or not self._solved(m).exact)
+        inexact = (str(m) for m in tried if not self.is_proved(m))
         return Searched(tuple(map(str, tried)), tuple(skipped), tuple(inexact))
+
+    def is_proved(self, mesh: MeshAxes) -> bool:
+        """Whether the solution for a mesh that has been planned for is proved to be the best."""
+        return mesh not in self._limited and self._solved(mesh).exact
 
     def promising(self, mesh: MeshAxes) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be."""

@@ -43,9 +43,13 @@ MOST_VARIANTS = 32
 MADE = 3
 """How many variants may be made for each that may be planned."""
 
-PATIENCE = 8
-"""How many variants may be planned, one after the other, of which none is better; of those that are made twice as many
-may save nothing."""
+PATIENCE = 5
+"""How many variants may be planned, one after the other, of which none is better: over the zoo at `tiny` size on two
+machines, what is better is planned first, or after three in vain at most."""
+
+VAIN = 16
+"""How many variants may be made, one after the other, that save nothing: over the same programs, up to thirteen in vain
+were followed by one that saves."""
 
 NEGLIGIBLE = 1e-3
 """The part of a step that a rewrite must save."""
@@ -108,13 +112,13 @@ class Moves:
     """
 
     def __init__(self, planner: Planner, rules: Sequence[Rule], stacking: Sequence[Rule], lost: float) -> None:
-        device = planner.machine.device
+        device, known = planner.machine.device, dict[object, int]()
         self.rules, self.stacking, self.lost = rules, stacking, lost
         self.by_name = {r.name: r for r in (*rules, *stacking)}
         self.seconds = by_kernels(device, lambda op: planner.rules.shard(op, WHOLE, ()))
         self.in_all = functools.cache(self.seconds)  # of whole graphs, which every move of a variant is compared with
+        self.number = functools.cache(lambda graph: fingerprint(graph, known))
         self.apart = one_by_one(device, lambda op: planner.rules(op).flops)
-        self.known: dict[object, int] = {}
         self.emitted: dict[object, Graph | str] = {}
         self._found: dict[Graph, list[Move]] = {}
         self._made: dict[Place | Towers, Made | None] = {}
@@ -171,7 +175,7 @@ class Moves:
             if made is None and isinstance(move.place, Towers):
                 return None
             graph = whole if made is None else made.graph  # None: undone
-            number = fingerprint(whole, self.known) if made is None else made.fingerprint
+            number = self.number(whole) if made is None else made.fingerprint
             self._outcomes[key] = Outcome(number, self.in_all(graph_at(graph, move.path)))
         return self._outcomes[key]
 
@@ -192,13 +196,13 @@ class Moves:
             made = stacked(move.finder.graph, move.place.pairs, self.stacking, self.emitted)
         else:
             first = self._first(whole, move)
-            made = None if first is None else self._followed(first, fingerprint(move.finder.graph, self.known))
+            made = None if first is None else self._followed(first, self.number(move.finder.graph))
         if made is None:
             return None
         graph, steps = made
         found = with_graph(whole, move.path, graph)
         self._origins[found] = whole, move.path
-        return Made(found, fingerprint(found, self.known), tuple((move.path, step) for step in steps))
+        return Made(found, self.number(found), tuple((move.path, step) for step in steps))
 
     def _first(self, whole: Graph, move: Move) -> First | None:
         finder, place = move.finder, move.place
@@ -211,9 +215,7 @@ class Moves:
             else:
                 graph, near, step = made
                 near |= counterparts(again, finder.view, graph)
-                self._firsts[place] = First(
-                    graph, near, step, fingerprint(with_graph(whole, move.path, graph), self.known)
-                )
+                self._firsts[place] = First(graph, near, step, self.number(with_graph(whole, move.path, graph)))
         return self._firsts[place]
 
     def _followed(self, first: First, before: tuple[int, ...]) -> tuple[Graph, list[Step]] | None:
@@ -226,7 +228,7 @@ class Moves:
         total = self.apart(graph).work
         while following := self._following(graph, near, total, [inverse(step.rule) for step in steps]):
             graph, new, step, total = following
-            if fingerprint(graph, self.known) == before:
+            if self.number(graph) == before:
                 return None
             near = still(near | new, graph)
             steps.append(step)
@@ -238,7 +240,7 @@ class Moves:
         """The best of the steps near some ops that save time op by op and undo nothing, and the total after it."""
         finder = Finder(graph, self.apart, emitted=self.emitted)
         rules = [rule for rule in self.rules if rule.name not in undoing]
-        gains = [p for p in finder.places(rules, near) if p.gain.work > 0]
+        gains = [p for p in finder.places(rules, near, 0.0) if p.gain.work > 0]
         for place in sorted(gains, key=lambda p: -p.gain.work):
             made = rewrite(finder, place)
             if made is not None and (now := self.apart(made[0]).work) < (1 - NEGLIGIBLE**2) * total:
@@ -285,7 +287,7 @@ class Search:
         """The fastest variant that fits, within the budget."""
         allowed = left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
         self.makes = MADE * left
-        self.seen.add(fingerprint(first.program.graph, self.moves.known))
+        self.seen.add(self.moves.number(first.program.graph))
         planner = self.planner if first.program is self.planner.program else self.planner.like(first.program)
         added = None if _overlaps(first) else planner.added(first.mesh)
         start = Variant(first.program, planner, first.mesh, first.seconds, added, first)
@@ -348,7 +350,7 @@ class Search:
             *_, number, is_known, move = heapq.heappop(waiting)
             if is_known:
                 yield move
-            elif self.makes > 0 and vain < 2 * PATIENCE:
+            elif self.makes > 0 and vain < VAIN:
                 gain = self.moves.gain(graph, move)
                 self.makes -= gain is not None
                 saved = -math.inf if gain is None else move.repeat * gain.on(devices)
