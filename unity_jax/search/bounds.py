@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .eliminate import easy, eliminated, excesses
 from .network import Network
 
+EASY = 2.0**12  # entries of tables that eliminating a variable ahead may bring; messages pass between the others
 FORBIDDEN = 2.0**50  # stands for inf: more than any sum of costs, and sums of a few stay exact
 
 
@@ -32,7 +34,7 @@ class Messages:
     """Costs held at variables, and what each factor has given to its variables."""
 
     def __init__(self, net: Network, sequence: tuple[int, ...]) -> None:
-        """`sequence` orders all variables of the network's factors."""
+        """`sequence` orders variables, all of the network's factors among them."""
         rank = {v: r for r, v in enumerate(sequence)}
         self.sequence = sequence
         self.constant = net.constant
@@ -93,22 +95,25 @@ class Messages:
             total += float(held.min())
         return total
 
-    def bound(self, value: float) -> Bound:
-        """What every value needs at least; call it directly after the sweep that returned `value`."""
-        least = {}
+    def excess(self) -> dict[int, np.ndarray]:
+        """How much more than the bound every value costs at least; call it directly after a sweep."""
+        excess = {}
         for v in self.sequence:
-            excess = self.held[v] - self.held[v].min()
+            excess[v] = self.held[v] - self.held[v].min()
             for factor, axis, _, _ in self.around[v]:
-                excess = excess + np.maximum(self.marginal(factor, axis), 0.0)
-            least[v] = value + excess
-        return Bound(value, least)
+                excess[v] = excess[v] + np.maximum(self.marginal(factor, axis), 0.0)
+        return excess
 
 
-def lower_bound(net: Network, sweeps: int) -> Bound:
-    """The bound after `sweeps` passes there and back, in the order of the variables' numbers."""
-    messages = Messages(net, tuple(sorted({v for scope, _ in net.factors for v in scope})))
-    value = -np.inf
+def lower_bound(net: Network, sweeps: int, table_limit: float) -> Bound:
+    """The bound after `sweeps` passes there and back, in the order of the variables' numbers, among those that are not
+    easily eliminated."""
+    most = min(EASY, table_limit)
+    core = eliminated(net, easy(net, most), most)
+    variables = sorted({v for scope, _ in net.factors for v in scope} - set(core.buckets))
+    messages = Messages(core.left, tuple(variables))
+    value = core.left.constant
     for _ in range(sweeps):
         messages.sweep(backward=False)
         value = messages.sweep(backward=True)
-    return messages.bound(value)
+    return Bound(value, {v: value + e for v, e in excesses(core, messages.excess()).items()})

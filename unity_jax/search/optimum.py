@@ -51,7 +51,7 @@ def optimum(
     known = [improved(model, s) for s in (*seeds(), _first(small))]
     best, floor = min(known, key=lambda k: k.cost), -np.inf
     for sweeps in SWEEPS[:rounds]:
-        bound = lower_bound(network(small, table_limit, relaxed=True), sweeps)
+        bound = lower_bound(network(small, table_limit, relaxed=True), sweeps, table_limit)
         floor = max(floor, bound.value)
         if best.cost - floor <= CLOSE * abs(best.cost):
             break
