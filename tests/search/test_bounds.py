@@ -30,13 +30,17 @@ def networks(draw):
     return Network(store, sizes, [(scope, table(scope)) for scope in factors], float(draw(st.integers(0, 3))))
 
 
+def cost(net, x):
+    """Of one assignment."""
+    return net.constant + sum(net.store[name][tuple(x[v] for v in scope)] for scope, name in net.factors)
+
+
 def least_costs(net):
     """(variable, value) the least cost of assignments with that value."""
     least = [np.full(k, np.inf) for k in net.sizes]
     for x in itertools.product(*map(range, net.sizes)):
-        cost = net.constant + sum(net.store[name][tuple(x[v] for v in scope)] for scope, name in net.factors)
         for v, a in enumerate(x):
-            least[v][a] = min(least[v][a], cost)
+            least[v][a] = min(least[v][a], cost(net, x))
     return least
 
 
@@ -49,6 +53,7 @@ def test_no_assignment_costs_less_than_its_bounds(table_limit, net, sweeps):
     assert net.store.largest <= max(table_limit, 1)
     assert bound.value <= min(least[0])
     for v, costs in enumerate(least):
+        assert 0 <= bound.assignment[v] < net.sizes[v]
         assert (bound.value <= bound.least[v]).all()
         assert (bound.least[v] <= costs).all() and not np.isnan(bound.least[v]).any()
 
@@ -57,7 +62,7 @@ def test_no_assignment_costs_less_than_its_bounds(table_limit, net, sweeps):
 @given(net=networks())
 def test_what_is_eliminated_whole_is_bounded_exactly(net):
     least, bound = least_costs(net), lower_bound(net, 1, 1000)
-    assert bound.value == min(least[0])
+    assert bound.value == min(least[0]) == cost(net, bound.assignment)
 
 
 @settings(max_examples=150, deadline=None)

@@ -137,10 +137,16 @@ def eliminated(net: Network, variables: Sequence[int], table_limit: float) -> El
 def minimize(net: Network, plan: Order, table_limit: float) -> Minimum:
     """Eliminate all variables; the caller has seen that `plan.largest` is within `table_limit`."""
     found = eliminated(net, plan.variables, table_limit)
-    assignment = np.zeros(len(net.sizes), np.int64)
-    for v in reversed(plan.variables):
-        assignment[v] = int(np.argmin(conditional(net.store, found.buckets[v], v, assignment)))
-    return Minimum(found.left.constant, assignment, found.buckets)
+    return Minimum(found.left.constant, completed(found, {}), found.buckets)
+
+
+def completed(found: Eliminated, known: Mapping[int, int]) -> np.ndarray:
+    """The best assignment, an entry per variable, with known values of the variables that are left."""
+    assignment = np.zeros(len(found.left.sizes), np.int64)
+    assignment[list(known)] = list(known.values())
+    for v in reversed(found.buckets):
+        assignment[v] = int(np.argmin(conditional(found.left.store, found.buckets[v], v, assignment)))
+    return assignment
 
 
 def conditional(store: Store, factors: Sequence[Factor], v: int, assignment: np.ndarray) -> np.ndarray:

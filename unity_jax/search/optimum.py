@@ -1,7 +1,8 @@
 """The least cost of a model: exact where elimination fits, otherwise the best over restricted domains and a bound.
 
 What to do when tables would grow too large, in this order:
-1. bound every strategy from below (messages) and drop those above the best known cost: the optimum stays;
+1. bound every strategy from below (messages, which lead to an assignment too) and drop those above the best known
+   cost: the optimum stays;
 2. keep, at each node, the known strategies and those that look best (by their bound, then by what they cost around the
    best assignment), as many as elimination allows; solve that exactly; repeat from the better assignment.
 """
@@ -21,7 +22,7 @@ from .network import Network, network
 from .prune import pruned
 
 MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**33  # what one step of a search may cost; an exact one may use the limit
-SWEEPS = (5, 15)  # passes of messages in each round of bounding and fixing
+SWEEPS = (10, 20)  # passes of messages, at most, in each round of bounding and fixing
 TRIES = 4  # exact solves over restricted domains in each round
 CLOSE = 0.005  # a gap that is not worth another round
 WORTHWHILE = 0.8  # dead-end elimination is repeated when fixing left less than this part of the strategies
@@ -53,6 +54,7 @@ def optimum(
     for sweeps in SWEEPS[:rounds]:
         bound = lower_bound(network(small, table_limit, relaxed=True), sweeps, table_limit)
         floor = max(floor, bound.value)
+        best = min(best, improved(model, small.original(bound.assignment)), key=lambda k: k.cost)
         if best.cost - floor <= CLOSE * abs(best.cost):
             break
         fixed = _fixed(small, bound, best.cost)
