@@ -58,7 +58,7 @@ def order(
     """The greedy order (`_greedy`); None as soon as a table has more than `most` entries, or all joint sums together
     more than `most_work`."""
     chosen, largest, work = [], 0.0, 0.0
-    for v, table, joint in _greedy(sizes, scopes):
+    for v, table, joint in _greedy(sizes, _neighbours(scopes)):
         chosen.append(v)
         largest = max(largest, table)
         work += joint
@@ -69,23 +69,37 @@ def order(
 
 def easy(net: Network, most: float) -> tuple[int, ...]:
     """The variables that can be eliminated, in the greedy order, for tables of at most so many entries."""
-    steps = _greedy(net.sizes, [scope for scope, _ in net.factors])
+    steps = _greedy(net.sizes, _neighbours([scope for scope, _ in net.factors]))
     return tuple([v for v, _, _ in takewhile(lambda step: step[1] <= most, steps)])
 
 
-def _greedy(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, float, float]]:
-    """Always the variable whose elimination leaves the smallest table (ties: the lowest number), with the entries of
-    that table and of the joint sum (inf: more than a float counts).
+def hard(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]], most: float) -> list[tuple[int, int]]:
+    """The pairs of variables that share a factor after those are eliminated that bring tables of at most so many
+    entries."""
+    around = _neighbours(scopes)
+    next((None for _, table, _ in _greedy(sizes, around) if table > most), None)
+    return [(v, n) for v, near in around.items() for n in near if v < n]
 
-    Repeated layers are eliminated alike, and a chain of them from its end, where tables are smallest.
-    """
-    weight = [log2(k) for k in sizes]
+
+def _neighbours(scopes: Sequence[tuple[int, ...]]) -> dict[int, set[int]]:
+    """With which variables each shares a factor."""
     around: dict[int, set[int]] = {}
     for scope in scopes:
         for v in scope:
             around.setdefault(v, set()).update(scope)
     for v, near in around.items():
         near.discard(v)
+    return around
+
+
+def _greedy(sizes: Sequence[int], around: dict[int, set[int]]) -> Iterator[tuple[int, float, float]]:
+    """Always the variable whose elimination leaves the smallest table (ties: the lowest number), with the entries of
+    that table and of the joint sum (inf: more than a float counts); when the next one is asked for it is eliminated
+    from `around`.
+
+    Repeated layers are eliminated alike, and a chain of them from its end, where tables are smallest.
+    """
+    weight = [log2(k) for k in sizes]
     score = {v: sum(weight[n] for n in near) for v, near in around.items()}
     heap = [(round(s, 6), v) for v, s in score.items()]
     heapq.heapify(heap)
@@ -93,8 +107,8 @@ def _greedy(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -> Iterator
         s, v = heapq.heappop(heap)
         if v not in around or s != round(score[v], 6):
             continue
-        near = around.pop(v)
         yield v, _entries(score[v]), _entries(score[v] + weight[v])
+        near = around.pop(v)
         for n in near:
             other = around[n]
             added = near - other
@@ -169,28 +183,25 @@ def excesses(found: Eliminated, known: Mapping[int, np.ndarray]) -> dict[int, np
     """
     store, sizes = found.left.store, found.left.sizes
     excess = dict(known)
-    slacks: dict[object, np.ndarray] = {}
     for v in reversed(found.buckets):
         joint, at, parts = _layout(found.buckets[v], v)
         if not joint:
             excess[v] = np.zeros(sizes[v])
             continue
-        key = at, parts
-        if key not in slacks:
-            slacks[key] = _slack(_terms(store, parts, at, [sizes[n] for n in joint]))
         others = [n for n in joint if n != v]
         around = 0.0
         for axis, n in enumerate(others):
             around = np.maximum(around, excess[n].reshape([-1] + [1] * (len(others) - 1 - axis)))
-        excess[v] = (slacks[key] + around).reshape(sizes[v], -1).min(axis=1)
+        slack = _slack(_terms(store, parts, at, [sizes[n] for n in joint]))
+        excess[v] = (slack + around).reshape(sizes[v], -1).min(axis=1)
     return excess
 
 
 def _slack(terms: list[np.ndarray]) -> np.ndarray:
-    """The sum of terms over its least along the first axis; inf where that is inf."""
+    """How much more than its least along the first axis the sum of terms is; inf where that is inf."""
     total = sum(terms[1:], terms[0])
     least = total.min(axis=0)
-    return np.where(np.isfinite(least), total - np.where(np.isfinite(least), least, 0.0), np.inf)
+    return total - np.where(np.isfinite(least), least, 0.0)
 
 
 def _layout(factors: Sequence[Factor], v: int) -> tuple[list[int], int, tuple[tuple[int, tuple[int, ...]], ...]]:
