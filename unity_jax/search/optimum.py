@@ -25,7 +25,7 @@ MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**28  # what one step of a search may co
 ROUNDS, SWEEPS = 2, 20  # of bounding and fixing, and passes of messages in each, at most
 TRIES = 4  # exact solves over restricted domains in each round
 CLOSE = 0.005  # a gap that is not worth another round
-WORTHWHILE = 0.8  # dead-end elimination is repeated when fixing left less than this part of the strategies
+WORTHWHILE = 0.8  # dead ends are looked for, and bounds made, again when fixing left less than this part of strategies
 GRAIN = 64  # the number of strategies that fit is found to within this part of all
 
 
@@ -73,9 +73,9 @@ def optimum(
             ranks = _around(small, best.assignment)
         if _is_close(best, floor):
             break
-        small = _fixed(small, bound, best.cost)
+        before, small = small, _fixed(small, bound, best.cost)
         net, plan = planned(small, table_limit)
-        if plan is not None:
+        if plan is not None or small.strategies() >= WORTHWHILE * before.strategies():
             break
     if plan is not None:  # heavy work, or what is left after fixing
         exact = _exact(small, net, plan, table_limit)
