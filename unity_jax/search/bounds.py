@@ -110,7 +110,6 @@ class Messages:
                 excess[v] = excess[v] + np.maximum(self.marginal(factor, axis), 0.0)
         return excess
 
-
     def decoded(self) -> dict[int, int]:
         """A value per variable, one after the other: the least for what is held and those decided before; call it
         directly after a pass backward."""

@@ -71,7 +71,7 @@ def optimum(
             if _is_close(best, floor):
                 break
             ranks = _around(small, best.assignment)
-        if _is_close(best, floor):
+        if _is_close(best, floor) and plan is None:
             break
         before, small = small, _fixed(small, bound, best.cost)
         net, plan = planned(small, table_limit)
