@@ -11,32 +11,39 @@ Everything is in whole units, shares rounded down, so the bound holds exactly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from .eliminate import completed, easy, eliminated, excesses
 from .network import Network
 
+EASY = 2.0**14  # entries of tables that eliminating a variable ahead may bring; messages pass between the others
+STALLED = 1e-5  # the part of a bound that a pass there and back must add for another to be worth it
 FORBIDDEN = 2.0**50  # stands for inf: more than any sum of costs, and sums of a few stay exact
 
 
 @dataclass(frozen=True)
 class Bound:
-    """`least[v][a]` bounds from below the cost of every assignment with x_v = a; `value` all assignments."""
+    """`least[v][a]` bounds from below the cost of every assignment with x_v = a; `value` all assignments; `assignment`,
+    an entry per variable, is what the messages lead to."""
 
     value: float
     least: dict[int, np.ndarray]
+    assignment: np.ndarray
 
 
 class Messages:
     """Costs held at variables, and what each factor has given to its variables."""
 
     def __init__(self, net: Network, sequence: tuple[int, ...]) -> None:
-        """`sequence` orders all variables of the network's factors."""
+        """`sequence` orders variables, all of the network's factors among them."""
         rank = {v: r for r, v in enumerate(sequence)}
         self.sequence = sequence
         self.constant = net.constant
         self.held = {v: np.zeros(net.sizes[v]) for v in sequence}
+        self.scopes: list[tuple[int, ...]] = []
         self.tables: list[np.ndarray] = []
         self.given: list[list[np.ndarray]] = []
         self.around: dict[int, list[tuple[int, int, bool, bool]]] = {v: [] for v in sequence}
@@ -52,6 +59,7 @@ class Messages:
             for axis, v in enumerate(scope):
                 first, last = ranks[axis] == min(ranks), ranks[axis] == max(ranks)
                 self.around[v].append((len(self.tables), axis, first, last))
+            self.scopes.append(scope)
             self.tables.append(table)
             self.given.append([np.zeros(k) for k in table.shape])
 
@@ -93,22 +101,47 @@ class Messages:
             total += float(held.min())
         return total
 
-    def bound(self, value: float) -> Bound:
-        """What every value needs at least; call it directly after the sweep that returned `value`."""
-        least = {}
+    def excess(self) -> dict[int, np.ndarray]:
+        """How much more than the bound every value costs at least; call it directly after a sweep."""
+        excess = {}
         for v in self.sequence:
-            excess = self.held[v] - self.held[v].min()
+            excess[v] = self.held[v] - self.held[v].min()
             for factor, axis, _, _ in self.around[v]:
-                excess = excess + np.maximum(self.marginal(factor, axis), 0.0)
-            least[v] = value + excess
-        return Bound(value, least)
+                excess[v] = excess[v] + np.maximum(self.marginal(factor, axis), 0.0)
+        return excess
+
+    def decoded(self) -> dict[int, int]:
+        """A value per variable, one after the other: the least for what is held and those decided before; call it
+        directly after a pass backward."""
+        chosen: dict[int, int] = {}
+        for v in self.sequence:
+            total = self.held[v]
+            for factor, _, _, _ in self.around[v]:
+                total = total + self.conditional(factor, v, chosen)
+            chosen[v] = int(total.argmin())
+        return chosen
+
+    def conditional(self, factor: int, v: int, chosen: Mapping[int, int]) -> np.ndarray:
+        """The least that a factor still holds for each value of v, other variables as chosen."""
+        scope, given = self.scopes[factor], self.given[factor]
+        table = self.tables[factor][tuple([chosen.get(n, slice(None)) for n in scope])]
+        free = [axis for axis, n in enumerate(scope) if n not in chosen]
+        for place, axis in enumerate(free):
+            table = table - given[axis].reshape([-1] + [1] * (len(free) - 1 - place))
+        others = tuple([place for place, axis in enumerate(free) if scope[axis] != v])
+        return table.min(axis=others)
 
 
-def lower_bound(net: Network, sweeps: int) -> Bound:
-    """The bound after `sweeps` passes there and back, in the order of the variables' numbers."""
-    messages = Messages(net, tuple(sorted({v for scope, _ in net.factors for v in scope})))
-    value = -np.inf
-    for _ in range(sweeps):
+def lower_bound(net: Network, sweeps: int, table_limit: float) -> Bound:
+    """The bound after so many passes there and back at most, in the order of the variables' numbers, among those that
+    are not easily eliminated."""
+    most = min(EASY, table_limit)
+    core = eliminated(net, easy(net, most), table_limit)
+    variables = sorted({v for scope, _ in net.factors for v in scope} - set(core.buckets))
+    messages = Messages(core.left, tuple(variables))
+    value, before = core.left.constant, -np.inf
+    while sweeps and value - before > STALLED * abs(value):
         messages.sweep(backward=False)
-        value = messages.sweep(backward=True)
-    return messages.bound(value)
+        value, before, sweeps = messages.sweep(backward=True), value, sweeps - 1
+    least = {v: value + e for v, e in excesses(core, messages.excess()).items()}
+    return Bound(value, least, completed(core, messages.decoded()))

@@ -8,6 +8,7 @@ wants the layout forbids 0. Both are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from .tables import Store
 Factor = tuple[tuple[int, ...], int]  # ascending variables, and the name of the table over them
 
 SMALL_TABLE = 2**17  # a shared term is tabulated up to this many entries
+SMALL_PART = 2**14  # and so is each of those that bound a larger one from below
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Network:
 def network(model: Model, table_limit: int, relaxed: bool = False) -> Network:
     """The model as a network without variables of size one.
 
-    `relaxed`: shared terms that are too large for a table become edges that never add up to more than the term, which
+    `relaxed`: shared terms that are too large for a table become several that never add up to more than the term, which
     bounds the model from below and spares the indicators.
     """
     store = model.store
@@ -42,18 +44,17 @@ def network(model: Model, table_limit: int, relaxed: bool = False) -> Network:
     factors: list[Factor] = [((i,), u) for i, (u, k) in enumerate(zip(model.unary, sizes, strict=True)) if k > 1]
     factors += list(model.pairs.items())
     for rest in model.rests:
-        free = [n for n in rest.nodes if sizes[n] > 1]
-        entries = float(np.prod([float(sizes[n]) for n in free]))
-        if entries <= min(SMALL_TABLE, table_limit):
-            factors.append(_single(store, rest, free))
+        if np.prod([float(sizes[n]) for n in rest.nodes]) <= min(SMALL_TABLE, table_limit):
+            factors.append(_single(store, rest, sizes))
         elif relaxed:
-            factors += _parts(store, rest, sizes)
+            factors += [_single(store, part, sizes) for part in _parts(store, rest, sizes, table_limit)]
         else:
             factors += _indicators(store, rest, sizes)
     return Network(store, sizes, factors, constant)
 
 
-def _single(store: Store, rest: Rest, free: list[int]) -> Factor:
+def _single(store: Store, rest: Rest, sizes: list[int]) -> Factor:
+    free = [n for n in rest.nodes if sizes[n] > 1]
     order = tuple(int(n) for n in np.argsort(free))
 
     def make() -> int:
@@ -63,29 +64,29 @@ def _single(store: Store, rest: Rest, free: list[int]) -> Factor:
     return tuple(sorted(free)), store.once(("single", rest.cost, rest.wants, order), make)
 
 
-def _parts(store: Store, rest: Rest, sizes: list[int]) -> list[Factor]:
-    """An edge per consumer with an equal part of what its layout alone costs: the term is at least each of those."""
-    parts = len(rest.nodes) - 1
-    factors: list[Factor] = []
-    for node, wants in zip(rest.nodes[1:], rest.wants[1:], strict=True):
-        scope = tuple(n for n in sorted((rest.nodes[0], node)) if sizes[n] > 1)
-        flipped = node < rest.nodes[0]
-
-        def make(wants: int = wants, flipped: bool = flipped) -> int:
-            table = _part(store[rest.cost], store[wants], parts)
-            table = table.T if flipped else table
-            return store.add(table.reshape([k for k in table.shape if k > 1]))
-
-        if scope:
-            factors.append((scope, store.once(("part", rest.cost, wants, parts, flipped), make)))
-    return factors
+def _parts(store: Store, rest: Rest, sizes: list[int], table_limit: int) -> list[Rest]:
+    """Terms that never add up to more than a large one, of as many of its consumers each as a small table has room for:
+    those that may want a layout pay equal parts of it."""
+    most = min(SMALL_PART, table_limit)
+    groups: list[list[int]] = []
+    entries = inf
+    for position, node in enumerate(rest.nodes[1:], 1):
+        if entries * sizes[node] > most:
+            groups.append([])
+            entries = sizes[rest.nodes[0]]
+        groups[-1].append(position)
+        entries *= sizes[node]
+    return [_part(store, rest, (0, *group)) for group in groups]
 
 
-def _part(cost: np.ndarray, wants: np.ndarray, parts: int) -> np.ndarray:
-    pays = np.zeros((len(cost), len(wants)))
-    for t in range(cost.shape[1]):
-        pays += np.where(wants[None, :, t], cost[:, t, None], 0.0)
-    return np.floor(pays / parts)
+def _part(store: Store, rest: Rest, positions: tuple[int, ...]) -> Rest:
+    def make() -> int:
+        may_want = np.array([store[w].any(axis=0) for w in rest.wants])  # (nodes, layouts)
+        part = may_want[list(positions[1:])].sum(axis=0) / may_want[1:].sum(axis=0)
+        return store.add(np.floor(np.where(part > 0, store[rest.cost] * np.where(part > 0, part, 1.0), 0.0)))
+
+    cost = store.once(("part", rest.cost, rest.wants, positions), make)
+    return Rest(tuple([rest.nodes[p] for p in positions]), cost, tuple([rest.wants[p] for p in positions]))
 
 
 def _indicators(store: Store, rest: Rest, sizes: list[int]) -> list[Factor]:

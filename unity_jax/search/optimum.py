@@ -1,7 +1,8 @@
 """The least cost of a model: exact where elimination fits, otherwise the best over restricted domains and a bound.
 
 What to do when tables would grow too large, in this order:
-1. bound every strategy from below (messages) and drop those above the best known cost: the optimum stays;
+1. bound every strategy from below (messages, which lead to an assignment too) and drop those above the best known
+   cost: the optimum stays;
 2. keep, at each node, the known strategies and those that look best (by their bound, then by what they cost around the
    best assignment), as many as elimination allows; solve that exactly; repeat from the better assignment.
 """
@@ -13,18 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bounds import Bound, lower_bound
-from .eliminate import Order, minimize, order
+from .bounds import EASY, Bound, lower_bound
+from .eliminate import Order, hard, minimize, order
 from .local import Local
 from .model import Model
 from .network import Network, network
 from .prune import pruned
 
-MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**33  # what one step of a search may cost; an exact one may use the limit
-SWEEPS = (5, 15)  # passes of messages in each round of bounding and fixing
+MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**28  # what one step of a search may cost; an exact one may use the limit
+ROUNDS, SWEEPS = 2, 20  # of bounding and fixing, and passes of messages in each, at most
 TRIES = 4  # exact solves over restricted domains in each round
 CLOSE = 0.005  # a gap that is not worth another round
-WORTHWHILE = 0.8  # dead-end elimination is repeated when fixing left less than this part of the strategies
+WORTHWHILE = 0.8  # dead ends are looked for, and bounds made, again when fixing left less than this part of strategies
 GRAIN = 64  # the number of strategies that fit is found to within this part of all
 
 
@@ -38,7 +39,7 @@ class Optimum:
 
 
 def optimum(
-    model: Model, seeds: Callable[[], Sequence[np.ndarray]], table_limit: int, rounds: int = len(SWEEPS)
+    model: Model, seeds: Callable[[], Sequence[np.ndarray]], table_limit: int, rounds: int = ROUNDS
 ) -> Optimum:
     """The best assignment of the model, no worse than any seed that the model still holds, if seeds are needed.
 
@@ -50,14 +51,15 @@ def optimum(
         return _exact(small, net, plan, table_limit)
     known = [improved(model, s) for s in (*seeds(), _first(small))]
     best, floor = min(known, key=lambda k: k.cost), -np.inf
-    for sweeps in SWEEPS[:rounds]:
-        bound = lower_bound(network(small, table_limit, relaxed=True), sweeps)
+    for _ in range(rounds):
+        bound = lower_bound(network(small, table_limit, relaxed=True), SWEEPS, table_limit)
         floor = max(floor, bound.value)
-        if best.cost - floor <= CLOSE * abs(best.cost):
+        best = min(best, improved(model, small.original(bound.assignment)), key=lambda k: k.cost)
+        if _is_close(best, floor) and plan is None:
             break
         fixed = _fixed(small, bound, best.cost)
         net, plan = planned(fixed, table_limit)
-        if plan is not None and plan.work <= MODEST_WORK:
+        if _is_close(best, floor) or (plan is not None and plan.work <= MODEST_WORK):
             small = fixed
             break
         ranks = bound.least
@@ -65,17 +67,24 @@ def optimum(
             better = _restricted(model, small, ranks, [best.assignment, *seeds()], table_limit)
             if better is None or better.cost >= best.cost:
                 break
-            best, ranks = better, _around(small, better.assignment)
-        if best.cost - floor <= CLOSE * abs(best.cost):
+            best = better
+            if _is_close(best, floor):
+                break
+            ranks = _around(small, best.assignment)
+        if _is_close(best, floor) and plan is None:
             break
-        small = _fixed(small, bound, best.cost)
+        before, small = small, _fixed(small, bound, best.cost)
         net, plan = planned(small, table_limit)
-        if plan is not None:
+        if plan is not None or small.strategies() >= WORTHWHILE * before.strategies():
             break
     if plan is not None:  # heavy work, or what is left after fixing
         exact = _exact(small, net, plan, table_limit)
         best, floor = min(best, exact, key=lambda k: k.cost), exact.cost
     return Optimum(best.assignment, best.cost, min(floor, best.cost))
+
+
+def _is_close(best: Optimum, floor: float) -> bool:
+    return best.cost - floor <= CLOSE * abs(best.cost)
 
 
 def _fixed(model: Model, bound: Bound, known: float) -> Model:
@@ -137,15 +146,16 @@ def _restricted(
     places = np.empty(len(scores), np.int64)
     places[np.argsort(scores, kind="stable")] = np.arange(len(scores))
     place = dict(zip(nodes, np.split(places, np.cumsum([len(ranks[i]) for i in nodes])[:-1]), strict=True))
-    scopes = [*small.pairs, *(r.nodes for r in small.rests)]
+    full = [small.size(i) for i in range(len(small.domains))]
+    pairs = hard(full, [*small.pairs, *(r.nodes for r in small.rests)], min(EASY, limit))
     low, high = 0, len(scores) + 1
     while high - low > 1 + len(scores) // GRAIN:  # the most that fits by the sizes alone
         count = (low + high) // 2
-        sizes = [1] * len(small.domains)
+        sizes = list(full)
         for i in nodes:
             sizes[i] = int((always[i] | (place[i] < count)).sum())
-        left = dict.fromkeys(tuple([n for n in scope if sizes[n] > 1]) for scope in scopes)
-        low, high = (low, count) if order(sizes, list(left), limit, MODEST_WORK) is None else (count, high)
+        left = [pair for pair in pairs if sizes[pair[0]] > 1 < sizes[pair[1]]]
+        low, high = (low, count) if order(sizes, left, limit, MODEST_WORK) is None else (count, high)
     while True:
         trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n)))
         net, plan = planned(trial, table_limit)
