@@ -72,6 +72,10 @@ def sum_beside(x, y):
     return jax.lax.sort(jnp.sum(x, 0)), jax.lax.sort(y)
 
 
+def add_to_sorted(x, y):
+    return jax.lax.sort(x) + y
+
+
 WHOLE, ROWS, FIRST = Layout.replicated(2), Layout((("x",), ())), Layout((("x",), (), ()))
 IDS = jax.ShapeDtypeStruct((8,), jnp.int32)
 LAYERS = (f32(4, 64, 64), f32(16, 64))
@@ -108,6 +112,7 @@ PROGRAMS = {
     "table_relayout": ("v5e:1x1", embedding, (f32(256, 16), IDS, f32(8, 16)), "dp"),
     "all_gather_relayout": ("v5e:1x2", jax.lax.sort, (f32(8, 2048),), By([ROWS], [WHOLE])),
     "memory_latencies": ("v5e:1x2", *GATHERED),
+    "start_at_zero_depth": ("v5e:1x2", add_to_sorted, (f32(64, 64),) * 2, By([WHOLE, ROWS], [WHOLE])),
     "memory_space_assignment": ("v5e:1x2", *GATHERED),
 }
 """Of each pass a machine, a program, its arguments and a plan: an expert's, or by hand."""

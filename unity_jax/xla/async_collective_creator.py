@@ -15,7 +15,7 @@ from unity_jax.xla.schedule import BETWEEN
 def async_collective_creator(module: Module) -> None:
     before, module.instructions = module.instructions, []
     for i in before:
-        if i.collectives and i.opcode in module.target.beside:
+        if i.collectives:
             sums = i.opcode == "reduce"
             module.add(start := Instruction(f"{i.opcode}-start", i.after, i.reads, i.makes, writes_over=sums))
             i.opcode += "-done"

@@ -4,9 +4,9 @@ for run in PIPELINES["gpu"]:
     run(module)
 
 A pass of XLA is in a row if it brings predicted memory nearer to what is compiled of the validation programs
-(`experiments/passes.py`). XLA:TPU hides latencies as well, but in the order of its list scheduler predictions are
-nearer: how far its latency-hiding scheduler reorders follows from details of fusions and of its estimates, and beyond
-half of its memory limit it goes by memory first (`MemoryPressurePolicy` in
+(`experiments/tables/passes.py`). XLA:TPU hides latencies as well, but nearly in the order of its list scheduler predictions
+are nearer: how far its latency-hiding scheduler reorders follows from details of fusions and of its estimates, and
+beyond half of a memory limit it first keeps below that (`MemoryPressurePolicy` in
 https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc). XLA:GPU combines collectives,
 pipelines those of loops and gives cuBLAS memory as well; without that predictions are nearer.
 """
@@ -28,6 +28,7 @@ from unity_jax.xla.multi_output_fusion import multi_output_fusion
 from unity_jax.xla.relayout import all_gather_relayout, table_relayout
 from unity_jax.xla.softmax_rewriter import softmax_rewriter
 from unity_jax.xla.while_loop_invariant_code_motion import while_loop_invariant_code_motion
+from unity_jax.xla.zero_depth import start_at_zero_depth
 
 Pass = Callable[[Module], None]
 
@@ -50,6 +51,7 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
         memory_latencies,
         collective_combiner,
         list_scheduler,
+        start_at_zero_depth,
         memory_space_assignment,
     ),
 }

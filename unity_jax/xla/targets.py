@@ -47,16 +47,16 @@ class Fusing:
 class Target:
     """What a compiler does besides its passes (`xla.pipelines`).
 
-    **Fields**, of kernels: `fusing`; `library`: products and convolutions are calls of a library, which has memory of
-    its own, and products deep and narrow are split (`xla.dots.split`); `lanes`: images lie with batch and features in
-    tiles, for which convolutions are scheduled (`cost.products`); `vectors`: a batch of vectors times matrices is
-    elementwise; `sweeps`: what passes over float32 values, or is a kernel of one instruction, takes longer than its
-    bytes; `sorts`: rows are sorted before they are added to a table.
+    **Fields**, of kernels: `fusing`; `library`: products and convolutions are calls of a library, and products deep and
+    narrow are split (`xla.dots.split`); `lanes`: images lie with batch and features in tiles, for which convolutions
+    are scheduled (`cost.products`); `vectors`: a batch of vectors times matrices is elementwise; `sweeps`: what passes
+    over float32 values, or is a kernel of one instruction, takes longer than its bytes; `sorts`: rows are sorted before
+    they are added to a table.
 
     Of collectives: `combined`: the kinds of moves of which it makes one (`xla.collective_combiner`), `combined_bytes`:
-    results of so many bytes at most (0: it combines none); `beside`: those that run beside kernels; `gathers_apart`: it
-    gathers no result in the place of a donated argument (`cost.tasks`); `moves_casts`: it gathers fewer bytes
-    where a cast can run after it or before (`xla.convert_mover`).
+    results of so many bytes at most (0: it combines none); `gathers_apart`: it gathers no result in the place of a
+    donated argument (`cost.tasks`); `moves_casts`: it gathers fewer bytes where a cast can run after it or before
+    (`xla.convert_mover`).
 
     Of buffers: `narrows`: float32 values that only bfloat16 is made of are bfloat16 (`xla.bf16_propagation`);
     `stacks_apart`: each result that a loop stacks is written by a kernel of its own; `heap`, `packs`: how the most
@@ -73,7 +73,6 @@ class Target:
     sorts: bool = False
     combined: frozenset[str] = frozenset()
     combined_bytes: int = 0
-    beside: frozenset[str] = frozenset()
     gathers_apart: bool = False
     moves_casts: bool = True
     narrows: bool = False
@@ -90,7 +89,6 @@ TARGETS = {
         library=True,
         combined=frozenset(["combine", "reduce", "reduce_scatter"]),
         combined_bytes=30 * 2**20 + 7,  # the default of `xla_gpu_all_reduce_combine_threshold_bytes` and its like
-        beside=frozenset(["combine", "reduce", "reduce_scatter", "exchange", "shift"]),
         stacks_apart=True,
         packs=True,
         counts_results=True,
@@ -111,7 +109,6 @@ TARGETS = {
         sorts=True,
         combined=frozenset(["reduce"]),
         combined_bytes=2**27 - 1,  # it is seen to make all-reduces of up to 112 MiB, and to leave 128 MiB alone
-        beside=frozenset(["combine", "shift"]),  # it starts and awaits others apart only inside kernels
         gathers_apart=True,
         narrows=True,
         heap=True,
