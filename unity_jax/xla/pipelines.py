@@ -4,9 +4,9 @@ for run in PIPELINES["gpu"]:
     run(module)
 
 A pass of XLA is in a row if it brings predicted memory nearer to what is compiled of the validation programs
-(`experiments/tables/passes.py`). XLA:TPU hides latencies as well, but nearly in the order of its list scheduler predictions
-are nearer: how far its latency-hiding scheduler reorders follows from details of fusions and of its estimates, and
-beyond half of a memory limit it first keeps below that (`MemoryPressurePolicy` in
+(`experiments.tables.passes`). XLA:TPU hides latencies as well, but nearly in the order of its list scheduler
+predictions are nearer: how far its latency-hiding scheduler reorders follows from details of fusions and of its
+estimates, and beyond half of a memory limit it first keeps below that (`MemoryPressurePolicy` in
 https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc). XLA:GPU combines collectives,
 pipelines those of loops and gives cuBLAS memory as well; without that predictions are nearer.
 """
