@@ -93,10 +93,9 @@ def zoo(name, size, **overrides):
     return dataclasses.replace(models.get(name, size, **overrides), optimizer=optax.sgd(0.01))
 
 
-def plan_of(model, machine):
-    return unity.plan(
-        model.train_step, model.abstract_state(), model.abstract_batch(), machine=machine, donate_argnums=0
-    )
+def plan_of(model, machine, mesh=None):
+    shapes = model.abstract_state(), model.abstract_batch()
+    return unity.plan(model.train_step, *shapes, machine=machine, mesh=mesh, donate_argnums=0)
 
 
 def test_dlrm_scatters_into_the_tables_of_its_bags(monkeypatch):
@@ -310,7 +309,7 @@ def test_weights_are_cast_before_they_are_gathered():
 def test_falcon_reduces_the_sum_of_both_branches_once_and_gathers_weights_that_are_cast(monkeypatch):
     monkeypatch.setattr(variants, "MOST_VARIANTS", 0)  # layouts alone do it
     model = models.get("falcon", "40b", layers=4, batch_size=8)
-    found = plan_of(model, "h100:8")
+    found = plan_of(model, "h100:8", jax.sharding.AbstractMesh((2, 4), ("x", "y")))
     maker = {t: op for op in found.pcg.walk() for t in op.outputs}
     reduced = [op for op in found.pcg.walk() if op.name in ("reduce", "reduce_scatter") and not op.backward]
     sums = [op for op in reduced if op.outputs[0].shape == (8, 2048, 8192)]

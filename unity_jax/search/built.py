@@ -96,3 +96,14 @@ class Built:
             node.apply(found, int(choice))
         found.outputs = tuple(self.nodes[i].layouts[int(assignment[i])] for i in self.outputs)
         return found
+
+
+class Solved(NamedTuple):
+    """A problem without a memory limit, the best assignment found, plans of coarser meshes where that began, that of
+    the program before it was rewritten, and whether the assignment is proved to be the best."""
+
+    built: Built
+    assignment: np.ndarray
+    lifted: dict[MeshAxes, np.ndarray]
+    before: np.ndarray | None
+    exact: bool

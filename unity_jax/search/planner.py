@@ -23,7 +23,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
-from unity_jax.search.built import Built
+from unity_jax.search.built import Built, Solved
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.common import Common
 from unity_jax.search.decompose import Place
@@ -47,7 +47,6 @@ NEGLIGIBLE = 0.08
 """The part of a step that exposed communication, undivided arguments and uneven arithmetic may take before other meshes
 are worth trying."""
 
-
 BEHIND = 1.1
 """How many times as long as the best one a plan takes that no rewrite brings to the front."""
 
@@ -56,16 +55,6 @@ FAR = 1.5
 
 WORTHWHILE = 0.02
 """The part of a step that a plan for another mesh must be able to save."""
-
-
-class Solved(NamedTuple):
-    """A problem without a memory limit, the best assignment found, plans of coarser meshes where that began, and
-    whether the assignment is proved to be the best."""
-
-    built: Built
-    assignment: np.ndarray
-    lifted: dict[MeshAxes, np.ndarray]
-    exact: bool
 
 
 class Scout(NamedTuple):
@@ -231,12 +220,19 @@ class Planner:
             self._within_limit(found, own)
 
     def _proposed(self, mesh: MeshAxes) -> Candidate:
-        """What the problem of a mesh without a memory limit proposes, that of a coarser mesh where it is the same."""
+        """What the problem of a mesh without a memory limit proposes, that of a coarser mesh where it is the same; of a
+        variant what was best before it was rewritten, where that is faster: times that nothing overlaps add up less."""
         if mesh not in self._proposals:
             solved = self._solved(mesh)
             same = (m for m, x in solved.lifted.items() if np.array_equal(x, solved.assignment))
             known = next((self._proposals[m] for m in same if m in self._proposals), None)
-            self._proposals[mesh] = known or self._finish(solved.built, solved.assignment, True, "search")
+            own = known or self._finish(solved.built, solved.assignment, True, "search")
+            differs = solved.before is not None and not np.array_equal(solved.before, solved.assignment)
+            if differs and self.floor(solved.built, solved.before) < own.seconds:
+                other = self._finish(solved.built, solved.before, True, "search")
+                if best([own, other], self.limit) is other:
+                    own, self._solutions[mesh] = other, solved._replace(assignment=solved.before, exact=False)
+            self._proposals[mesh] = own
         return self._proposals[mesh]
 
     def _with_rings(self, found: Sequence[Candidate]) -> Candidate:
@@ -295,30 +291,26 @@ class Planner:
         if mesh not in self._solutions:
             built = self._problem(mesh)
             store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
-            before = None if self._base is None else self._base._solutions.get(mesh)
-
-            def known() -> list[np.ndarray]:
-                return [] if before is None else [carried(before.built, before.assignment, built, store)]
-
-            if before is not None and self._follows:
-                self._solutions[mesh] = Solved(built, *known(), {}, False)
-                return self._solutions[mesh]
+            base = None if self._base is None else self._base._solutions.get(mesh)
+            known = [] if base is None else [carried(base.built, base.assignment, built, store)]
+            if known and self._follows:
+                return self._solutions.setdefault(mesh, Solved(built, known[0], {}, None, False))
             lifted = self._lifted(built, mesh)
 
             def seeds() -> list[np.ndarray]:
                 experts = self._experts_of(built, len(lifted) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
-                return [*known(), *experts.values(), *lifted.values()]  # of coarser meshes: stand for their experts
+                return [*known, *experts.values(), *lifted.values()]  # of coarser meshes: stand for their experts
 
             if by_one_axis_at_a_time(built) and self.scout is not None:
                 of = self.scout.planner._solved(mesh)
-                found = [carried(of.built, of.assignment, built, store, self.scout.like), *known(), *lifted.values()]
+                found = [carried(of.built, of.assignment, built, store, self.scout.like), *known, *lifted.values()]
                 assignment, exact = min(found, key=built.problem.rank), False
             elif by_one_axis_at_a_time(built):
                 assignment, exact = by_axis(built, seeds()), False
             else:
                 solution = solve(built.problem, seeds=seeds, store=store)
                 assignment, exact = solution.assignment, solution.gap < PROVED
-            self._solutions[mesh] = Solved(built, assignment, lifted, exact)
+            self._solutions[mesh] = Solved(built, assignment, lifted, known[0] if known else None, exact)
         return self._solutions[mesh]
 
     def _lifted(self, built: Built, mesh: MeshAxes) -> dict[MeshAxes, np.ndarray]:
