@@ -196,7 +196,7 @@ class Session:
     def predict(self, wanted: Sequence[str]) -> None:
         """The predictions of the rows that there are of these models, made again. Needs no device."""
         for row in [dict(r) for r in self.rows.found if r["model"] in wanted]:
-            task = {name: row[name] for name in (*SETTINGS, "batch", "profile")} | {"way": "predict"}
+            task = {name: row.get(name, "") for name in (*SETTINGS, "batch", "profile")} | {"way": "predict"}
             task |= {
                 "changes": dict(part.split("=") for part in row["changes"].split()),
                 "folder": str(self.options.out),

@@ -12,7 +12,7 @@ from unity_jax.rewrite.directions import is_applicable
 from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.sites import Place
 from unity_jax.search.candidate import Candidate
-from unity_jax.search.planner import WORTHWHILE, Planner
+from unity_jax.search.planner import Planner
 from unity_jax.search.variants import Move, Moves
 
 pytestmark = pytest.mark.slow  # the same on every JAX version
@@ -90,11 +90,11 @@ def test_a_finer_mesh_completes_no_expert_that_a_coarser_one_has() -> None:
 
 
 def test_a_mesh_that_cannot_be_better_is_left_out() -> None:
-    """Communication takes next to nothing on eight devices in a row, and the arithmetic is split as on others."""
+    """Communication takes nothing on eight devices in a row, and the arithmetic is split as it could be on others."""
     plan = planner(program("mlp"))
     first, other = mesh(8), mesh(4, 2)
     proposed: Candidate = plan._proposed(first)
-    assert proposed.timeline.exposed_communication_seconds < WORTHWHILE * proposed.seconds
+    assert proposed.timeline.exposed_communication_seconds == 0.0
     assert not plan._may_win([proposed], other)
     slower = dataclasses.replace(proposed, label="an expert")
     assert plan._may_win([slower], other)  # of other plans nothing is known
