@@ -37,6 +37,7 @@ from unity_jax.rewrite.record import Rewrite, replay
 from unity_jax.search import joint, packing
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.candidate import Candidate, Pins, finish
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
@@ -137,7 +138,8 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
     path = None
     if settings.folder is not None and (may_rewrite or machine.num_devices > 1):
         steps = None if rewrites is None else [r.steps for r in rewrites]
-        key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, settings.search, steps))
+        searched_by = settings.search, LIMITS
+        key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, searched_by, steps))
         path = cache.file_of(settings.folder, key)
         known_plan = cache.load(path, program.hash)
         if known_plan is not None and known_plan.axes in meshes:

@@ -6,6 +6,7 @@ import functools
 import pytest
 
 import unity_jax as unity
+from unity_jax.search.limits import LIMITS
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +17,7 @@ def no_cache(monkeypatch):
 @pytest.fixture
 def no_rewrites(monkeypatch):
     """Where the network is free many are worth a try, which takes time; that they are right is tested elsewhere."""
-    monkeypatch.setattr("unity_jax.search.variants.MOST_VARIANTS", 0)
+    monkeypatch.setattr("unity_jax.search.variants.LIMITS", dataclasses.replace(LIMITS, variants=0))
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import unity_jax as unity
 from tests.api.steps import close, mlp_batch, mlp_loss, mlp_state, mlp_step
 from unity_jax.call import Call
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import SearchOptions
 
 SHARDED = ({"w1": P(None, "x"), "w2": P("x"), "step": P()}, {"x": P(), "y": P()})
@@ -441,6 +442,13 @@ def test_plans_are_kept_by_every_setting_of_the_search(tmp_path, field):
     for value in (default, other, default):
         options = unity.Options(cache=tmp_path, **{field: value})
         unity.auto_shard(mlp_step, options=options).plan(mlp_state(), mlp_batch())
+    assert len(list((tmp_path / "plans").iterdir())) == 2
+
+
+def test_plans_are_kept_by_how_far_the_search_goes(tmp_path, monkeypatch):
+    for limits in (LIMITS, dataclasses.replace(LIMITS, patience=LIMITS.patience + 1), LIMITS):
+        monkeypatch.setattr("unity_jax.planning.LIMITS", limits)
+        unity.auto_shard(mlp_step, options=unity.Options(cache=tmp_path)).plan(mlp_state(), mlp_batch())
     assert len(list((tmp_path / "plans").iterdir())) == 2
 
 

@@ -14,6 +14,7 @@ from tests.numerics.steps import CORE, Reference, slow
 from unity_jax.rewrite.library import applicable, stacking
 from unity_jax.rewrite.towers import exchanged, stacked, towers
 from unity_jax.search import variants
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.planner import Planner
 from unity_jax.search.variants import Moves
 
@@ -42,7 +43,7 @@ def ref(request):
 @pytest.fixture
 def few_variants(monkeypatch):
     """The joint search, cut short: it plans the most promising variants."""
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 3)
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=3))
 
 
 @pytest.mark.parametrize(

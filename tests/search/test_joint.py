@@ -21,6 +21,7 @@ from unity_jax.program import trace
 from unity_jax.rewrite.library import applicable, searched
 from unity_jax.search import joint, variants
 from unity_jax.search.candidate import NO_PINS
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
@@ -66,7 +67,7 @@ def masked_head(params, batch):
 
 
 def test_selection_of_masked_positions_goes_below_the_vocabulary_projection(monkeypatch):
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 4)  # it comes early
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=4))  # it comes early
     params = {"in": Shape((1024, 1024), BF16), "out": Shape((1024, 30_522), BF16)}
     batch = {"x": Shape((64, 512, 1024), BF16), "positions": Shape((64, 76), jnp.int32)}
     batch["labels"] = Shape((64, 76), jnp.int32)
@@ -99,7 +100,7 @@ def plan_of(model, machine, mesh=None):
 
 
 def test_dlrm_scatters_into_the_tables_of_its_bags(monkeypatch):
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 6)  # it comes early
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=6))  # it comes early
     sizes = {"rows": (1_000_000,) * 3, "bags": (20, 1, 7), "bottom": (256,), "top": (256, 1), "batch_size": 8192}
     model = zoo("dlrm", "unity", **sizes)
     found = plan_of(model, "h100:8")
@@ -117,7 +118,7 @@ def factored(params, batch):
 
 
 def test_products_with_low_rank_factors_are_reassociated(monkeypatch):
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 4)  # it comes early
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=4))  # it comes early
     params = [(Shape((4096, 16), BF16), Shape((16, 4096), BF16))] * 2
     batch = {"x": Shape((65_536, 4096), BF16)}
     found = plan(factored, params, batch)
@@ -129,7 +130,7 @@ def test_products_with_low_rank_factors_are_reassociated(monkeypatch):
 @pytest.mark.slow
 def test_lora_makes_no_gradient_of_a_weight_that_adapters_are_merged_into(monkeypatch):
     """LLaMA 7B, two layers: the gradient of W + A B, which only A and B need, is multiplied by them token by token."""
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 2)
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=2))
     model = models.get("lora", layers=2)
     found = plan_of(model, "h100:8")
     merged = [op for op in ops(found, "dot_general") if math.prod(op.outputs[0].shape) == 4096 * 4096]
@@ -163,7 +164,7 @@ def test_a_classifier_selects_or_pools_positions_before_its_last_projection(loss
 @pytest.mark.slow
 def test_vit_runs_its_last_block_for_the_class_token_alone(monkeypatch):
     """But for keys and values, which that attends to, and their gradients and the queries'."""
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 2)
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=2))
     layers, options = 6, {"scan": False, "remat": False, "dropout": 0.0}  # as on JFT-300M
     found = plan_of(models.get("vit", "base", batch_size=1024, layers=layers, **options), "h100:8")
     products = ops(found, "dot_general")
@@ -195,7 +196,7 @@ NARROW = {"tower": (4192,) * 3, "head": (4192,), "batch_size": 24 * 256}
 )
 def test_a_product_with_concatenated_features_is_split(monkeypatch, model, sizes, on, most, times):
     """By the rules that split alone, of which few variants are planned: the machines have many meshes."""
-    monkeypatch.setattr(variants, "MOST_VARIANTS", most)
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=most))
     made, machine = zoo(model, dtype=F32, **sizes), Machine.preset(on)
     args = made.abstract_state(), made.abstract_batch()
     program = trace(made.train_step, args, {}, donate_argnums=0)
@@ -225,7 +226,7 @@ def inception(params, batch):
 @pytest.mark.slow  # of the search, which does not depend on the version of JAX
 def test_sibling_convolutions_of_an_inception_block_are_merged(monkeypatch):
     """They read far more than they make, as in the late blocks."""
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 8)  # it comes early
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=8))  # it comes early
     params = {k: Shape((1, 1, 768, 32), BF16) for k in ("one", "before three", "before five")}
     params |= {"in": Shape((3, 3, 3, 768), BF16)} | {k: Shape((3, 3, 32, 96), BF16) for k in ("three", "five")}
     batch = {"x": Shape((256, 35, 35, 3), BF16)}
@@ -268,7 +269,7 @@ def test_towers_are_stacked_and_split_over_the_tower_dimension():
 def test_candle_stacks_four_towers_a_node_each(monkeypatch):
     """Features of two drugs, of two sizes each: pairs of towers first, then pairs of pairs behind the first layers. As
     written the program is best on eight times three devices; stacked it is better on four nodes of six."""
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 5)  # they come early
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=5))  # they come early
     sizes = {"tower": (4192,) * 3, "head": (4192,), "batch_size": 256 * 24}
     found = plan_of(zoo("candle_uno", "full", dtype=F32, **sizes), "v100-summit:4x6")
     products = ops(found, "dot_general")
@@ -307,7 +308,7 @@ def test_weights_are_cast_before_they_are_gathered():
 
 
 def test_falcon_reduces_the_sum_of_both_branches_once_and_gathers_weights_that_are_cast(monkeypatch):
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 0)  # layouts alone do it
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=0))  # layouts alone do it
     model = models.get("falcon", "40b", layers=4, batch_size=8)
     found = plan_of(model, "h100:8", jax.sharding.AbstractMesh((2, 4), ("x", "y")))
     maker = {t: op for op in found.pcg.walk() for t in op.outputs}
@@ -430,7 +431,7 @@ def test_a_search_says_which_meshes_it_tried_and_what_ended_it(monkeypatch):
             x = x @ x
         return x
 
-    monkeypatch.setattr(variants, "MOST_VARIANTS", 1)
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=1))
     found = unity.plan(lambda x, w, v: (x @ w) @ v + x @ (w @ v), *[Shape((512, 512), F32)] * 3, machine="cpu:8")
     assert found.searched.variants == found.searched.allowed > 0
     assert found.searched.out_of_budget

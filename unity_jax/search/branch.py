@@ -10,11 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from .eliminate import Minimum, Order, conditional
+from .limits import LIMITS
 from .model import Model
 from .network import Network
 from .problem import Problem
-
-STEPS = 20_000  # visited variables; the walk is given up after that
 
 
 def best_within(
@@ -29,7 +28,7 @@ def best_within(
     best, ceiling = None, known * scale + allowance
     # The stack holds, for each variable being tried: its values still to try (best last) and what completions cost.
     stack: list[tuple[list[int], np.ndarray]] = []
-    value, steps = found.value, STEPS
+    value, steps = found.value, LIMITS.steps
     variables = plan.variables[::-1]
     while steps:
         steps -= 1

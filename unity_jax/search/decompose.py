@@ -28,13 +28,12 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pcg.parallel import Move, Shift
+from unity_jax.search.limits import LIMITS
 
 Place = tuple[Op, int]
 """A contraction of the traced program and which of its operands is gathered; `RESULT`: its result is scattered."""
 
 RESULT = 2
-MOST_SHARDS = 16
-"""The largest ring: its program is as long as it has shards."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +73,8 @@ def _is_even(op: Op, move: Move, mesh: MeshAxes) -> bool:
     """Whether the shards are equal, without padding."""
     assert move.dim is not None
     n, size = mesh.size(move.axes), op.inputs[0].shape[move.dim]
-    return 1 < n <= MOST_SHARDS and size % mesh.size({*move.before.dims[move.dim], *move.after.dims[move.dim]}) == 0
+    divided = size % mesh.size({*move.before.dims[move.dim], *move.after.dims[move.dim]}) == 0
+    return 1 < n <= LIMITS.ring_shards and divided
 
 
 def _splits(op: Op, side: int, move: Move, mesh: MeshAxes) -> bool:

@@ -27,12 +27,13 @@ from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.identity import identity
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
 from unity_jax.search.twin import replayed
-from unity_jax.search.variants import WORSE, Moves, Search, is_better
+from unity_jax.search.variants import Moves, Search, is_better
 
 
 def may_rewrite(machine: Machine, options: SearchOptions) -> bool:
@@ -75,14 +76,14 @@ def plan(
     if found and towers(first.program.graph):  # stacked, they suit the mesh that has an axis for them
         paired = [r for r in rules if r in stacking()]
         for other in sketches:
-            if other.mesh != first.mesh and other.fits(planner.limit) and other.seconds <= WORSE * first.seconds:
+            if other.mesh != first.mesh and other.fits(planner.limit) and other.seconds <= LIMITS.worse * first.seconds:
                 more, tried = _rewritten(planner, other, paired)
                 found, searched = found + more, searched + tried
     if not found:
         chosen = planner.plan(meshes) if sketches else first
         return chosen.noting(searched=planner.searched(meshes) + searched)
     chosen = planner.plan(planner.tried(meshes) if sketches else [], found if sketches else [first, *found])
-    near = [c.mesh for c in sketches if c.seconds <= WORSE * first.seconds]
+    near = [c.mesh for c in sketches if c.seconds <= LIMITS.worse * first.seconds]
     likely = list(dict.fromkeys([first.mesh, chosen.mesh, *near]))
     searched += planner.searched(meshes)
     for program in _distinct(c.program for c in found):
@@ -176,7 +177,7 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
 
 
 def _moves(planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]) -> Moves:
-    return Moves(planner, single, paired, (WORSE - 1) * planner.machine.num_devices * start.seconds)
+    return Moves(planner, single, paired, (LIMITS.worse - 1) * planner.machine.num_devices * start.seconds)
 
 
 def _explored(

@@ -20,18 +20,15 @@ from scipy.optimize import linprog
 
 from .branch import best_within
 from .eliminate import minimize
+from .limits import LIMITS
 from .model import Model
-from .optimum import MODEST_TABLE, Optimum, optimum, planned
+from .optimum import Optimum, optimum, planned
 from .problem import Problem
 from .prune import pruned
 from .repair import Ledger, fitted, improved, joined
 from .tables import Store
 
-CUTS = 12  # solves for prices
-GRADES = 8  # distinct tilts: repeated layers within one stay alike
-GRADED = 5  # solves with prices that differ a little along the step
 TOLERANCE = 1e-6
-CLOSE = 0.005  # a gap that is not worth more solves
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def within(
     prices, bound = _dual(problem, base, pool, free, table_limit)
     if prices:
         pool.polish()
-        if pool.cost * model.store.scale > bound * (1 + CLOSE):
+        if pool.cost * model.store.scale > bound * (1 + LIMITS.gap):
             _graded(problem, base, pool, prices, table_limit)
             pool.polish()
         bound = max(bound, _branched(problem, base, pool, prices, bound, table_limit))
@@ -106,7 +103,7 @@ def priced(problem: Problem, model: Model, prices: dict[int, float], grade: floa
     for u in problem.usage:
         price = float(sums[np.searchsorted(times, u.end)] - sums[np.searchsorted(times, u.start)])
         if price > 0:
-            price *= 1 + grade * (round(GRADES * u.start / horizon) / GRADES - 0.5)
+            price *= 1 + grade * (round(LIMITS.grades * u.start / horizon) / LIMITS.grades - 0.5)
             charges[u.node].append(_charge(store, store.plain(u.bytes), model.domains[u.node], price))
     unary = [store.sum([n, *charges[i]]) if i in charges else n for i, n in enumerate(model.unary)]
     return Model(model.domains, unary, model.pairs, model.rests, [()] * len(unary), store)
@@ -130,7 +127,7 @@ def _dual(
     times = [int(np.argmax(first))]
     best: tuple[float, dict[int, float]] = (free.lower_bound, {})
     prices = {times[0]: cap}  # the other end: as little memory as possible
-    for _ in range(CUTS):
+    for _ in range(LIMITS.cuts):
         found = optimum(priced(problem, base, prices), lambda: pool.met[:1], table_limit, rounds=1)
         value = found.lower_bound - limit * sum(prices.values())
         if value > best[0]:
@@ -144,7 +141,7 @@ def _dual(
             times.append(worst)
         prices, top = _master(cuts, times, cap)
         target = min(top, pool.cost * scale)
-        near = TOLERANCE if found.cost <= found.lower_bound else CLOSE  # an inexact solve cannot tell prices finer
+        near = TOLERANCE if found.cost <= found.lower_bound else LIMITS.gap  # an inexact solve cannot tell prices finer
         if target - best[0] <= near * abs(target) or not prices:
             break
     return best[1], best[0]
@@ -171,7 +168,7 @@ def _master(cuts: Sequence[_Cut], times: Sequence[int], cap: float) -> tuple[dic
 def _graded(problem: Problem, base: Model, pool: _Pool, prices: dict[int, float], table_limit: int) -> None:
     """Solutions between those of the dual: tilted prices let repeated layers change one after the other."""
     low, high = 0.25, 4.0
-    for _ in range(GRADED):
+    for _ in range(LIMITS.graded):
         factor = (low * high) ** 0.5
         model = priced(problem, base, {t: p * factor for t, p in prices.items()}, grade=0.5)
         found = optimum(model, lambda: [pool.best] if pool.best is not None else [], table_limit, rounds=1)
@@ -188,7 +185,7 @@ def _branched(
     """Look through everything whose priced cost is below the best; returns the bound that this proves."""
     model = priced(problem, base, prices)
     net, plan = planned(model, table_limit)
-    if plan is None or plan.largest > MODEST_TABLE:
+    if plan is None or plan.largest > LIMITS.tried_table:
         return bound
     found = minimize(net, plan, table_limit)
     allowance = problem.limit * sum(prices.values())

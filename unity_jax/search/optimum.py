@@ -16,16 +16,12 @@ import numpy as np
 
 from .bounds import EASY, Bound, lower_bound
 from .eliminate import Order, hard, minimize, order
+from .limits import LIMITS
 from .local import Local
 from .model import Model
 from .network import Network, network
 from .prune import pruned
 
-MODEST_TABLE, MODEST_WORK = 2.0**20, 2.0**28  # what one step of a search may cost; an exact one may use the limit
-ROUNDS, SWEEPS = 2, 20  # of bounding and fixing, and passes of messages in each, at most
-TRIES = 4  # exact solves over restricted domains in each round
-CLOSE = 0.005  # a gap that is not worth another round
-WORTHWHILE = 0.8  # dead ends are looked for, and bounds made, again when fixing left less than this part of strategies
 GRAIN = 64  # the number of strategies that fit is found to within this part of all
 
 
@@ -39,7 +35,7 @@ class Optimum:
 
 
 def optimum(
-    model: Model, seeds: Callable[[], Sequence[np.ndarray]], table_limit: int, rounds: int = ROUNDS
+    model: Model, seeds: Callable[[], Sequence[np.ndarray]], table_limit: int, rounds: int = LIMITS.rounds
 ) -> Optimum:
     """The best assignment of the model, no worse than any seed that the model still holds, if seeds are needed.
 
@@ -47,23 +43,23 @@ def optimum(
     """
     small = pruned(model)
     net, plan = planned(small, table_limit)
-    if plan is not None and plan.work <= MODEST_WORK:
+    if plan is not None and plan.work <= LIMITS.tried_work:
         return _exact(small, net, plan, table_limit)
     known = [improved(model, s) for s in (*seeds(), _first(small))]
     best, floor = min(known, key=lambda k: k.cost), -np.inf
     for _ in range(rounds):
-        bound = lower_bound(network(small, table_limit, relaxed=True), SWEEPS, table_limit)
+        bound = lower_bound(network(small, table_limit, relaxed=True), LIMITS.sweeps, table_limit)
         floor = max(floor, bound.value)
         best = min(best, improved(model, small.original(bound.assignment)), key=lambda k: k.cost)
         if _is_close(best, floor) and plan is None:
             break
         fixed = _fixed(small, bound, best.cost)
         net, plan = planned(fixed, table_limit)
-        if _is_close(best, floor) or (plan is not None and plan.work <= MODEST_WORK):
+        if _is_close(best, floor) or (plan is not None and plan.work <= LIMITS.tried_work):
             small = fixed
             break
         ranks = bound.least
-        for _ in range(TRIES):
+        for _ in range(LIMITS.tries):
             better = _restricted(model, small, ranks, [best.assignment, *seeds()], table_limit)
             if better is None or better.cost >= best.cost:
                 break
@@ -75,7 +71,7 @@ def optimum(
             break
         before, small = small, _fixed(small, bound, best.cost)
         net, plan = planned(small, table_limit)
-        if plan is not None or small.strategies() >= WORTHWHILE * before.strategies():
+        if plan is not None or small.strategies() >= LIMITS.fixing * before.strategies():
             break
     if plan is not None:  # heavy work, or what is left after fixing
         exact = _exact(small, net, plan, table_limit)
@@ -84,13 +80,13 @@ def optimum(
 
 
 def _is_close(best: Optimum, floor: float) -> bool:
-    return best.cost - floor <= CLOSE * abs(best.cost)
+    return best.cost - floor <= LIMITS.gap * abs(best.cost)
 
 
 def _fixed(model: Model, bound: Bound, known: float) -> Model:
     """The model without the strategies that the bound shows to cost more than what is known."""
     fixed = model.choose(lambda i: bound.least[i] < known)
-    return pruned(fixed) if fixed.strategies() < WORTHWHILE * model.strategies() else fixed
+    return pruned(fixed) if fixed.strategies() < LIMITS.fixing * model.strategies() else fixed
 
 
 def planned(model: Model, table_limit: int) -> tuple[Network, Order | None]:
@@ -137,7 +133,7 @@ def _restricted(
     model: Model, small: Model, ranks: dict[int, np.ndarray], known: Sequence[np.ndarray], table_limit: int
 ) -> Optimum | None:
     """The best over known strategies and as many others as fit, those with the least rank first; None if none fit."""
-    limit = min(table_limit, MODEST_TABLE)
+    limit = min(table_limit, LIMITS.tried_table)
     nodes = sorted(ranks)
     every = np.array(known).T  # (nodes, known)
     always = {i: (small.values(i)[:, None] == every[i]).any(axis=1) for i in nodes}
@@ -155,11 +151,11 @@ def _restricted(
         for i in nodes:
             sizes[i] = int((always[i] | (place[i] < count)).sum())
         left = [pair for pair in pairs if sizes[pair[0]] > 1 < sizes[pair[1]]]
-        low, high = (low, count) if order(sizes, left, limit, MODEST_WORK) is None else (count, high)
+        low, high = (low, count) if order(sizes, left, limit, LIMITS.tried_work) is None else (count, high)
     while True:
         trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n)))
         net, plan = planned(trial, table_limit)
-        if plan is not None and plan.largest <= limit and plan.work <= MODEST_WORK:
+        if plan is not None and plan.largest <= limit and plan.work <= LIMITS.tried_work:
             return improved(model, trial.original(minimize(net, plan, table_limit).assignment))
         if low == 0:
             return None

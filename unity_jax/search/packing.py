@@ -14,10 +14,8 @@ from unity_jax.program import Program
 from unity_jax.rewrite.pack import pack, packed
 from unity_jax.rewrite.packing import Group, Packing, others
 from unity_jax.search.candidate import Candidate, Pins
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.planner import Planner
-
-WORTHWHILE = 1e-2
-"""The part of a step that packing must save: what others see of such state they pay for (`lower.parts`)."""
 
 
 def held(found: Candidate, limit: float, pins: Pins) -> Candidate:
@@ -42,7 +40,7 @@ def held(found: Candidate, limit: float, pins: Pins) -> Candidate:
     layouts = [layout(g.packing, g.inputs) for g in smaller.packed]
     planner = Planner(smaller, found.machine, limit, pinned(pins, smaller, layouts))
     made = planner.plan([mesh])
-    return made if made.fits(limit) and made.seconds < (1 - WORTHWHILE) * found.seconds else found
+    return made if made.fits(limit) and made.seconds < (1 - LIMITS.packing_saves) * found.seconds else found
 
 
 def inherited(found: Candidate, limit: float, pins: Pins, handed: Sequence[tuple[Group, Layout]]) -> Candidate:

@@ -29,6 +29,7 @@ from unity_jax.search.common import Common
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds, uneven_seconds
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, refined
 from unity_jax.search.rings import with_rings
@@ -37,24 +38,8 @@ from unity_jax.search.solver import solve, store_for
 from unity_jax.search.twin import shallow
 from unity_jax.xla.traffic import Traffic
 
-CLOSE = 1.1
-"""How much slower than without a memory limit a plan may be that makes a search under the limit superfluous."""
-
 PROVED = 1e-6
 """The gap, as a part of its cost, that rounding alone may leave between an assignment and its lower bound."""
-
-NEGLIGIBLE = 0.08
-"""The part of a step that exposed communication, undivided arguments and uneven arithmetic may take before other meshes
-are worth trying."""
-
-BEHIND = 1.1
-"""How many times as long as the best one a plan takes that no rewrite brings to the front."""
-
-FAR = 1.5
-"""How many times as long as the best plan for its twin an expert's takes at least that is not tried for a program."""
-
-WORTHWHILE = 0.02
-"""The part of a step that a plan for another mesh must be able to save."""
 
 
 class Scout(NamedTuple):
@@ -158,7 +143,7 @@ class Planner:
             return True
         there = self._solved(now.mesh)
         longer = arithmetic_seconds(there.built, there.assignment) - self._builder(mesh).least_seconds()
-        return now.timeline.exposed_communication_seconds + longer >= WORTHWHILE * now.seconds
+        return now.timeline.exposed_communication_seconds + longer >= LIMITS.mesh_saves * now.seconds
 
     def _is_enough(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
         """Whether no more meshes are tried after this one."""
@@ -167,7 +152,7 @@ class Planner:
             solved = self._solved(mesh)
             undivided = undivided_seconds(solved.built, self.machine.device)
             uneven = uneven_seconds(solved.built, solved.assignment)
-            return now.timeline.exposed_communication_seconds + undivided + uneven < NEGLIGIBLE * now.seconds
+            return now.timeline.exposed_communication_seconds + undivided + uneven < LIMITS.waiting * now.seconds
         if len(mesh.names) > 1:
             return False
         uses = usage(self.program, self._solved(mesh).built, self.traffic.written)
@@ -253,7 +238,7 @@ class Planner:
         """
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
             now, key = best(found, self.limit), (built.mesh, name, keep)
-            far = self._base is not None and self._base._behind.get(key, 0.0) > BEHIND
+            far = self._base is not None and self._base._behind.get(key, 0.0) > LIMITS.behind
             may_win = not now.fits(self.limit) or not (far or self.floor(built, seed) >= now.seconds)
             if may_win or self.rivals:
                 made = self._finish(built, seed, keep, name)
@@ -346,7 +331,7 @@ class Planner:
 
     def _hopeful(self, mesh: MeshAxes, new: bool) -> set[str]:
         """The experts that are not far behind."""
-        built, most = self._problem(mesh), FAR * self._proposed(mesh).seconds
+        built, most = self._problem(mesh), LIMITS.far * self._proposed(mesh).seconds
         return {name for name, seed in self._experts_of(built, new).items() if self.floor(built, seed) < most}
 
     def _within_limit(self, found: list[Candidate], free: Candidate) -> None:
@@ -367,7 +352,7 @@ class Planner:
         seeds = expert_seeds(self.program, built, mesh, self.rules)
         self._contend(found, built, False, seeds)
         now, limit = best(found, self.limit), self.limit
-        if now.fits(limit) and now.seconds <= CLOSE * free.seconds:
+        if now.fits(limit) and now.seconds <= LIMITS.near_free * free.seconds:
             return
         for _ in range(3):
             problem.limit = limit

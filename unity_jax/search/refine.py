@@ -17,12 +17,10 @@ import numpy as np
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.built import Built, Node
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
 from unity_jax.search.solver import adapted, solve
 from unity_jax.search.tables import Store
-
-MANY_CHOICES = 100_000
-"""Strategies of all ops together, beyond which two axes are planned one at a time."""
 
 PARTIAL = 99  # where a place's layout holds partial sums
 
@@ -39,7 +37,7 @@ def targets(node: Node, mesh: MeshAxes) -> np.ndarray:
 def by_one_axis_at_a_time(built: Built) -> bool:
     """Whether all axes together make too many choices: three axes always, two axes for thousands of ops."""
     axes = len(built.mesh.names)
-    return axes > 2 or (axes == 2 and sum(node.size for node in built.nodes) > MANY_CHOICES)
+    return axes > 2 or (axes == 2 and sum(node.size for node in built.nodes) > LIMITS.axis_choices)
 
 
 def coarser(mesh: MeshAxes) -> Iterator[tuple[MeshAxes, tuple[int, ...]]]:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .limits import LIMITS
 from .local import Local
 from .model import Model
 from .problem import Problem
-
-REPAIRS = 4  # a repair may make this many changes per node
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _lower(here: Local, ledger: Ledger, profile: np.ndarray, time: int) -> bool:
 
     heap = [o for o in map(offer, alive) if o is not None]
     heapq.heapify(heap)
-    members, steps = set(alive), REPAIRS * len(alive)
+    members, steps = set(alive), LIMITS.repairs * len(alive)
     while heap and profile[time] > ledger.limit and steps:
         _, node, _ = heapq.heappop(heap)
         again = offer(node)

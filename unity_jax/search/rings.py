@@ -22,14 +22,8 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.decompose import Match, Place, decompose, matches
+from unity_jax.search.limits import LIMITS
 from unity_jax.xla.traffic import Traffic
-
-NEGLIGIBLE = 1e-3
-"""The part of a step that rings must save."""
-
-SIMULATED_OPS = 30_000
-"""Ops of all plans with rings together that are simulated, beyond the first plan: a large model has tens of thousands,
-and each takes as long as another candidate."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ def with_rings(
     differ = {(c.program, c.mesh, c.seconds, c.timeline.compute_seconds): c for c in reversed(open_to)}
     proposed = [(c, proposals(c, known)) for c in reversed(differ.values())]
     saved = [sum(p.seconds for p in kinds) for _, kinds in proposed]
-    left, first = float(SIMULATED_OPS), dict[Program, Candidate]()
+    left, first = float(LIMITS.ring_ops), dict[Program, Candidate]()
     for c in sorted((c for c, _ in proposed), key=lambda c: c.seconds):
         if c.program not in first and c.fits(limit):
             first[c.program] = c
@@ -84,7 +78,7 @@ def with_rings(
 
 def _less(seconds: float) -> float:
     """What is less by enough."""
-    return seconds * (1 - NEGLIGIBLE)
+    return seconds * (1 - LIMITS.saves)
 
 
 def proposals(base: Candidate, known: dict[object, float]) -> list[Proposal]:
@@ -100,7 +94,7 @@ def proposals(base: Candidate, known: dict[object, float]) -> list[Proposal]:
         for match in matches(graph, base.mesh):
             (c,) = op_collectives(match.collective, base.mesh, base.machine)
             waits = exposed.get((served[match.collective], c.kind, c.axes, c.bytes), 0.0)
-            if waits * repeat > NEGLIGIBLE**2 * base.seconds:
+            if waits * repeat > LIMITS.saves**2 * base.seconds:
                 kind = _kind(match)
                 if (kind, base.mesh) not in known:
                     known[kind, base.mesh] = _gain(match, base.mesh, base.machine)
@@ -110,7 +104,7 @@ def proposals(base: Candidate, known: dict[object, float]) -> list[Proposal]:
     taken: set[Op] = set()
     for kind in sorted(saved, key=lambda k: -saved[k]):
         ops = {op for op, _ in places[kind]}
-        if saved[kind] > NEGLIGIBLE * base.seconds and taken.isdisjoint(ops):
+        if saved[kind] > LIMITS.saves * base.seconds and taken.isdisjoint(ops):
             taken |= ops
             found.append(Proposal(frozenset(places[kind]), saved[kind]))
     return found

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .limits import LIMITS
 from .memory import within
 from .model import Model
 from .optimum import improved, optimum
@@ -24,15 +25,13 @@ from .tables import Store
 
 __all__ = ["Edge", "Problem", "Shared", "Solution", "Usage", "adapted", "solve", "store_for"]
 
-MOST_ENTRIES = 10**7
-"""The most entries of any table of an exact solution."""
 
 
 def solve(
     problem: Problem,
     *,
     seeds: Sequence[np.ndarray] | Callable[[], Sequence[np.ndarray]] = (),
-    table_limit: int = MOST_ENTRIES,
+    table_limit: int = LIMITS.table,
     store: Store | None = None,
 ) -> Solution:
     """The cheapest assignment of a problem, never worse than a seed that fits the limit.
@@ -64,7 +63,7 @@ def solve(
 def adapted(problem: Problem, keep: Sequence[np.ndarray], store: Store) -> np.ndarray:
     """The best assignment among some strategies of each node, improved by single changes until none is cheaper."""
     model = Model.of(problem, store)
-    found = optimum(model.choose(lambda i: np.isin(model.values(i), keep[i])), list, MOST_ENTRIES)
+    found = optimum(model.choose(lambda i: np.isin(model.values(i), keep[i])), list, LIMITS.table)
     return improved(model, found.assignment).assignment
 
 

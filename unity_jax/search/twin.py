@@ -24,13 +24,8 @@ from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Kinds, Step, counterparts, fingerprint, rewrite, still
+from unity_jax.search.limits import LIMITS
 from unity_jax.trace import without_dead_code
-
-WORTHWHILE = 0.01
-"""The part of a program's ops that a run must let go of to be cut."""
-
-PERIODS = 64
-"""How many periods are tried: the commonest distances from an op to the next of its kind."""
 
 LEFT = 2
 """Layers of a run that are left."""
@@ -116,7 +111,7 @@ def _runs(ops: Sequence[Op]) -> list[_Run]:
     found = [run for period in _periods(kinds) for run in _periodic(kinds, period)]
     taken, chosen = np.zeros(len(ops), bool), []
     for run in sorted(found, key=lambda r: (-len(r.cut()), r)):
-        if len(run.cut()) >= WORTHWHILE * len(ops) and not taken[run.start : run.stop].any():
+        if len(run.cut()) >= LIMITS.cut * len(ops) and not taken[run.start : run.stop].any():
             taken[run.start : run.stop] = True
             chosen.append(run)
     return chosen
@@ -133,7 +128,7 @@ def _periods(kinds: np.ndarray) -> list[int]:
     order = np.argsort(kinds, kind="stable")
     same = kinds[order][1:] == kinds[order][:-1]
     gaps = Counter(np.diff(order)[same].tolist())
-    return [gap for gap, _ in sorted(gaps.items(), key=lambda g: (-g[0] * g[1], g[0]))[:PERIODS]]
+    return [gap for gap, _ in sorted(gaps.items(), key=lambda g: (-g[0] * g[1], g[0]))[:LIMITS.periods]]
 
 
 def _periodic(kinds: np.ndarray, period: int) -> Iterator[_Run]:

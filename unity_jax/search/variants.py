@@ -29,30 +29,9 @@ from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, counterparts, fingerprint, rewrite, still
 from unity_jax.rewrite.towers import Towers, exchanged, stacked, towers
 from unity_jax.search.candidate import Candidate
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
-
-WORSE = 1.05
-"""How much slower than the best a variant may be that is rewritten further (MetaFlow, section 4)."""
-
-PLANNED_OPS = 8_000
-"""Ops of all variants together that a search plans, those of twins for deep programs."""
-
-MOST_VARIANTS = 32
-
-MADE = 3
-"""How many variants may be made for each that may be planned."""
-
-PATIENCE = 5
-"""How many variants may be planned, one after the other, of which none is better: over the zoo at `tiny` size on two
-machines, what is better is planned first, or after three in vain at most."""
-
-VAIN = 16
-"""How many variants may be made, one after the other, that save nothing: over the same programs, up to thirteen in vain
-were followed by one that saves."""
-
-NEGLIGIBLE = 1e-3
-"""The part of a step that a rewrite must save."""
 
 WHOLE = MeshAxes((), ())
 """The mesh on which nothing is split."""
@@ -62,7 +41,7 @@ def is_better(a: Candidate, b: Candidate, limit: float) -> bool:
     """Whether the plan of a variant is worth its rewrites."""
     if a.fits(limit) != b.fits(limit):
         return a.fits(limit)
-    return a.seconds < (1 - NEGLIGIBLE) * b.seconds
+    return a.seconds < (1 - LIMITS.saves) * b.seconds
 
 
 class Move(NamedTuple):
@@ -243,7 +222,7 @@ class Moves:
         gains = [p for p in finder.places(rules, near, 0.0) if p.gain.work > 0]
         for place in sorted(gains, key=lambda p: -p.gain.work):
             made = rewrite(finder, place)
-            if made is not None and (now := self.apart(made[0]).work) < (1 - NEGLIGIBLE**2) * total:
+            if made is not None and (now := self.apart(made[0]).work) < (1 - LIMITS.saves**2) * total:
                 return *made, now
         return None
 
@@ -285,17 +264,17 @@ class Search:
 
     def run(self, first: Candidate) -> Candidate:
         """The fastest variant that fits, within the budget."""
-        allowed = left = min(MOST_VARIANTS, PLANNED_OPS // (1 + sum(1 for _ in first.program.graph.walk())))
-        self.makes = MADE * left
+        allowed = left = min(LIMITS.variants, LIMITS.variant_ops // (1 + sum(1 for _ in first.program.graph.walk())))
+        self.makes = LIMITS.made * left
         self.seen.add(self.moves.number(first.program.graph))
         planner = self.planner if first.program is self.planner.program else self.planner.like(first.program)
         added = None if _overlaps(first) else planner.added(first.mesh)
         start = Variant(first.program, planner, first.mesh, first.seconds, added, first)
         self.best, order, vain = first, itertools.count(), 0
         waiting = [(start.seconds, next(order), start)]
-        while waiting and left > 0 and vain < PATIENCE:
+        while waiting and left > 0 and vain < LIMITS.patience:
             seconds, _, variant = heapq.heappop(waiting)
-            if seconds > WORSE * self.best.seconds:
+            if seconds > LIMITS.worse * self.best.seconds:
                 break
             for move in self._worth_a_plan(variant):
                 progress.stage(f"rewritten programs on {self.planner.machine.name}", allowed - left, allowed)
@@ -311,9 +290,9 @@ class Search:
                 if better and made.plan is not None:
                     self.best = made.plan
                 vain = 0 if better else vain + 1
-                if better or not left or vain >= PATIENCE:
+                if better or not left or vain >= LIMITS.patience:
                     break  # what else there is, is found again in the better variant
-        ended = not left or not self.makes or vain >= PATIENCE
+        ended = not left or not self.makes or vain >= LIMITS.patience
         self.searched = Searched(variants=allowed - left, allowed=allowed, out_of_budget=ended)
         if self.best is first:
             return first
@@ -329,7 +308,7 @@ class Search:
         that cost some, then those that only move things about.
         """
         devices, graph = self.planner.machine.num_devices, variant.program.graph
-        cost, least = (WORSE - 1) * variant.seconds * devices, NEGLIGIBLE * variant.seconds
+        cost, least = (LIMITS.worse - 1) * variant.seconds * devices, LIMITS.saves * variant.seconds
         waiting: list[tuple[bool, int, float, int, bool, Move]] = []
 
         def wait(number: int, move: Move) -> None:
@@ -350,11 +329,11 @@ class Search:
             *_, number, is_known, move = heapq.heappop(waiting)
             if is_known:
                 yield move
-            elif self.makes > 0 and vain < VAIN:
+            elif self.makes > 0 and vain < LIMITS.vain:
                 gain = self.moves.gain(graph, move)
                 self.makes -= gain is not None
                 saved = -math.inf if gain is None else move.repeat * gain.on(devices)
-                self.saved[move.place.spots] = saved if abs(saved) > NEGLIGIBLE**2 * variant.seconds else 0.0
+                self.saved[move.place.spots] = saved if abs(saved) > LIMITS.saves**2 * variant.seconds else 0.0
                 vain = 0 if self.saved[move.place.spots] > 0 else vain + 1
                 wait(number, move)
 
@@ -381,7 +360,7 @@ class Search:
         planner, mesh, added = before.planner.like(program, follows=follows), before.mesh, None
         if before.added is not None and (added := planner.added(mesh)) is not None:
             seconds = before.seconds + added - before.added
-            if seconds >= (1 - NEGLIGIBLE) * self.best.seconds:
+            if seconds >= (1 - LIMITS.saves) * self.best.seconds:
                 return Variant(program, planner, mesh, seconds, added, None)
         plan = planner.promising(mesh)
         return Variant(program, planner, mesh, plan.seconds, added if plan.fits(planner.limit) else None, plan)
@@ -391,7 +370,7 @@ def _overlaps(plan: Candidate) -> bool:
     """Whether arithmetic hides communication, so that times do not add up."""
     found = plan.timeline
     hidden = found.compute_seconds + found.communication_seconds - found.step_seconds
-    return hidden > NEGLIGIBLE * found.step_seconds
+    return hidden > LIMITS.saves * found.step_seconds
 
 
 def _source(graph: Graph, path: Path, root: Tensor) -> str:
