@@ -84,25 +84,17 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
             rate = fits * device.fast_results_per_second or device.results_per_second
             results += n * math.prod(shard.result_shape(i)) / rate
     if op.name in PRODUCTS:
+        if target_of(device).library and op.name == "dot_general" and (parts := split(shard)).count > 1:
+            # Each operand that is padded is copied before, and the parts are added up after, by kernels of their own.
+            turned += 2 * (parts.padded + parts.parts) / (device.memory_bandwidth * device.memory_efficiency)
+            turned += (1 + 2 * bool(parts.padded)) * device.kernel_overhead
         matrix = matrix_seconds(shard, device)
         if op.name == "conv_general_dilated" and target_of(device).lanes:
             matrix += strided_bytes(shard, device) / (device.memory_bandwidth * device.memory_efficiency)
-        turned += cutting_seconds(shard, device)
+            turned += strip_elements(shard, device) / device.unfused_per_second if device.unfused_per_second else 0.0
         return Work(matrix, results, 0.0, memory, chip, swept, turned, launches)
     vector = shard.flops / device.flops_per_second("vector")
     return Work(0.0, results, vector, memory, chip, 0.0, turned, launches)
-
-
-def cutting_seconds(shard: Shard, device: Device) -> float:
-    """Seconds to cut the operands of a product as its kernels take them, and to join their results, by kernels of their
-    own, however the operands lie."""
-    if target_of(device).library and shard.op.name == "dot_general" and (parts := split(shard)).count > 1:
-        # Each operand that is padded is copied before, and the parts are added up after.
-        moved = 2 * (parts.padded + parts.parts) / (device.memory_bandwidth * device.memory_efficiency)
-        return moved + (1 + 2 * bool(parts.padded)) * device.kernel_overhead
-    if shard.op.name == "conv_general_dilated" and target_of(device).lanes and device.unfused_per_second:
-        return strip_elements(shard, device) / device.unfused_per_second
-    return 0.0
 
 
 def _is_elementwise(shard: Shard, device: Device) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from unity_jax.cost.compute import PRODUCTS, Work, cutting_seconds, op_work, total
+from unity_jax.cost.compute import PRODUCTS, Work, op_work, total
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.network.communication import collective_seconds
@@ -38,7 +38,7 @@ def floor_seconds(shard: Shard, machine: Machine, use: Use) -> float:
     """
     work = op_work(shard, machine.device, use._replace(rows=()))._replace(swept=0.0, turned=0.0)
     if shard.op.name in PRODUCTS:
-        return work.seconds(machine.device) + cutting_seconds(shard, machine.device)
+        return work.seconds(machine.device)
     return 0.0 if use.rides else work.memory
 
 
