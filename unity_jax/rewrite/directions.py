@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,6 +14,7 @@ from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.table import OPS, has, naming
 
 
+@functools.cache
 def refusal(rule: Rule, towers: bool = False) -> str | None:
     """Why a rule, as it is written, does not rewrite traced programs: the first reason there is.
 

@@ -111,13 +111,13 @@ def _match(term: Term, value: Value, match: Match, view: View) -> Iterator[Match
 
 
 def _may_be(terms: Sequence[Term], values: Sequence[Value], view: View) -> bool:
-    """Whether the ops that make some values are those of terms, at a glance."""
-    return all(not a.op or view.may_be(outline(a), v.tensor) for a, v in zip(terms, values, strict=False))
+    """Whether values are as many as terms, and made by their ops, at a glance."""
+    if len(terms) != len(values):
+        return False
+    return all(not a.op or view.may_be(outline(a), v.tensor) for a, v in zip(terms, values, strict=True))
 
 
 def _arguments(terms: Sequence[Term], values: Sequence[Value], match: Match, view: View) -> Iterator[Match]:
-    if len(terms) != len(values):
-        return
     if not terms:
         yield match
         return

@@ -111,12 +111,13 @@ class Finder:
         return {op: i for i, op in enumerate(self.graph.ops)}
 
     def places(
-        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf
+        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf, saving: bool = False
     ) -> Iterator[Place]:
         """Every place for these rules.
 
         **Arguments:** `near`: look only at what these ops make and what reads it; `least`: leave out a place if as many
-        times the gain of its first spot as it has spots would be less, on one device.
+        times the gain of its first spot as it has spots would be less, on one device; `saving`: leave out what saves no
+        work.
         """
         every = {name: self._by_kind(found) for name, found in _anchors(self.graph, self.view, near).items()}
         known: set[object] = set()
@@ -127,7 +128,7 @@ class Finder:
                 kinds = every.get(made_as.op, ())
                 possible[made_as] = [k for k in kinds if any(self.view.may_be(made_as, t) for t in k)]
             for members in possible[made_as]:
-                place = self._place(rule, members, least)
+                place = self._place(rule, members, least, saving)
                 key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
                 if place is not None and key not in known:  # operands can often change sides
                     known.add(key)
@@ -144,12 +145,12 @@ class Finder:
         """The place of a rule whose first results are of a kind; `near`: see `places`."""
         anchors = _anchors(self.graph, self.view, near).get(rule.source[0].op, ())
         members = [t for t in anchors if self.kinds[t] == kind]
-        return self._place(rule, members, -math.inf) if members else None
+        return self._place(rule, members) if members else None
 
     def again(self, place: Place) -> Place | None:
         """A place of a graph from which this one was made, as far as it is still there."""
         roots = (m.roots[0].tensor for m in place.found)
-        return self._place(place.rule, [t for t in roots if t in self.view.maker], -math.inf)
+        return self._place(place.rule, [t for t in roots if t in self.view.maker])
 
     def above(self, ops: Collection[Op]) -> set[Op]:
         """Some ops and those that read what they make, as far as a rule looks down."""
@@ -158,7 +159,9 @@ class Finder:
             found |= {r for op in found for t in op.outputs for r in self.view.readers.get(self.view.source(t), ())}
         return found
 
-    def _place(self, rule: Rule, members: Sequence[Tensor], least: float) -> Place | None:
+    def _place(
+        self, rule: Rule, members: Sequence[Tensor], least: float = -math.inf, saving: bool = False
+    ) -> Place | None:
         found: list[Match] = []
         which: list[int] = []
         used: set[Tensor] = set()
@@ -176,26 +179,30 @@ class Finder:
                 first = self.gains(found)
                 if first is None or first[1].on(1) * len(members) < least:
                     return None
-        gains = self.gains(found)
+        gains = self.gains(found, saving)
         return None if gains is None else Place(rule, tuple(found), tuple(which), *gains)
 
     def _alike(self, a: Match, b: Match) -> bool:
         return all(self.kinds[r.tensor] == self.kinds[s.tensor] for r, s in zip(a.roots, b.roots, strict=True))
 
-    def gains(self, found: Sequence[Match]) -> tuple[Seconds, Seconds] | None:
+    def gains(self, found: Sequence[Match], saving: bool = False) -> tuple[Seconds, Seconds] | None:
         """What the ops take which go, less what those take that come: as things are, and as is to be hoped, see
-        `Place`; None where the target does not exist."""
-        try:
-            made, results = target_ops(found[0], self.view)
-        except CannotEmit:
-            return None
+        `Place`; None where the target does not exist, or saves no work and is to (`saving`)."""
         roots = {r.tensor: None for m in found for r in m.roots}
         inner = {v.tensor for m in found for v, _ in m.terms.values()}.difference(roots, self.graph.outputs)
-        come = self.seconds(part(unknown(made, self.view), results.values()))
         gone = [self._gone(found, {*roots}), self._gone(found, {*roots, *inner})]
         if len(gone[0]) == len(gone[1]):
             gone.pop()
         goes = [self.seconds(part(sorted(g, key=self.position.__getitem__), list(roots))) for g in gone]
+        if saving and goes[0].work <= 0:
+            return None
+        try:
+            made, results = target_ops(found[0], self.view)
+        except CannotEmit:
+            return None
+        come = self.seconds(part(unknown(made, self.view), results.values()))
+        if saving and goes[0].work <= len(found) * come.work:
+            return None
         return goes[0].less(come, len(found)), goes[-1].less(come, len(found))
 
     def _gone(self, found: Sequence[Match], roots: set[Tensor]) -> set[Op]:

@@ -219,8 +219,7 @@ class Moves:
         """The best of the steps near some ops that save time op by op and undo nothing, and the total after it."""
         finder = Finder(graph, self.apart, emitted=self.emitted)
         rules = [rule for rule in self.rules if rule.name not in undoing]
-        gains = [p for p in finder.places(rules, near, 0.0) if p.gain.work > 0]
-        for place in sorted(gains, key=lambda p: -p.gain.work):
+        for place in sorted(finder.places(rules, near, 0.0, saving=True), key=lambda p: -p.gain.work):
             made = rewrite(finder, place)
             if made is not None and (now := self.apart(made[0]).work) < (1 - LIMITS.saves**2) * total:
                 return *made, now
