@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,7 +29,14 @@ from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.common import Common
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import expert_seeds, experts
-from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds, uneven_seconds
+from unity_jax.search.floors import (
+    argument_bytes,
+    arithmetic_seconds,
+    least_seconds,
+    plan_seconds,
+    undivided_seconds,
+    uneven_seconds,
+)
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, refined
 from unity_jax.search.rings import with_rings
@@ -64,6 +72,14 @@ class Scout(NamedTuple):
     like: Mapping[Tensor, Tensor]
 
 
+class Held(NamedTuple):
+    """A plan as an assignment of a problem; `keep`: see `Decisions`."""
+
+    built: Built
+    assignment: np.ndarray
+    keep: bool
+
+
 class Planner:
     """Plans one program on one machine; caches what meshes share."""
 
@@ -81,6 +97,8 @@ class Planner:
         self._experts: dict[tuple[MeshAxes, bool], dict[str, np.ndarray]] = {}
         self._competed: set[MeshAxes] = set()
         self._limited: set[MeshAxes] = set()
+        self._held: dict[MeshAxes, Held] = {}
+        self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
         self._base: Planner | None = None
         self._follows = False
@@ -190,10 +208,30 @@ class Planner:
 
     def promising(self, mesh: MeshAxes) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be."""
+        held = self._followed(mesh)
+        if held is not None and held.fits(self.limit):
+            return held
         found = [self._proposed(mesh)]
         if not found[0].fits(self.limit):
             self._within_limit(found, found[0])
         return best(found, self.limit)
+
+    def is_followed(self, mesh: MeshAxes) -> bool:
+        """Whether variants have a plan within the limit to follow, where memory is short."""
+        return mesh in self._held
+
+    def _followed(self, mesh: MeshAxes) -> Candidate | None:
+        """Of a variant that goes no further: the best plan within the limit for the program that it is made of, with
+        what is best for what differs."""
+        held = self._base._held.get(mesh) if self._base is not None and self._follows else None
+        if held is None:
+            return None
+        built = self._builder(mesh).build(held.keep)
+        store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
+        assignment = carried(held.built, held.assignment, built, store, improving=False)
+        self._limited.add(mesh)
+        self._held[mesh] = Held(built, assignment, held.keep)
+        return self._finish(built, assignment, held.keep, "search")
 
     def added(self, mesh: MeshAxes) -> float | None:
         """What the times of the best plan for a mesh add up to, nothing overlapping; None where memory was short."""
@@ -248,11 +286,14 @@ class Planner:
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted.
+        None whose arguments alone are more than fits, and than what is there takes.
 
         Of a variant none could be that was far behind for the program that it is made of.
         """
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
             now, key = best(found, self.limit), (built.mesh, name, keep)
+            if argument_bytes(built, seed) > max(self.limit, now.memory.peak_bytes):
+                continue
             far = self._base is not None and self._base._behind.get(key, 0.0) > BEHIND
             may_win = not now.fits(self.limit) or not (far or self.floor(built, seed) >= now.seconds)
             if may_win or self.rivals:
@@ -358,6 +399,13 @@ class Planner:
         """
         mesh = free.mesh
         self._limited.add(mesh)
+        self._seek_within_limit(found, free)
+        now = best([c for c in found if c in self._origins and c.mesh == mesh], self.limit)
+        if now.fits(self.limit):
+            self._held[mesh] = self._origins[now]
+
+    def _seek_within_limit(self, found: list[Candidate], free: Candidate) -> None:
+        mesh = free.mesh
         built = self._builder(mesh).build(keep=False)
         problem = built.problem
         problem.usage = usage(self.program, built, self.traffic.written)
@@ -389,4 +437,6 @@ class Planner:
 
     def _finish(self, built: Built, assignment: np.ndarray, keep: bool, label: str) -> Candidate:
         decisions, resharder = built.decisions(assignment, keep), self.common.resharder(built.mesh)
-        return finish(self.program, decisions, resharder, self.rules, label, least_seconds(built))
+        made = finish(self.program, decisions, resharder, self.rules, label, least_seconds(built))
+        self._origins[made] = Held(built, assignment, keep)
+        return made

@@ -71,11 +71,13 @@ def carried(
     new: Built,
     store: Store,
     like: Mapping[Tensor, Tensor] = MappingProxyType({}),
+    improving: bool = True,
 ) -> np.ndarray:
     """The assignment of a variant of a program for the same mesh: what both have in common is as it was; what is new,
     and what is next to that, is best for it; then single changes are made that are cheaper.
 
-    **Arguments:** `like`: what stands in the old program for tensors of the new one.
+    **Arguments:** `like`: what stands in the old program for tensors of the new one; `improving`: whether those changes
+    are made, which may take more memory.
     """
     known: dict[object, object] = {}
     for node, choice in zip(old.nodes, assignment, strict=True):
@@ -90,7 +92,7 @@ def carried(
     terms = [(e.i, e.j) for e in problem.edges] + [(s.producer, *s.consumers) for s in problem.shared]
     for i in {i for term in terms if not fresh.isdisjoint(term) for i in term}:
         keep[i] = np.arange(new.nodes[i].size)
-    return adapted(problem, keep, store)
+    return adapted(problem, keep, store, improving)
 
 
 def _meanings(node: Node, choice: int) -> Iterator[tuple[object, object]]:
