@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,7 +29,7 @@ from unity_jax.search.built import Built, Solved
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.common import Common
 from unity_jax.search.decompose import Place
-from unity_jax.search.experts import expert_seeds, experts
+from unity_jax.search.experts import Expert, expert_seeds, experts
 from unity_jax.search.floors import (
     argument_bytes,
     arithmetic_seconds,
@@ -60,6 +61,10 @@ BEHIND = 1.1
 
 FAR = 1.5
 """How many times as long as the best plan for its twin an expert's takes at least that is not tried for a program."""
+
+SHORT = 2.0
+"""How many times as much memory as there is a plan for a coarser mesh takes, where a plan for a finer one without a
+limit is only to tell about how fast one could be: it is not searched for, but made of seeds."""
 
 WORTHWHILE = 0.02
 """The part of a step that a plan for another mesh must be able to save."""
@@ -95,11 +100,13 @@ class Planner:
         self._solutions: dict[MeshAxes, Solved] = {}
         self._proposals: dict[MeshAxes, Candidate] = {}
         self._experts: dict[tuple[MeshAxes, bool], dict[str, np.ndarray]] = {}
+        self._completions: defaultdict[MeshAxes, dict[Expert, np.ndarray]] = defaultdict(dict)
         self._competed: set[MeshAxes] = set()
         self._limited: set[MeshAxes] = set()
         self._held: dict[MeshAxes, Held] = {}
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
+        self._least: dict[tuple[MeshAxes, str], float] = {}
         self._base: Planner | None = None
         self._follows = False
 
@@ -213,7 +220,7 @@ class Planner:
             return held
         found = [self._proposed(mesh)]
         if not found[0].fits(self.limit):
-            self._within_limit(found, found[0])
+            self._within_limit(found, mesh, found[0])
         return best(found, self.limit)
 
     def is_followed(self, mesh: MeshAxes) -> bool:
@@ -255,7 +262,7 @@ class Planner:
             self._contend(found, solved.built, True, self._expert_seeds(mesh))
             self._competed.add(mesh)
         if not own.fits(self.limit):
-            self._within_limit(found, own)
+            self._within_limit(found, mesh, own)
 
     def _proposed(self, mesh: MeshAxes) -> Candidate:
         """What the problem of a mesh without a memory limit proposes, that of a coarser mesh where it is the same; of a
@@ -288,18 +295,25 @@ class Planner:
         """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted.
         None whose arguments alone are more than fits, and than what is there takes.
 
-        Of a variant none could be that was far behind for the program that it is made of.
+        Of a variant none could be that was far behind for the program that it is made of. What gathers weights again is
+        not faster than the same without (`keep`).
         """
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
             now, key = best(found, self.limit), (built.mesh, name, keep)
             if argument_bytes(built, seed) > max(self.limit, now.memory.peak_bytes):
                 continue
             far = self._base is not None and self._base._behind.get(key, 0.0) > BEHIND
-            may_win = not now.fits(self.limit) or not (far or self.floor(built, seed) >= now.seconds)
+            least = self._least.get((built.mesh, name), 0.0)
+            if not far and least < now.seconds:
+                least = max(least, self.floor(built, seed))
+            may_win = not now.fits(self.limit) or not (far or least >= now.seconds)
             if may_win or self.rivals:
                 made = self._finish(built, seed, keep, name)
                 self._behind[key] = made.seconds / now.seconds
                 found.append(made)
+                least = made.seconds
+            if keep:
+                self._least[built.mesh, name] = least
 
     def floor(self, built: Built, assignment: np.ndarray) -> float:
         """Seconds below which the step of a plan is not (`floors.plan_seconds`)."""
@@ -348,11 +362,18 @@ class Planner:
                 assignment, exact = min(found, key=built.problem.rank), False
             elif by_one_axis_at_a_time(built):
                 assignment, exact = by_axis(built, seeds()), False
+            elif self._is_short(mesh):
+                assignment, exact = min(seeds(), key=built.problem.rank), False
             else:
                 solution = solve(built.problem, seeds=seeds, store=store)
                 assignment, exact = solution.assignment, solution.gap < PROVED
             self._solutions[mesh] = Solved(built, assignment, lifted, known[0] if known else None, exact)
         return self._solutions[mesh]
+
+    def _is_short(self, mesh: MeshAxes) -> bool:
+        """Whether memory is so short on a coarser mesh that no plan for this one fits that is made without a limit."""
+        coarse = (self._proposals.get(m) for m, _ in coarser(mesh))
+        return any(plan is not None and plan.memory.peak_bytes > SHORT * self.limit for plan in coarse)
 
     def _lifted(self, built: Built, mesh: MeshAxes) -> dict[MeshAxes, np.ndarray]:
         """The solutions of the meshes that this one refines, as plans for this one."""
@@ -382,37 +403,38 @@ class Planner:
             if self.scout is not None:
                 hopeful = self.scout.planner._hopeful(mesh, new)
                 styles = (e for e in styles if e.name in hopeful)
-            self._experts[key] = expert_seeds(self.program, built, mesh, self.rules, styles)
+            self._experts[key] = self._completed(built, styles)
         return self._experts[key]
+
+    def _completed(self, built: Built, styles: Iterable[Expert]) -> dict[str, np.ndarray]:
+        """Expert plans, whether weights are gathered again or not: they come out the same."""
+        return expert_seeds(self.program, built, built.mesh, self.rules, styles, self._completions[built.mesh])
 
     def _hopeful(self, mesh: MeshAxes, new: bool) -> set[str]:
         """The experts that are not far behind."""
         built, most = self._problem(mesh), FAR * self._proposed(mesh).seconds
         return {name for name, seed in self._experts_of(built, new).items() if self.floor(built, seed) < most}
 
-    def _within_limit(self, found: list[Candidate], free: Candidate) -> None:
-        """Add plans under the memory limit for the mesh of one without (`free`); they gather weights again for the
-        backward pass.
+    def _within_limit(self, found: list[Candidate], mesh: MeshAxes, free: Candidate) -> None:
+        """Add plans under the memory limit for a mesh; they gather weights again for the backward pass.
 
-        Unless a plan now fits that is nearly as fast as the one without a limit, the problem is solved under the limit:
-        what its liveness misses tightens its limit, and it is solved again.
+        Unless a plan now fits that is nearly as fast as the one without a limit (`free`), the problem is solved under
+        the limit: what its liveness misses tightens its limit, and it is solved again.
         """
-        mesh = free.mesh
         self._limited.add(mesh)
-        self._seek_within_limit(found, free)
+        self._seek_within_limit(found, mesh, free)
         now = best([c for c in found if c in self._origins and c.mesh == mesh], self.limit)
         if now.fits(self.limit):
             self._held[mesh] = self._origins[now]
 
-    def _seek_within_limit(self, found: list[Candidate], free: Candidate) -> None:
-        mesh = free.mesh
+    def _seek_within_limit(self, found: list[Candidate], mesh: MeshAxes, free: Candidate) -> None:
         built = self._builder(mesh).build(keep=False)
         problem = built.problem
         problem.usage = usage(self.program, built, self.traffic.written)
         if least_peak(problem.usage) > self.limit:
             found.append(self._finish(built, solve(priced_by_memory(problem)).assignment, False, "search"))
             return
-        seeds = expert_seeds(self.program, built, mesh, self.rules)
+        seeds = self._completed(built, experts(mesh))
         self._contend(found, built, False, seeds)
         now, limit = best(found, self.limit), self.limit
         if now.fits(limit) and now.seconds <= CLOSE * free.seconds:
