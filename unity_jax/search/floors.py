@@ -1,4 +1,4 @@
-"""How fast a plan could be at best, and what memory it needs at least, before it is assembled and simulated.
+"""How fast a plan could be at best, before it is assembled and simulated.
 
 Communication that overlaps with arithmetic takes no time of its own, so what the planning problem adds up is no bound
 of a step's duration. These are.
@@ -56,19 +56,14 @@ def uneven_seconds(built: Built, assignment: Sequence[int]) -> float:
     return max(0.0, arithmetic_seconds(built, assignment) - even)
 
 
+def wasted_seconds(built: Built, assignment: Sequence[int], device: Device) -> float:
+    """What a finer mesh may save of a plan besides communication."""
+    return undivided_seconds(built, device) + uneven_seconds(built, assignment)
+
+
 def arithmetic_seconds(built: Built, assignment: Sequence[int]) -> float:
     """The arithmetic of a plan: no overlap hides any of it."""
     return sum(float(seconds[choice]) for seconds, choice in zip(built.arithmetic, assignment, strict=True))
-
-
-def argument_bytes(built: Built, assignment: Sequence[int]) -> int:
-    """Bytes of a plan's arguments on one device: it needs more memory than that."""
-    total = 0
-    for node in (built.nodes[i] for i in built.inputs):
-        t = node.tensor
-        assert t is not None
-        total += t.itemsize * math.prod(node.layouts[int(assignment[node.index])].local_shape(t.shape, built.mesh))
-    return total
 
 
 def plan_seconds(built: Built, assignment: Sequence[int], graph: Graph, sure: Resharder, full: Resharder) -> float:

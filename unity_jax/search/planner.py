@@ -30,24 +30,15 @@ from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.common import Common
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import Expert, expert_seeds, experts
-from unity_jax.search.floors import (
-    argument_bytes,
-    arithmetic_seconds,
-    least_seconds,
-    plan_seconds,
-    undivided_seconds,
-    uneven_seconds,
-)
+from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, wasted_seconds
+from unity_jax.search.limited import CLOSE, SHORT, Held, argument_bytes, tightened, with_rivals
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
-from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, refined
+from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, lifted
 from unity_jax.search.rings import with_rings
 from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
 from unity_jax.search.twin import shallow
 from unity_jax.xla.traffic import Traffic
-
-CLOSE = 1.1
-"""How much slower than without a memory limit a plan may be that makes a search under the limit superfluous."""
 
 PROVED = 1e-6
 """The gap, as a part of its cost, that rounding alone may leave between an assignment and its lower bound."""
@@ -62,10 +53,6 @@ BEHIND = 1.1
 FAR = 1.5
 """How many times as long as the best plan for its twin an expert's takes at least that is not tried for a program."""
 
-SHORT = 2.0
-"""How many times as much memory as there is a plan for a coarser mesh takes, where a plan for a finer one without a
-limit is only to tell about how fast one could be: it is not searched for, but made of seeds."""
-
 WORTHWHILE = 0.02
 """The part of a step that a plan for another mesh must be able to save."""
 
@@ -77,16 +64,9 @@ class Scout(NamedTuple):
     like: Mapping[Tensor, Tensor]
 
 
-class Held(NamedTuple):
-    """A plan as an assignment of a problem; `keep`: see `Decisions`."""
-
-    built: Built
-    assignment: np.ndarray
-    keep: bool
-
-
 class Planner:
-    """Plans one program on one machine; caches what meshes share."""
+    """Plans one program on one machine; caches what meshes share. **Fields:** `held`: where memory is short, the best
+    plan within the limit of each mesh, which variants may follow."""
 
     def __init__(
         self, program: Program, machine: Machine, limit: float | None = None, pins: Pins = NO_PINS, rivals: int = 0
@@ -103,7 +83,7 @@ class Planner:
         self._completions: defaultdict[MeshAxes, dict[Expert, np.ndarray]] = defaultdict(dict)
         self._competed: set[MeshAxes] = set()
         self._limited: set[MeshAxes] = set()
-        self._held: dict[MeshAxes, Held] = {}
+        self.held: dict[MeshAxes, Held] = {}
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
         self._least: dict[tuple[MeshAxes, str], float] = {}
@@ -163,17 +143,7 @@ class Planner:
                 self._compete(found, mesh)
                 if self._is_enough(found, mesh):
                     break
-        return self._with_rivals(self._with_rings(found), found)
-
-    def _with_rivals(self, chosen: Candidate, found: Sequence[Candidate]) -> Candidate:
-        """The chosen candidate with the next best ones that fit, as many as are wanted."""
-        if not self.rivals:
-            return chosen
-        others = (c for f in found for c in (f, *f.rivals))
-        known = {(c.seconds, c.memory.peak_bytes): c for c in others if c.fits(self.limit)}
-        known.pop((chosen.seconds, chosen.memory.peak_bytes), None)
-        nearest = sorted(known.values(), key=lambda c: c.seconds)[: self.rivals]
-        return chosen.noting(rivals=tuple(c.noting(rivals=()) for c in nearest))
+        return with_rivals(self._with_rings(found), found, self.limit, self.rivals)
 
     def _may_win(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
         """Whether a mesh may be better than what the search found for another one: by what communication takes there,
@@ -190,9 +160,8 @@ class Planner:
         now = best(found, self.limit)
         if now.fits(self.limit):
             solved = self._solved(mesh)
-            undivided = undivided_seconds(solved.built, self.machine.device)
-            uneven = uneven_seconds(solved.built, solved.assignment)
-            return now.timeline.exposed_communication_seconds + undivided + uneven < NEGLIGIBLE * now.seconds
+            wasted = wasted_seconds(solved.built, solved.assignment, self.machine.device)
+            return now.timeline.exposed_communication_seconds + wasted < NEGLIGIBLE * now.seconds
         if len(mesh.names) > 1:
             return False
         uses = usage(self.program, self._solved(mesh).built, self.traffic.written)
@@ -215,29 +184,25 @@ class Planner:
 
     def promising(self, mesh: MeshAxes) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be."""
-        held = self._followed(mesh)
-        if held is not None and held.fits(self.limit):
-            return held
+        followed = self._followed(mesh)
+        if followed is not None and followed.fits(self.limit):
+            self.held[mesh] = self._origins[followed]
+            return followed
         found = [self._proposed(mesh)]
         if not found[0].fits(self.limit):
             self._within_limit(found, mesh, found[0])
         return best(found, self.limit)
 
-    def is_followed(self, mesh: MeshAxes) -> bool:
-        """Whether variants have a plan within the limit to follow, where memory is short."""
-        return mesh in self._held
-
     def _followed(self, mesh: MeshAxes) -> Candidate | None:
         """Of a variant that goes no further: the best plan within the limit for the program that it is made of, with
         what is best for what differs."""
-        held = self._base._held.get(mesh) if self._base is not None and self._follows else None
+        held = self._base.held.get(mesh) if self._base is not None and self._follows else None
         if held is None:
             return None
         built = self._builder(mesh).build(held.keep)
         store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
         assignment = carried(held.built, held.assignment, built, store, improving=False)
         self._limited.add(mesh)
-        self._held[mesh] = Held(built, assignment, held.keep)
         return self._finish(built, assignment, held.keep, "search")
 
     def added(self, mesh: MeshAxes) -> float | None:
@@ -350,15 +315,16 @@ class Planner:
             known = [] if base is None else [carried(base.built, base.assignment, built, store)]
             if known and self._follows:
                 return self._solutions.setdefault(mesh, Solved(built, known[0], {}, None, False))
-            lifted = self._lifted(built, mesh)
+            pinned = self.pins.tensors or self.pins.outputs  # they name the axes of one mesh
+            coarse = {} if pinned else lifted(built, self._solved)
 
             def seeds() -> list[np.ndarray]:
-                experts = self._experts_of(built, len(lifted) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
-                return [*known, *experts.values(), *lifted.values()]  # of coarser meshes: stand for their experts
+                experts = self._experts_of(built, len(coarse) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
+                return [*known, *experts.values(), *coarse.values()]  # of coarser meshes: stand for their experts
 
             if by_one_axis_at_a_time(built) and self.scout is not None:
                 of = self.scout.planner._solved(mesh)
-                found = [carried(of.built, of.assignment, built, store, self.scout.like), *known, *lifted.values()]
+                found = [carried(of.built, of.assignment, built, store, self.scout.like), *known, *coarse.values()]
                 assignment, exact = min(found, key=built.problem.rank), False
             elif by_one_axis_at_a_time(built):
                 assignment, exact = by_axis(built, seeds()), False
@@ -367,25 +333,13 @@ class Planner:
             else:
                 solution = solve(built.problem, seeds=seeds, store=store)
                 assignment, exact = solution.assignment, solution.gap < PROVED
-            self._solutions[mesh] = Solved(built, assignment, lifted, known[0] if known else None, exact)
+            self._solutions[mesh] = Solved(built, assignment, coarse, known[0] if known else None, exact)
         return self._solutions[mesh]
 
     def _is_short(self, mesh: MeshAxes) -> bool:
         """Whether memory is so short on a coarser mesh that no plan for this one fits that is made without a limit."""
         coarse = (self._proposals.get(m) for m, _ in coarser(mesh))
         return any(plan is not None and plan.memory.peak_bytes > SHORT * self.limit for plan in coarse)
-
-    def _lifted(self, built: Built, mesh: MeshAxes) -> dict[MeshAxes, np.ndarray]:
-        """The solutions of the meshes that this one refines, as plans for this one."""
-        lifted: dict[MeshAxes, np.ndarray] = {}
-        if self.pins.tensors or self.pins.outputs:  # pins name the axes of one mesh
-            return lifted
-        for coarse, group in coarser(mesh):
-            solved = self._solved(coarse)
-            found = refined(solved.built, solved.assignment, built, group)
-            if found is not None:
-                lifted[coarse] = found
-        return lifted
 
     def _expert_seeds(self, mesh: MeshAxes) -> dict[str, np.ndarray]:
         """The expert plans of a mesh, but those that took part on coarser meshes."""
@@ -416,42 +370,23 @@ class Planner:
         return {name for name, seed in self._experts_of(built, new).items() if self.floor(built, seed) < most}
 
     def _within_limit(self, found: list[Candidate], mesh: MeshAxes, free: Candidate) -> None:
-        """Add plans under the memory limit for a mesh; they gather weights again for the backward pass.
-
-        Unless a plan now fits that is nearly as fast as the one without a limit (`free`), the problem is solved under
-        the limit: what its liveness misses tightens its limit, and it is solved again.
-        """
-        self._limited.add(mesh)
-        self._seek_within_limit(found, mesh, free)
-        now = best([c for c in found if c in self._origins and c.mesh == mesh], self.limit)
-        if now.fits(self.limit):
-            self._held[mesh] = self._origins[now]
-
-    def _seek_within_limit(self, found: list[Candidate], mesh: MeshAxes, free: Candidate) -> None:
+        """Add plans under the memory limit for a mesh; they gather weights again for the backward pass. Unless one now
+        fits that is nearly as fast as the one without a limit (`free`), the problem is solved under the limit."""
         built = self._builder(mesh).build(keep=False)
-        problem = built.problem
-        problem.usage = usage(self.program, built, self.traffic.written)
-        if least_peak(problem.usage) > self.limit:
-            found.append(self._finish(built, solve(priced_by_memory(problem)).assignment, False, "search"))
+        self._limited.add(mesh)
+        built.problem.usage = usage(self.program, built, self.traffic.written)
+        if least_peak(built.problem.usage) > self.limit:
+            found.append(self._finish(built, solve(priced_by_memory(built.problem)).assignment, False, "search"))
             return
         seeds = self._completed(built, experts(mesh))
         self._contend(found, built, False, seeds)
-        now, limit = best(found, self.limit), self.limit
-        if now.fits(limit) and now.seconds <= CLOSE * free.seconds:
-            return
-        for _ in range(3):
-            problem.limit = limit
-            if by_one_axis_at_a_time(built):
-                assignment = by_axis(built, list(seeds.values()))
-                possible = problem.fits(assignment)
-            else:
-                solution = solve(problem, seeds=list(seeds.values()))
-                assignment, possible = solution.assignment, solution.feasible
-            found.append(self._finish(built, assignment, False, "search"))
-            excess = found[-1].memory.peak_bytes - self.limit
-            limit = min(limit, problem.peak(assignment)) - excess
-            if excess <= 0 or limit <= 0 or not possible:
-                return
+        now = best(found, self.limit)
+        if not now.fits(self.limit) or now.seconds > CLOSE * free.seconds:
+            make = functools.partial(self._finish, built, keep=False, label="search")
+            found += tightened(built, list(seeds.values()), self.limit, make)
+        own = [c for c in found if c in self._origins and c.mesh == mesh]
+        if own and (now := best(own, self.limit)).fits(self.limit):
+            self.held[mesh] = self._origins[now]
 
     def least_seconds(self, mesh: MeshAxes) -> float:
         """No plan for this mesh takes less."""

@@ -9,14 +9,14 @@ small as for one axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.built import Built, Node
+from unity_jax.search.built import Built, Node, Solved
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
 from unity_jax.search.solver import adapted, solve
 from unity_jax.search.tables import Store
@@ -62,6 +62,16 @@ def refined(coarse: Built, assignment: Sequence[int], fine: Built, group: Sequen
             if not len(same):
                 return None
             found[new.index] = same[0]
+    return found
+
+
+def lifted(fine: Built, solved: Callable[[MeshAxes], Solved]) -> dict[MeshAxes, np.ndarray]:
+    """The solutions of the meshes that one refines, as plans for that one."""
+    found: dict[MeshAxes, np.ndarray] = {}
+    for coarse, group in coarser(fine.mesh):
+        same = refined(solved(coarse).built, solved(coarse).assignment, fine, group)
+        if same is not None:
+            found[coarse] = same
     return found
 
 

@@ -62,7 +62,7 @@ def solve(
 
 
 def adapted(problem: Problem, keep: Sequence[np.ndarray], store: Store, improving: bool) -> np.ndarray:
-    """The best assignment among some strategies of each node; `improving`: then single changes until none is cheaper."""
+    """The best assignment among some strategies of each node; `improving`: and then by single changes, if cheaper."""
     model = Model.of(problem, store)
     found = optimum(model.choose(lambda i: np.isin(model.values(i), keep[i])), list, MOST_ENTRIES)
     return improved(model, found.assignment).assignment if improving else found.assignment

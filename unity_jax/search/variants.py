@@ -368,7 +368,7 @@ class Search:
         if made is None or made.fingerprint in self.seen:
             return None
         self.seen.add(made.fingerprint)
-        is_known = variant.added is not None or variant.planner.is_followed(variant.mesh)
+        is_known = variant.added is not None or variant.mesh in variant.planner.held
         follows = is_known and isinstance(move.place, Place)  # stacked towers change all layouts
         found = self._judged(variant, before.rewritten(made.graph, ()), follows)
         _, first = made.steps[0]
