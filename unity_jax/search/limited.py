@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.built import Built
 from unity_jax.search.candidate import Candidate
-from unity_jax.search.refine import by_axis, by_one_axis_at_a_time
-from unity_jax.search.solver import solve
+from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried
+from unity_jax.search.solver import solve, store_for
+from unity_jax.search.tables import Store
 
 CLOSE = 1.1
 """How much slower than without a memory limit a plan may be that makes a search under the limit superfluous."""
@@ -43,6 +45,16 @@ def argument_bytes(built: Built, assignment: Sequence[int]) -> int:
         assert t is not None
         total += t.itemsize * math.prod(node.layouts[int(assignment[node.index])].local_shape(t.shape, built.mesh))
     return total
+
+
+def followed(held: Held, build: Callable[[bool], Built], stores: dict[MeshAxes, Store]) -> Held:
+    """The plan of a variant that is as that of the program before, with what is best for what differs.
+
+    **Arguments:** `build`: the problem of the variant, by `keep`; `stores`: of problems that are alike, by mesh.
+    """
+    built = build(held.keep)
+    store = stores[built.mesh] = store_for(built.problem, stores.get(built.mesh))
+    return held._replace(built=built, assignment=carried(held.built, held.assignment, built, store, improving=False))
 
 
 def tightened(

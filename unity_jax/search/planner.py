@@ -28,10 +28,9 @@ from unity_jax.search.build import Builder
 from unity_jax.search.built import Built, Solved
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.common import Common
-from unity_jax.search.decompose import Place
 from unity_jax.search.experts import Expert, expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, wasted_seconds
-from unity_jax.search.limited import CLOSE, SHORT, Held, argument_bytes, tightened, with_rivals
+from unity_jax.search.limited import CLOSE, SHORT, Held, argument_bytes, followed, tightened, with_rivals
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, lifted
 from unity_jax.search.rings import with_rings
@@ -83,6 +82,7 @@ class Planner:
         self._completions: defaultdict[MeshAxes, dict[Expert, np.ndarray]] = defaultdict(dict)
         self._competed: set[MeshAxes] = set()
         self._limited: set[MeshAxes] = set()
+        self._seeded: set[MeshAxes] = set()
         self.held: dict[MeshAxes, Held] = {}
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
@@ -143,6 +143,9 @@ class Planner:
                 self._compete(found, mesh)
                 if self._is_enough(found, mesh):
                     break
+        now = best(found, self.limit)
+        if now.mesh in self._seeded and now.fits(self.limit):
+            found.append(self._searched(now.mesh))
         return with_rivals(self._with_rings(found), found, self.limit, self.rivals)
 
     def _may_win(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
@@ -184,26 +187,18 @@ class Planner:
 
     def promising(self, mesh: MeshAxes) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be."""
-        followed = self._followed(mesh)
-        if followed is not None and followed.fits(self.limit):
-            self.held[mesh] = self._origins[followed]
-            return followed
+        held = self._base.held.get(mesh) if self._base is not None and self._follows else None
+        if held is not None:
+            self._limited.add(mesh)
+            held = followed(held, self._builder(mesh).build, self.common.stores)
+            plan = self._finish(*held, "search")
+            if plan.fits(self.limit):
+                self.held[mesh] = held
+                return plan
         found = [self._proposed(mesh)]
         if not found[0].fits(self.limit):
             self._within_limit(found, mesh, found[0])
         return best(found, self.limit)
-
-    def _followed(self, mesh: MeshAxes) -> Candidate | None:
-        """Of a variant that goes no further: the best plan within the limit for the program that it is made of, with
-        what is best for what differs."""
-        held = self._base.held.get(mesh) if self._base is not None and self._follows else None
-        if held is None:
-            return None
-        built = self._builder(mesh).build(held.keep)
-        store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
-        assignment = carried(held.built, held.assignment, built, store, improving=False)
-        self._limited.add(mesh)
-        return self._finish(built, assignment, held.keep, "search")
 
     def added(self, mesh: MeshAxes) -> float | None:
         """What the times of the best plan for a mesh add up to, nothing overlapping; None where memory was short."""
@@ -245,16 +240,19 @@ class Planner:
             self._proposals[mesh] = own
         return self._proposals[mesh]
 
+    def _searched(self, mesh: MeshAxes) -> Candidate:
+        """What the problem of a mesh proposes that has only been made of seeds."""
+        solved, seeds = self._solved(mesh), self._expert_seeds(mesh).values()
+        self._seeded.remove(mesh)
+        found = solve(solved.built.problem, seeds=[solved.assignment, *seeds], store=self.common.stores[mesh])
+        self._solutions[mesh] = solved._replace(assignment=found.assignment)
+        self._proposals[mesh] = self._finish(solved.built, found.assignment, True, "search")
+        return self._proposals[mesh]
+
     def _with_rings(self, found: Sequence[Candidate]) -> Candidate:
         """The best of some candidates, its collectives as rings where that is faster."""
-
-        def make(base: Candidate, places: frozenset[Place]) -> Candidate:
-            decisions = dataclasses.replace(base.decisions, rings=places)
-            resharder = self.common.resharder(base.mesh)
-            return finish(base.program, decisions, resharder, self.rules, base.label, base.lower_bound)
-
         now = best(found, self.limit)
-        return with_rings(found, now, self.limit, make) if now.fits(self.limit) else now
+        return with_rings(found, now, self.limit, self.common.ringed) if now.fits(self.limit) else now
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted.
@@ -330,6 +328,7 @@ class Planner:
                 assignment, exact = by_axis(built, seeds()), False
             elif self._is_short(mesh):
                 assignment, exact = min(seeds(), key=built.problem.rank), False
+                self._seeded.add(mesh)
             else:
                 solution = solve(built.problem, seeds=seeds, store=store)
                 assignment, exact = solution.assignment, solution.gap < PROVED
