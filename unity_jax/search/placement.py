@@ -4,8 +4,8 @@
     ['x=8', 'x=4, y=2', 'x=2, y=4']
 
 On a network of levels a mesh axis takes whole levels or a part of the innermost, or of one of many nodes. On a matrix
-the devices that the inner axis joins are found: clusters of near devices, then swaps that make the slowest of them faster (the device assignment
-of https://arxiv.org/abs/2206.01288, section 3, by local search).
+the devices that the inner axis joins are found: clusters of near devices, then swaps that make the slowest of them
+faster (the device assignment of https://arxiv.org/abs/2206.01288, section 3, by local search).
 """
 
 from __future__ import annotations
