@@ -29,6 +29,11 @@ def test_levels_need_no_order_of_their_own():
     assert not any(mesh.order for mesh in found)
 
 
+def test_an_inner_axis_may_span_some_of_many_nodes():
+    sizes = [mesh.sizes for mesh in mesh_candidates(512, Machine.preset("h100:64x8"))]
+    assert sizes == [(512,), (256, 2), (128, 4), (64, 8), (8, 64)]
+
+
 def test_each_axis_of_a_torus_is_tried():
     torus = Machine.preset("v5p:4x8x4")
     middle = next(mesh for mesh in mesh_candidates(128, torus) if mesh.order)

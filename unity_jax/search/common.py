@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import RuleCache
+from unity_jax.search.candidate import Candidate, finish
+from unity_jax.search.decompose import Place
 from unity_jax.search.tables import Store
 from unity_jax.xla.targets import target_of
 
@@ -31,3 +34,8 @@ class Common:
             combined = target_of(self.machine.device).combined if sure else None
             self._resharders[mesh, sure] = Resharder(self.machine, mesh, combined)
         return self._resharders[mesh, sure]
+
+    def ringed(self, plan: Candidate, places: frozenset[Place]) -> Candidate:
+        """A plan with the collectives of some places as rings."""
+        decisions = dataclasses.replace(plan.decisions, rings=places)
+        return finish(plan.program, decisions, self.resharder(plan.mesh), self.rules, plan.label, plan.lower_bound)

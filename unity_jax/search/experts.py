@@ -8,6 +8,7 @@ split over the devices and everything else data parallel (arXiv:2104.05158).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -64,19 +65,28 @@ def experts(mesh: MeshAxes) -> Iterator[Expert]:
 
 
 def expert_seeds(
-    program: Program, built: Built, mesh: MeshAxes, rules: RuleCache, styles: Iterable[Expert] | None = None
+    program: Program,
+    built: Built,
+    mesh: MeshAxes,
+    rules: RuleCache,
+    styles: Iterable[Expert] | None = None,
+    known: dict[Expert, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """A full assignment of the problem for every expert, by name; those that come out equal are kept once.
 
-    **Arguments:** `styles`: the experts to complete, all of the mesh by default.
+    **Arguments:** `styles`: the experts to complete, all of the mesh by default; `known`: those completed before, for
+    the same program and mesh, to which the others are added.
     """
-    completion = _Completion(program, built, mesh, rules)
+    completed = {} if known is None else known
+    completion = functools.cache(lambda: _Completion(program, built, mesh, rules))
     found: dict[bytes, str] = {}
     seeds: dict[str, np.ndarray] = {}
     for expert in experts(mesh) if styles is None else styles:
-        if expert.tables and not completion.tables:
-            continue
-        assignment = completion.complete(expert)
+        if expert not in completed:
+            if expert.tables and not completion().tables:
+                continue
+            completed[expert] = completion().complete(expert)
+        assignment = completed[expert]
         if np.isfinite(built.problem.cost(assignment)) and assignment.tobytes() not in found:
             found[assignment.tobytes()] = expert.name
             seeds[expert.name] = assignment
@@ -114,11 +124,12 @@ class _Completion:
         self.layers = stacked(program.graph, {t.shape for t in self.params})
         self.tables = {t.shape for t in looked_up(program.graph, self.params)}
         self.statistics = self._statistics(program.graph)
-        self.considered: dict[object, np.ndarray] = {}
         self.arrays: dict[int, np.ndarray] = {}  # strategies, by identity
         self.lazy = [self._waits(n) for n in built.nodes]
         self.wants = [self._batch_of(n) for n in built.nodes]
         self.along = [frozenset(batch_factors(n.ops[0], rules, self.positions)) if n.ops else None for n in built.nodes]
+        numbers: dict[object, int] = {}
+        self.alike = [numbers.setdefault(self._kind(n), len(numbers)) for n in built.nodes]
 
     def _join(self, i: int, j: int, table: np.ndarray) -> None:
         if i != j:
@@ -153,7 +164,11 @@ class _Completion:
 
     def complete(self, expert: Expert) -> np.ndarray:
         """The assignment of one expert."""
-        allowed = [self._allowed(n, expert) for n in self.built.nodes]
+        first: dict[int, Node] = {}
+        for node, number in zip(self.built.nodes, self.alike, strict=True):
+            first.setdefault(number, node)
+        considered = {number: self._allowed(node, expert) for number, node in first.items()}
+        allowed = [considered[number] for number in self.alike]
         chosen = np.full(len(allowed), -1)
         for node in self.built.nodes:
             if not self.lazy[node.index]:
@@ -242,6 +257,8 @@ class _Completion:
 
     def _best(self, i: int, chosen: np.ndarray, allowed: np.ndarray, others: list[np.ndarray] | None = None) -> int:
         """The cheapest choice given what is decided; of what waits (`others`) the best is hoped for."""
+        if len(allowed) == 1:
+            return 0
         cost = np.where(allowed, self.built.problem.unary[i], np.inf)
         for n in self.neighbours[i]:
             if chosen[n.node] >= 0:
@@ -250,26 +267,25 @@ class _Completion:
                 cost += np.where(others[n.node], n.table, np.inf).min(axis=1)
         return int(cost.argmin())
 
+    def _kind(self, node: Node) -> object:
+        """Equal for nodes of which every expert considers the same choices."""
+        wants = frozenset(self.wants[node.index][0])
+        if not node.ops:
+            held = node.tensor in self.params, node.tensor in self.layers, self._is_table([node.tensor])
+            return id(node.layouts), wants, node.kind, held
+        first = node.ops[0]
+        kind = first.name in _WEIGHTED, self._is_table(first.inputs[:1]), self._is_statistic(node)
+        return id(node.strategies[0]), wants, self.along[node.index], kind
+
     def _allowed(self, node: Node, expert: Expert) -> np.ndarray:
         """Which choices of a node the expert would consider; all, if none of them is possible."""
-        wants = frozenset(self.wants[node.index][0])
         if node.ops:
-            positions = self.along[node.index]
-            first = node.ops[0]
-            kind: object = first.name in _WEIGHTED, self._is_table(first.inputs[:1]), self._is_statistic(node)
-            key: object = (expert, id(node.strategies[0]), wants, positions, kind)
+            allowed = self._allowed_op(node, expert, self.along[node.index])
+        elif node.kind == "output":
+            allowed = np.ones(node.size, bool)
         else:
-            kind = node.tensor in self.params, node.tensor in self.layers, self._is_table([node.tensor])
-            key = (expert, id(node.layouts), wants, node.kind, kind)
-        if key not in self.considered:
-            if node.ops:
-                allowed = self._allowed_op(node, expert, positions)
-            elif node.kind == "output":
-                allowed = np.ones(node.size, bool)
-            else:
-                allowed = np.array([self._allowed_place(node, lay, expert) for lay in node.layouts])
-            self.considered[key] = allowed if allowed.any() else np.ones(node.size, bool)
-        return self.considered[key]
+            allowed = np.array([self._allowed_place(node, lay, expert) for lay in node.layouts])
+        return allowed if allowed.any() else np.ones(node.size, bool)
 
     def _allowed_place(self, node: Node, layout: Layout, expert: Expert) -> bool:
         where = layout.axis_dim

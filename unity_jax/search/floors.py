@@ -56,6 +56,11 @@ def uneven_seconds(built: Built, assignment: Sequence[int]) -> float:
     return max(0.0, arithmetic_seconds(built, assignment) - even)
 
 
+def wasted_seconds(built: Built, assignment: Sequence[int], device: Device) -> float:
+    """What a finer mesh may save of a plan besides communication."""
+    return undivided_seconds(built, device) + uneven_seconds(built, assignment)
+
+
 def arithmetic_seconds(built: Built, assignment: Sequence[int]) -> float:
     """The arithmetic of a plan: no overlap hides any of it."""
     return sum(float(seconds[choice]) for seconds, choice in zip(built.arithmetic, assignment, strict=True))

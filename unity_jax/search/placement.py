@@ -3,9 +3,9 @@
     >>> [str(mesh) for mesh in mesh_candidates(8, Machine.preset("h100:8"))]
     ['x=8', 'x=4, y=2', 'x=2, y=4']
 
-On a network of levels a mesh axis takes whole levels or a part of the innermost. On a matrix the devices that the inner
-axis joins are found: clusters of near devices, then swaps that make the slowest of them faster (the device assignment
-of https://arxiv.org/abs/2206.01288, section 3, by local search).
+On a network of levels a mesh axis takes whole levels or a part of the innermost, or of one of many nodes. On a matrix
+the devices that the inner axis joins are found: clusters of near devices, then swaps that make the slowest of them
+faster (the device assignment of https://arxiv.org/abs/2206.01288, section 3, by local search).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from unity_jax.machine.network import Level, Matrix
 from unity_jax.network.matrix import REFERENCE_BYTES, arrays
 from unity_jax.network.spans import TORUS
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.limits import LIMITS
 
 
 def mesh_candidates(devices: int, machine: Machine) -> list[MeshAxes]:
@@ -40,8 +41,9 @@ Placed = tuple[tuple[int, ...], tuple[int, ...]]
 def _on_levels(machine: Machine) -> Iterator[Placed]:
     """Two axes split at a level of the network or inside its innermost, and each axis of a torus against the others.
 
-    An inner axis that spans more than one node and not all of it would be as slow as an outer one. Behind one switch it
-    makes a difference all the same which axis is the inner one: it splits last what both split.
+    An inner axis that spans more than one node and not all of them is as slow as an outer one, but where there are many
+    nodes its collectives have fewer members: what is split over it and repeated over the outer one is gathered sooner.
+    Behind one switch it makes a difference all the same which axis is the inner one: it splits last what both split.
     """
     levels, n = machine.network, machine.num_devices
     assert isinstance(levels, tuple)
@@ -50,6 +52,10 @@ def _on_levels(machine: Machine) -> Iterator[Placed]:
     for k in range(2, n):
         if n % k == 0 and (k in suffixes or levels[-1].size % k == 0):
             yield (n // k, k), ()
+    for level, inside in zip(levels[:-1], suffixes, strict=True):
+        if level.size >= LIMITS.many_nodes and level.links not in TORUS:
+            some = max(k for k in range(1, level.size) if level.size % k == 0 and k * k <= level.size)
+            yield (n // (some * inside), some * inside), ()
     ids = np.arange(n).reshape([level.size for level in levels])
     for i in _distinct_axes(levels):
         order = np.moveaxis(ids, i, -1).ravel()

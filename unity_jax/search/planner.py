@@ -11,8 +11,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -26,12 +28,12 @@ from unity_jax.search.build import Builder
 from unity_jax.search.built import Built, Solved
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.common import Common
-from unity_jax.search.decompose import Place
-from unity_jax.search.experts import expert_seeds, experts
-from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, undivided_seconds, uneven_seconds
+from unity_jax.search.experts import Expert, expert_seeds, experts
+from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, wasted_seconds
+from unity_jax.search.limited import Held, argument_bytes, followed, tightened, with_rivals
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
-from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, refined
+from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, lifted
 from unity_jax.search.rings import with_rings
 from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
@@ -50,7 +52,8 @@ class Scout(NamedTuple):
 
 
 class Planner:
-    """Plans one program on one machine; caches what meshes share."""
+    """Plans one program on one machine; caches what meshes share. **Fields:** `held`: where memory is short, the best
+    plan within the limit of each mesh, which variants may follow."""
 
     def __init__(
         self, program: Program, machine: Machine, limit: float | None = None, pins: Pins = NO_PINS, rivals: int = 0
@@ -64,9 +67,14 @@ class Planner:
         self._solutions: dict[MeshAxes, Solved] = {}
         self._proposals: dict[MeshAxes, Candidate] = {}
         self._experts: dict[tuple[MeshAxes, bool], dict[str, np.ndarray]] = {}
+        self._completions: defaultdict[MeshAxes, dict[Expert, np.ndarray]] = defaultdict(dict)
         self._competed: set[MeshAxes] = set()
         self._limited: set[MeshAxes] = set()
+        self._seeded: set[MeshAxes] = set()
+        self.held: dict[MeshAxes, Held] = {}
+        self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
+        self._least: dict[tuple[MeshAxes, str], float] = {}
         self._base: Planner | None = None
         self._follows = False
 
@@ -123,17 +131,10 @@ class Planner:
                 self._compete(found, mesh)
                 if self._is_enough(found, mesh):
                     break
-        return self._with_rivals(self._with_rings(found), found)
-
-    def _with_rivals(self, chosen: Candidate, found: Sequence[Candidate]) -> Candidate:
-        """The chosen candidate with the next best ones that fit, as many as are wanted."""
-        if not self.rivals:
-            return chosen
-        others = (c for f in found for c in (f, *f.rivals))
-        known = {(c.seconds, c.memory.peak_bytes): c for c in others if c.fits(self.limit)}
-        known.pop((chosen.seconds, chosen.memory.peak_bytes), None)
-        nearest = sorted(known.values(), key=lambda c: c.seconds)[: self.rivals]
-        return chosen.noting(rivals=tuple(c.noting(rivals=()) for c in nearest))
+        now = best(found, self.limit)
+        if now.mesh in self._seeded and now.fits(self.limit):
+            found.append(self._searched(now.mesh))
+        return with_rivals(self._with_rings(found), found, self.limit, self.rivals)
 
     def _may_win(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
         """Whether a mesh may be better than what the search found for another one: by what communication takes there,
@@ -150,9 +151,8 @@ class Planner:
         now = best(found, self.limit)
         if now.fits(self.limit):
             solved = self._solved(mesh)
-            undivided = undivided_seconds(solved.built, self.machine.device)
-            uneven = uneven_seconds(solved.built, solved.assignment)
-            return now.timeline.exposed_communication_seconds + undivided + uneven < LIMITS.waiting * now.seconds
+            wasted = wasted_seconds(solved.built, solved.assignment, self.machine.device)
+            return now.timeline.exposed_communication_seconds + wasted < LIMITS.waiting * now.seconds
         if len(mesh.names) > 1:
             return False
         uses = usage(self.program, self._solved(mesh).built, self.traffic.written)
@@ -175,9 +175,17 @@ class Planner:
 
     def promising(self, mesh: MeshAxes) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be."""
+        held = self._base.held.get(mesh) if self._base is not None and self._follows else None
+        if held is not None:
+            self._limited.add(mesh)
+            held = followed(held, self._builder(mesh).build, self.common.stores)
+            plan = self._finish(*held, "search")
+            if plan.fits(self.limit):
+                self.held[mesh] = held
+                return plan
         found = [self._proposed(mesh)]
         if not found[0].fits(self.limit):
-            self._within_limit(found, found[0])
+            self._within_limit(found, mesh, found[0])
         return best(found, self.limit)
 
     def added(self, mesh: MeshAxes) -> float | None:
@@ -202,7 +210,7 @@ class Planner:
             self._contend(found, solved.built, True, self._expert_seeds(mesh))
             self._competed.add(mesh)
         if not own.fits(self.limit):
-            self._within_limit(found, own)
+            self._within_limit(found, mesh, own)
 
     def _proposed(self, mesh: MeshAxes) -> Candidate:
         """What the problem of a mesh without a memory limit proposes, that of a coarser mesh where it is the same; of a
@@ -220,30 +228,43 @@ class Planner:
             self._proposals[mesh] = own
         return self._proposals[mesh]
 
+    def _searched(self, mesh: MeshAxes) -> Candidate:
+        """What the problem of a mesh proposes that has only been made of seeds."""
+        solved, seeds = self._solved(mesh), self._expert_seeds(mesh).values()
+        self._seeded.remove(mesh)
+        found = solve(solved.built.problem, seeds=[solved.assignment, *seeds], store=self.common.stores[mesh])
+        self._solutions[mesh] = solved._replace(assignment=found.assignment)
+        self._proposals[mesh] = self._finish(solved.built, found.assignment, True, "search")
+        return self._proposals[mesh]
+
     def _with_rings(self, found: Sequence[Candidate]) -> Candidate:
         """The best of some candidates, its collectives as rings where that is faster."""
-
-        def make(base: Candidate, places: frozenset[Place]) -> Candidate:
-            decisions = dataclasses.replace(base.decisions, rings=places)
-            resharder = self.common.resharder(base.mesh)
-            return finish(base.program, decisions, resharder, self.rules, base.label, base.lower_bound)
-
         now = best(found, self.limit)
-        return with_rings(found, now, self.limit, make) if now.fits(self.limit) else now
+        return with_rings(found, now, self.limit, self.common.ringed) if now.fits(self.limit) else now
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted.
+        None whose arguments alone are more than fits, and than what is there takes.
 
-        Of a variant none could be that was far behind for the program that it is made of.
+        Of a variant none could be that was far behind for the program that it is made of. What gathers weights again is
+        not faster than the same without (`keep`).
         """
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
             now, key = best(found, self.limit), (built.mesh, name, keep)
+            if argument_bytes(built, seed) > max(self.limit, now.memory.peak_bytes):
+                continue
             far = self._base is not None and self._base._behind.get(key, 0.0) > LIMITS.behind
-            may_win = not now.fits(self.limit) or not (far or self.floor(built, seed) >= now.seconds)
+            least = self._least.get((built.mesh, name), 0.0)
+            if not far and least < now.seconds:
+                least = max(least, self.floor(built, seed))
+            may_win = not now.fits(self.limit) or not (far or least >= now.seconds)
             if may_win or self.rivals:
                 made = self._finish(built, seed, keep, name)
                 self._behind[key] = made.seconds / now.seconds
                 found.append(made)
+                least = made.seconds
+            if keep:
+                self._least[built.mesh, name] = least
 
     def floor(self, built: Built, assignment: np.ndarray) -> float:
         """Seconds below which the step of a plan is not (`floors.plan_seconds`)."""
@@ -280,35 +301,32 @@ class Planner:
             known = [] if base is None else [carried(base.built, base.assignment, built, store)]
             if known and self._follows:
                 return self._solutions.setdefault(mesh, Solved(built, known[0], {}, None, False))
-            lifted = self._lifted(built, mesh)
+            pinned = self.pins.tensors or self.pins.outputs  # they name the axes of one mesh
+            coarse = {} if pinned else lifted(built, self._solved)
 
             def seeds() -> list[np.ndarray]:
-                experts = self._experts_of(built, len(lifted) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
-                return [*known, *experts.values(), *lifted.values()]  # of coarser meshes: stand for their experts
+                experts = self._experts_of(built, len(coarse) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
+                return [*known, *experts.values(), *coarse.values()]  # of coarser meshes: stand for their experts
 
             if by_one_axis_at_a_time(built) and self.scout is not None:
                 of = self.scout.planner._solved(mesh)
-                found = [carried(of.built, of.assignment, built, store, self.scout.like), *known, *lifted.values()]
+                found = [carried(of.built, of.assignment, built, store, self.scout.like), *known, *coarse.values()]
                 assignment, exact = min(found, key=built.problem.rank), False
             elif by_one_axis_at_a_time(built):
                 assignment, exact = by_axis(built, seeds()), False
+            elif self._is_short(mesh):
+                assignment, exact = min(seeds(), key=built.problem.rank), False
+                self._seeded.add(mesh)
             else:
                 solution = solve(built.problem, seeds=seeds, store=store)
                 assignment, exact = solution.assignment, solution.gap < PROVED
-            self._solutions[mesh] = Solved(built, assignment, lifted, known[0] if known else None, exact)
+            self._solutions[mesh] = Solved(built, assignment, coarse, known[0] if known else None, exact)
         return self._solutions[mesh]
 
-    def _lifted(self, built: Built, mesh: MeshAxes) -> dict[MeshAxes, np.ndarray]:
-        """The solutions of the meshes that this one refines, as plans for this one."""
-        lifted: dict[MeshAxes, np.ndarray] = {}
-        if self.pins.tensors or self.pins.outputs:  # pins name the axes of one mesh
-            return lifted
-        for coarse, group in coarser(mesh):
-            solved = self._solved(coarse)
-            found = refined(solved.built, solved.assignment, built, group)
-            if found is not None:
-                lifted[coarse] = found
-        return lifted
+    def _is_short(self, mesh: MeshAxes) -> bool:
+        """Whether memory is so short on a coarser mesh that no plan for this one fits that is made without a limit."""
+        coarse = (self._proposals.get(m) for m, _ in coarser(mesh))
+        return any(plan is not None and plan.memory.peak_bytes > LIMITS.short * self.limit for plan in coarse)
 
     def _expert_seeds(self, mesh: MeshAxes) -> dict[str, np.ndarray]:
         """The expert plans of a mesh, but those that took part on coarser meshes."""
@@ -326,47 +344,36 @@ class Planner:
             if self.scout is not None:
                 hopeful = self.scout.planner._hopeful(mesh, new)
                 styles = (e for e in styles if e.name in hopeful)
-            self._experts[key] = expert_seeds(self.program, built, mesh, self.rules, styles)
+            self._experts[key] = self._completed(built, styles)
         return self._experts[key]
+
+    def _completed(self, built: Built, styles: Iterable[Expert]) -> dict[str, np.ndarray]:
+        """Expert plans, whether weights are gathered again or not: they come out the same."""
+        return expert_seeds(self.program, built, built.mesh, self.rules, styles, self._completions[built.mesh])
 
     def _hopeful(self, mesh: MeshAxes, new: bool) -> set[str]:
         """The experts that are not far behind."""
         built, most = self._problem(mesh), LIMITS.far * self._proposed(mesh).seconds
         return {name for name, seed in self._experts_of(built, new).items() if self.floor(built, seed) < most}
 
-    def _within_limit(self, found: list[Candidate], free: Candidate) -> None:
-        """Add plans under the memory limit for the mesh of one without (`free`); they gather weights again for the
-        backward pass.
-
-        Unless a plan now fits that is nearly as fast as the one without a limit, the problem is solved under the limit:
-        what its liveness misses tightens its limit, and it is solved again.
-        """
-        mesh = free.mesh
-        self._limited.add(mesh)
+    def _within_limit(self, found: list[Candidate], mesh: MeshAxes, free: Candidate) -> None:
+        """Add plans under the memory limit for a mesh; they gather weights again for the backward pass. Unless one now
+        fits that is nearly as fast as the one without a limit (`free`), the problem is solved under the limit."""
         built = self._builder(mesh).build(keep=False)
-        problem = built.problem
-        problem.usage = usage(self.program, built, self.traffic.written)
-        if least_peak(problem.usage) > self.limit:
-            found.append(self._finish(built, solve(priced_by_memory(problem)).assignment, False, "search"))
+        self._limited.add(mesh)
+        built.problem.usage = usage(self.program, built, self.traffic.written)
+        if least_peak(built.problem.usage) > self.limit:
+            found.append(self._finish(built, solve(priced_by_memory(built.problem)).assignment, False, "search"))
             return
-        seeds = expert_seeds(self.program, built, mesh, self.rules)
+        seeds = self._completed(built, experts(mesh))
         self._contend(found, built, False, seeds)
-        now, limit = best(found, self.limit), self.limit
-        if now.fits(limit) and now.seconds <= LIMITS.near_free * free.seconds:
-            return
-        for _ in range(3):
-            problem.limit = limit
-            if by_one_axis_at_a_time(built):
-                assignment = by_axis(built, list(seeds.values()))
-                possible = problem.fits(assignment)
-            else:
-                solution = solve(problem, seeds=list(seeds.values()))
-                assignment, possible = solution.assignment, solution.feasible
-            found.append(self._finish(built, assignment, False, "search"))
-            excess = found[-1].memory.peak_bytes - self.limit
-            limit = min(limit, problem.peak(assignment)) - excess
-            if excess <= 0 or limit <= 0 or not possible:
-                return
+        now = best(found, self.limit)
+        if not now.fits(self.limit) or now.seconds > LIMITS.near_free * free.seconds:
+            make = functools.partial(self._finish, built, keep=False, label="search")
+            found += tightened(built, list(seeds.values()), self.limit, make)
+        own = [c for c in found if c in self._origins and c.mesh == mesh]
+        if own and (now := best(own, self.limit)).fits(self.limit):
+            self.held[mesh] = self._origins[now]
 
     def least_seconds(self, mesh: MeshAxes) -> float:
         """No plan for this mesh takes less."""
@@ -374,4 +381,6 @@ class Planner:
 
     def _finish(self, built: Built, assignment: np.ndarray, keep: bool, label: str) -> Candidate:
         decisions, resharder = built.decisions(assignment, keep), self.common.resharder(built.mesh)
-        return finish(self.program, decisions, resharder, self.rules, label, least_seconds(built))
+        made = finish(self.program, decisions, resharder, self.rules, label, least_seconds(built))
+        self._origins[made] = Held(built, assignment, keep)
+        return made

@@ -9,14 +9,14 @@ small as for one axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.built import Built, Node
+from unity_jax.search.built import Built, Node, Solved
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
 from unity_jax.search.solver import adapted, solve
@@ -63,17 +63,29 @@ def refined(coarse: Built, assignment: Sequence[int], fine: Built, group: Sequen
     return found
 
 
+def lifted(fine: Built, solved: Callable[[MeshAxes], Solved]) -> dict[MeshAxes, np.ndarray]:
+    """The solutions of the meshes that one refines, as plans for that one."""
+    found: dict[MeshAxes, np.ndarray] = {}
+    for coarse, group in coarser(fine.mesh):
+        same = refined(solved(coarse).built, solved(coarse).assignment, fine, group)
+        if same is not None:
+            found[coarse] = same
+    return found
+
+
 def carried(
     old: Built,
     assignment: Sequence[int],
     new: Built,
     store: Store,
     like: Mapping[Tensor, Tensor] = MappingProxyType({}),
+    improving: bool = True,
 ) -> np.ndarray:
     """The assignment of a variant of a program for the same mesh: what both have in common is as it was; what is new,
     and what is next to that, is best for it; then single changes are made that are cheaper.
 
-    **Arguments:** `like`: what stands in the old program for tensors of the new one.
+    **Arguments:** `like`: what stands in the old program for tensors of the new one; `improving`: whether those changes
+    are made, which may take more memory.
     """
     known: dict[object, object] = {}
     for node, choice in zip(old.nodes, assignment, strict=True):
@@ -88,7 +100,7 @@ def carried(
     terms = [(e.i, e.j) for e in problem.edges] + [(s.producer, *s.consumers) for s in problem.shared]
     for i in {i for term in terms if not fresh.isdisjoint(term) for i in term}:
         keep[i] = np.arange(new.nodes[i].size)
-    return adapted(problem, keep, store)
+    return adapted(problem, keep, store, improving)
 
 
 def _meanings(node: Node, choice: int) -> Iterator[tuple[object, object]]:

@@ -60,11 +60,11 @@ def solve(
     return Solution(best, cost, min(proved, cost) if feasible else proved, peak, feasible, store.largest)
 
 
-def adapted(problem: Problem, keep: Sequence[np.ndarray], store: Store) -> np.ndarray:
-    """The best assignment among some strategies of each node, improved by single changes until none is cheaper."""
+def adapted(problem: Problem, keep: Sequence[np.ndarray], store: Store, improving: bool) -> np.ndarray:
+    """The best assignment among some strategies of each node; `improving`: and then by single changes, if cheaper."""
     model = Model.of(problem, store)
     found = optimum(model.choose(lambda i: np.isin(model.values(i), keep[i])), list, LIMITS.table)
-    return improved(model, found.assignment).assignment
+    return improved(model, found.assignment).assignment if improving else found.assignment
 
 
 def store_for(problem: Problem, known: Store | None = None) -> Store:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.xla.aliases import base_tensors
@@ -30,17 +32,39 @@ class Traffic:
         return traffic
 
     def _add(self, graph: Graph, compiler: str) -> None:
-        base = base_tensors(graph)
-        self.written.update(graph.inputs, graph.outputs)
+        known = _known.setdefault(graph, {})
+        if compiler not in known:
+            known[compiler] = _Own.of(graph, compiler)
+        own = known[compiler]
+        self.written.update(own.written)
+        self.kernels[graph] = own.kernels
+        self.uses.update(own.uses)
+        for op in graph.ops:
+            for body in op.bodies:
+                self._add(body, compiler)
+
+
+class _Own(NamedTuple):
+    """The traffic of a graph without its bodies."""
+
+    written: set[Tensor]
+    kernels: Sequence[Kernel]
+    uses: dict[Op, Use]
+
+    @staticmethod
+    def of(graph: Graph, compiler: str) -> _Own:
+        base, every = base_tensors(graph), kernels(graph, compiler)
+        written = {*graph.inputs, *graph.outputs}
         uses: dict[Op, Use] = {}
-        self.kernels[graph] = kernels(graph, compiler)
-        for kernel in self.kernels[graph]:
-            self.written.update(kernel.writes)
+        for kernel in every:
+            written.update(kernel.writes)
             for op in kernel.counts:
                 use = kernel.use(op, int(op is kernel.root))
                 uses[op] = uses[op].plus(use) if op in uses else use
-        self.written.update(t for t, s in base.items() if s in self.written)
-        for op in graph.ops:
-            self.uses[op] = uses.get(op) or Use((0,) * (len(op.inputs) + len(op.outputs)), 0)
-            for body in op.bodies:
-                self._add(body, compiler)
+        written.update([t for t, s in base.items() if s in written])
+        none = (Use((0,) * (len(op.inputs) + len(op.outputs)), 0) for op in graph.ops)
+        return _Own(written, every, {op: uses.get(op, least) for op, least in zip(graph.ops, none, strict=True)})
+
+
+_known: WeakKeyDictionary[Graph, dict[str, _Own]] = WeakKeyDictionary()
+"""Variants of a program have most bodies in common."""
