@@ -13,6 +13,7 @@ not yet done.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import os
 import statistics
@@ -32,12 +33,14 @@ from rich.table import Table
 
 import unity_jax as unity
 from unity_jax.search import packing
+from unity_jax.search.limits import LIMITS
 from unity_jax.text import seconds
 
 WARM_UP = 3
 """Rounds that do not count."""
 
-packing.WORTHWHILE = -1.0  # what can be packed is, though such a step gains nothing by it
+# What can be packed is, though such a step gains nothing by it.
+packing.LIMITS = dataclasses.replace(LIMITS, packing_saves=-1.0)
 
 Batch = dict[str, jax.Array]
 

@@ -1,6 +1,7 @@
 """State that a step concatenates is held packed, and nobody can tell: trees, arrays, checkpoints, other functions."""
 
 import copy
+import dataclasses
 import pickle
 
 import jax
@@ -19,6 +20,7 @@ from unity_jax.aot.collectives import Collective, count_difference, stablehlo_co
 from unity_jax.lower.compile import lower
 from unity_jax.lower.parts import Part
 from unity_jax.search import packing
+from unity_jax.search.limits import LIMITS
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2))
 
@@ -162,7 +164,7 @@ def test_a_leaf_is_an_array_to_everybody(state):
 
 def test_three_steps_in_double_precision(monkeypatch):
     """As the unsharded step; and double precision stays where the reader has none."""
-    monkeypatch.setattr(packing, "WORTHWHILE", -1.0)
+    monkeypatch.setattr(packing, "LIMITS", dataclasses.replace(LIMITS, packing_saves=-1.0))
     with jax.enable_x64(True):
         double = jax.tree.map(lambda x: x.astype(float) if x.dtype == np.float32 else x, make_state(jax.random.key(0)))
         found, want = planned(), jax.jit(train_step)
@@ -177,7 +179,7 @@ def test_three_steps_in_double_precision(monkeypatch):
 
 
 def test_the_program_concatenates_no_weights_and_communicates_as_planned(step, monkeypatch):
-    monkeypatch.setattr(packing, "WORTHWHILE", 1.0)
+    monkeypatch.setattr(packing, "LIMITS", dataclasses.replace(LIMITS, packing_saves=1.0))
     joined = []
     for plan in (planned().plan(STATE, batch()), step.plan(STATE, batch())):
         program = lower(plan.stored, plan.pcg, plan.mesh)
@@ -254,7 +256,7 @@ def test_state_that_is_kept_or_pinned_is_not_packed():
 
 
 def test_what_saves_little_is_not_packed(step, monkeypatch):
-    monkeypatch.setattr(packing, "WORTHWHILE", 1.0)
+    monkeypatch.setattr(packing, "LIMITS", dataclasses.replace(LIMITS, packing_saves=1.0))
     plain, plan = planned().plan(STATE, batch()), step.plan(STATE, batch())
     assert not plain.packed and plan.predicted.step_seconds < 0.99 * plain.predicted.step_seconds
     assert str(plan.in_shardings[0]) == str(plain.in_shardings[0])
