@@ -57,6 +57,7 @@ def test_chosen_plan(ref, few_variants):
     check(ref, plan)
 
 
+@pytest.mark.slow  # other layouts of what the other tests run
 @pytest.mark.parametrize("ref", CHEAP, indirect=True)
 def test_chosen_plan_in_little_memory(ref, few_variants):
     plan = ref.chosen(MACHINE, (2, 4))
@@ -152,12 +153,10 @@ def test_masks_and_keys_are_bitwise_equal(impl, partitionable):
 UNROLLED = {"layers": 1, "scan": False, "remat": False, "dropout": 0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, options, rule, steps",
-    [
-        ("dlrm", {}, "put-of-mul-of-take-to-mul-of-put", 8),
-        pytest.param("vit", UNROLLED, "slice", 80, marks=pytest.mark.slow),
-    ],
+    [("dlrm", {}, "put-of-mul-of-take-to-mul-of-put", 8), ("vit", UNROLLED, "slice", 80)],
 )
 def test_random_plan_of_rows_that_go_far(name, options, rule, steps):
     """The selection of a class token goes down through all that follows attention, and its gradient up; the rows of a
