@@ -172,7 +172,7 @@ def test_vit_runs_its_last_block_for_the_class_token_alone(monkeypatch):
     assert len(whole) == 6 * (layers - 1)  # two products of all blocks but one, each with two gradients
     mixed = [op for op in products if op.outputs[0].shape == (1024, 12, 64, 197) and not op.backward]
     assert len(mixed) == layers - 1
-    assert found.predicted.step_seconds < 0.92 * unrewritten(found)
+    assert found.predicted.step_seconds < 0.88 * unrewritten(found)
 
 
 SPLITTING = (
