@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.numerics.harness import QUICK, Case
 from unity_jax.lower.compile import spmd
-from unity_jax.lower.target import TARGETS, hoisted, separated
+from unity_jax.lower.target import TARGETS, hoisted, late_zeros, separated
 from unity_jax.pcg.graph import nested
 from unity_jax.pcg.loops import Scan
 
@@ -85,3 +85,41 @@ def test_an_fft_whose_result_is_gathered_runs_on_the_cpu():
         case = Case.of(step, [jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)))], options=QUICK)
         for seed in range(10):
             assert case.differences(case.run(case.sample((2, 4), seed), QUICK)) == []
+
+
+def reader(times):
+    """The gradient of a table that is read so often."""
+
+    def loss(table, ids):
+        return sum(jnp.tanh(table[ids + n] @ table[ids + n].T).sum() for n in range(times))
+
+    return jax.grad(loss)
+
+
+def waiting(graph):
+    return {t for op in graph.walk() if op.name == "zeros_after" for t in op.outputs}
+
+
+def test_equal_zeros_that_scatters_add_to_follow_from_the_updates():
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        args = [jnp.asarray(rng.normal(size=(16, 8))), jnp.asarray(rng.integers(0, 15, size=8))]
+        case, found = Case.of(reader(2), args, options=QUICK), 0
+        for plan in (case.sample((2, 4), seed) for seed in range(8)):
+            late = late_zeros(plan.graph)
+            found += len(waiting(late))
+            assert waiting(late) <= {op.inputs[0] for op in late.ops if op.name == "scatter-add"}
+            assert case.differences(jax.jit(spmd(late, plan.mesh))(case.flat)) == []
+        assert found
+
+
+def test_zeros_that_no_other_scatter_adds_to_are_as_they_were():
+    case = Case.traced(reader(1), [jnp.ones((16, 8)), jnp.arange(8)])
+    assert "scatter-add" in [op.name for op in case.program.graph.walk()]
+    assert not waiting(late_zeros(case.program.graph))
+
+
+def test_a_compiler_that_scatters_into_another_sum_sees_the_zeros():
+    case = Case.traced(reader(2), [jnp.ones((16, 8)), jnp.arange(8)])
+    assert [op.name for op in case.program.graph.walk()].count("scatter-add") >= 2
+    assert not waiting(late_zeros(case.program.graph))

@@ -11,7 +11,7 @@ from tests.numerics.steps import CORE, slow
 from tests.search.planning import mesh, planner, program
 from unity_jax.machine.contention import ASYNCHRONOUS
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.candidate import best, finish
+from unity_jax.search.candidate import best
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.floors import arithmetic_seconds, least_seconds
 from unity_jax.search.limits import LIMITS
@@ -29,8 +29,7 @@ def experts_of(plan, axes: MeshAxes):
     for keep in (True, False):
         built = plan._builder(axes).build(keep)
         for name, assignment in expert_seeds(plan.program, built, axes, plan.rules).items():
-            resharder = plan._builder(axes).resharder
-            yield finish(plan.program, built.decisions(assignment, keep), resharder, plan.rules, name)
+            yield plan.common.finished(plan.program, built.decisions(assignment, keep), axes, name, 0.0)
 
 
 @pytest.mark.parametrize("machine", ["h100:8", "v5e:2x4"])
@@ -53,6 +52,31 @@ def test_never_worse_than_an_expert_on_several_axes(name: str) -> None:
         chosen = best(found, plan.limit)
         fitting = [e for e in experts_of(plan, axes) if e.fits(plan.limit)]
         assert all(chosen.seconds <= e.seconds * (1 + 1e-9) for e in fitting)
+
+
+def test_a_plan_that_is_there_is_not_made_again() -> None:
+    plan = planner(program("mlp"))
+    built, own = plan._problem(mesh(8)), plan._proposed(mesh(8))
+    seconds = own.seconds
+    same = built.decisions(plan._solved(mesh(8)).assignment, True)
+    again = plan.common.finished(plan.program, same, mesh(8), "again", 1.0)
+    assert (again.label, again.lower_bound, again.graph) == ("again", 1.0, own.graph)
+    assert vars(again)["timeline"].step_seconds == seconds  # known before it is asked for
+    another = plan.common.finished(plan.program, dataclasses.replace(same, keep=False), mesh(8), "again", 1.0)
+    assert another.graph is not own.graph
+    follower = plan.like(plan.program)
+    assert follower._proposed(mesh(8)).graph is own.graph
+
+
+def test_a_plan_of_a_coarser_mesh_takes_part_once() -> None:
+    coarse, fine = mesh(64), mesh(32, 2)
+    alone = planner(program("dlrm"), "v5e:8x8").candidates(fine)
+    assert "search on (x=64)" in [c.label for c in alone]
+    plan = planner(program("dlrm"), "v5e:8x8")
+    both = plan.candidates(coarse)
+    plan._compete(both, fine)
+    assert "search on (x=64)" not in [c.label for c in both]
+    assert min(c.seconds for c in both) == min(c.seconds for c in alone)
 
 
 def test_goes_on_where_one_axis_splits_badly() -> None:

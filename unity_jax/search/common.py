@@ -7,11 +7,14 @@ from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
+from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.assemble import RuleCache
+from unity_jax.program import Program
+from unity_jax.search.assemble import Decisions, RuleCache
 from unity_jax.search.candidate import Candidate, finish
 from unity_jax.search.decompose import Place
 from unity_jax.search.tables import Store
@@ -27,6 +30,7 @@ class Common:
     interned: defaultdict[MeshAxes, dict[Hashable, Any]] = field(default_factory=lambda: defaultdict(dict))
     stores: dict[MeshAxes, Store] = field(default_factory=dict)
     _resharders: dict[tuple[MeshAxes, bool], Resharder] = field(default_factory=dict)
+    _finished: WeakKeyDictionary[Graph, WeakSet[Candidate]] = field(default_factory=WeakKeyDictionary)
 
     def resharder(self, mesh: MeshAxes, sure: bool = False) -> Resharder:
         """Prices of moves on a mesh; `sure`: only what they cost in any case."""
@@ -34,6 +38,16 @@ class Common:
             combined = target_of(self.machine.device).combined if sure else None
             self._resharders[mesh, sure] = Resharder(self.machine, mesh, combined)
         return self._resharders[mesh, sure]
+
+    def finished(self, program: Program, decisions: Decisions, mesh: MeshAxes, label: str, bound: float) -> Candidate:
+        """The plan of some decisions, for a lower bound of all plans; what is known of it, if it is there already."""
+        there = self._finished.setdefault(program.graph, WeakSet())
+        made = next((c for c in there if c.mesh == mesh and c.program is program and c.decisions == decisions), None)
+        if made is not None:
+            return made.noting(label=label, lower_bound=bound)
+        made = finish(program, decisions, self.resharder(mesh), self.rules, label, bound)
+        there.add(made)
+        return made
 
     def ringed(self, plan: Candidate, places: frozenset[Place]) -> Candidate:
         """A plan with the collectives of some places as rings."""

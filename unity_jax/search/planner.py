@@ -26,7 +26,7 @@ from unity_jax.program import Program
 from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.built import Built, Solved
-from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
+from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.common import Common
 from unity_jax.search.experts import Expert, expert_seeds, experts
 from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, wasted_seconds
@@ -204,7 +204,12 @@ class Planner:
         progress.stage(f"mesh ({mesh}), and what experts would do on it")
         solved, own = self._solved(mesh), self._proposed(mesh)
         found.append(own)
-        others = {f"search on ({m})": x for m, x in solved.lifted.items() if not np.array_equal(x, solved.assignment)}
+        took_part = {m for m, plan in self._proposals.items() if any(c is plan for c in found)}
+        others = {
+            f"search on ({m})": x
+            for m, x in solved.lifted.items()
+            if m not in took_part and not np.array_equal(x, solved.assignment)
+        }
         self._contend(found, solved.built, True, others)
         if self.rivals or best(found, self.limit).seconds > least_seconds(solved.built):
             self._contend(found, solved.built, True, self._expert_seeds(mesh))
@@ -352,9 +357,13 @@ class Planner:
         return expert_seeds(self.program, built, built.mesh, self.rules, styles, self._completions[built.mesh])
 
     def _hopeful(self, mesh: MeshAxes, new: bool) -> set[str]:
-        """The experts that are not far behind."""
+        """The experts that are not far behind, of this shallow program and so of the deep one."""
         built, most = self._problem(mesh), LIMITS.far * self._proposed(mesh).seconds
-        return {name for name, seed in self._experts_of(built, new).items() if self.floor(built, seed) < most}
+        return {
+            name
+            for name, seed in self._experts_of(built, new).items()
+            if self.floor(built, seed) < most and self._finish(built, seed, True, name).seconds < most
+        }
 
     def _within_limit(self, found: list[Candidate], mesh: MeshAxes, free: Candidate) -> None:
         """Add plans under the memory limit for a mesh; they gather weights again for the backward pass. Unless one now
@@ -380,7 +389,7 @@ class Planner:
         return least_seconds(self._problem(mesh))
 
     def _finish(self, built: Built, assignment: np.ndarray, keep: bool, label: str) -> Candidate:
-        decisions, resharder = built.decisions(assignment, keep), self.common.resharder(built.mesh)
-        made = finish(self.program, decisions, resharder, self.rules, label, least_seconds(built))
+        decisions, bound = built.decisions(assignment, keep), least_seconds(built)
+        made = self.common.finished(self.program, decisions, built.mesh, label, bound)
         self._origins[made] = Held(built, assignment, keep)
         return made
