@@ -34,7 +34,6 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
 from unity_jax.rewrite.library import searched
 from unity_jax.search import joint as search
-from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.decompose import Place
@@ -42,6 +41,7 @@ from unity_jax.search.experts import Expert, expert_seeds, experts
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.rings import with_rings
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.op_classes import PRODUCTS
 from unity_jax.xla.traffic import Traffic
 

@@ -35,12 +35,12 @@ from unity_jax.rewrite.pack import pack
 from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import Rewrite, replay
 from unity_jax.search import joint, packing
-from unity_jax.search.assemble import RuleCache
 from unity_jax.search.candidate import Candidate, Pins, finish
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import UNKNOWN
 
 

@@ -38,10 +38,10 @@ from unity_jax.machine.machine import Machine
 from unity_jax.ops.rule import Shard, strategies
 from unity_jax.ops.rules import rule_of
 from unity_jax.planning import alone
-from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.tables import Store
 
 RESULTS = Path(__file__).parents[1] / "results" / "ablation.csv"

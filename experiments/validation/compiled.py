@@ -63,11 +63,11 @@ from unity_jax.plan import Plan, make_plan
 from unity_jax.plan.devices import mesh_over
 from unity_jax.planning import rebuild
 from unity_jax.program import Program, trace
-from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import sample
 from unity_jax.xla.traffic import Traffic
 

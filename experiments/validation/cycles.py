@@ -35,7 +35,7 @@ from unity_jax.cost.program import kernel_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.search.assemble import RuleCache
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.fusion import kernels
 
 BIG = 8192

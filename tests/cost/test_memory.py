@@ -13,8 +13,9 @@ from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.assemble import Decisions, assemble
 from unity_jax.search.candidate import finish
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import sample
 from unity_jax.xla.traffic import Traffic
 

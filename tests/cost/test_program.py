@@ -17,7 +17,8 @@ from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program, trace
-from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.assemble import Decisions, assemble
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.fusion import kernels
 from unity_jax.xla.traffic import Traffic
 

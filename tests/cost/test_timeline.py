@@ -27,10 +27,11 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.assemble import Decisions, assemble
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.planner import Planner
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
 
 IDEAL = Machine.preset("v5e:4x4")  # two levels, no contention

@@ -30,7 +30,8 @@ from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.record import with_graph
 from unity_jax.rewrite.sites import Finder, rewrite
-from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.assemble import Decisions, assemble
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import sample
 
 TOLERANCE = 1e-9

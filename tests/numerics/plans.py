@@ -10,10 +10,11 @@ from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.assemble import Decisions, assemble
 from unity_jax.search.build import Builder
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.planner import Planner
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import sample
 
 EXPERTS = {"dp": "dp(", "fsdp": "fsdp(", "tp": "tp("}

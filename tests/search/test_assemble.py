@@ -9,7 +9,8 @@ from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.search.assemble import Decisions, RuleCache, assemble, is_free
+from unity_jax.search.assemble import Decisions, assemble, is_free
+from unity_jax.search.rule_cache import RuleCache
 
 AXES = MeshAxes(("x",), (8,))
 WHOLE, ROWS, COLUMNS = Layout(((), ())), Layout((("x",), ())), Layout(((), ("x",)))

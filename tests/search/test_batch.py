@@ -8,8 +8,8 @@ import pytest
 
 from tests.search.planning import program as zoo
 from unity_jax.program import Program, trace
-from unity_jax.search.assemble import RuleCache
 from unity_jax.search.batch import batch_dims, position_dims
+from unity_jax.search.rule_cache import RuleCache
 
 
 def f32(*dims: int) -> jax.ShapeDtypeStruct:

@@ -15,9 +15,9 @@ from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import nested
 from unity_jax.plan.record import from_record
 from unity_jax.planning import rebuild
-from unity_jax.search.assemble import RuleCache
 from unity_jax.search.candidate import finish
 from unity_jax.search.decompose import matches
+from unity_jax.search.rule_cache import RuleCache
 
 LARGE = {"v5e:2x4": (16384, 4096, 16384), "h100:8": (16384, 8192, 32768)}
 

@@ -10,7 +10,8 @@ from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.assemble import Decisions, assemble
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.convert_mover import sent
 from unity_jax.xla.traffic import Traffic
 

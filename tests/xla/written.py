@@ -16,9 +16,10 @@ from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
-from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.assemble import Decisions, assemble
 from unity_jax.search.build import Builder
 from unity_jax.search.experts import expert_seeds
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.emission import emit
 from unity_jax.xla.layout_assignment import Storage
 from unity_jax.xla.module import Module

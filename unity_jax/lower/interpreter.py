@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from unity_jax import _compat
@@ -48,19 +47,9 @@ def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any = None)
         return list(jax.lax.optimization_barrier(list(operands)))
     if op.name == "layout_constraint":
         return [with_layout_constraint(x, Layout(tuple(range(x.ndim)))) for x in operands]
-    if op.name == "zeros_after":
-        return [_zeros_after(operands[0], op.outputs[0], mesh)]
     if op.bodies:
         return _CONTROL[op.name](op, mesh, operands, until)
     return op.shard.run(operands)
-
-
-def _zeros_after(x: Any, like: Tensor, mesh: MeshAxes) -> Any:
-    """This device's shard of zeros that no compiler makes before it has an element of `x`."""
-    assert like.layout is not None
-    element = jax.lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(())
-    zero, _ = jax.lax.optimization_barrier((np.zeros((), like.dtype), element))
-    return jax.lax.broadcast(zero, like.layout.local_shape(like.shape, mesh))
 
 
 def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
 from unity_jax.xla.op_classes import is_zero
@@ -17,19 +17,16 @@ class Target:
     """**Fields:** `ordered`: collectives wait for each other by data (`lower.order`); `row_major`: primitives whose
     operands and results lie with the last dimension innermost (`in_rows`); `separate`: primitives whose results no
     kernel takes in together with what they were computed from (`separated`); `hoists`: what a loop broadcasts of its
-    constants stands before it (`hoisted`); `late`: of equal zeros that scatters add to each is made when its updates
-    are (`late_zeros`)."""
+    constants stands before it (`hoisted`)."""
 
     ordered: bool = False
     hoists: bool = False
-    late: bool = False
     row_major: frozenset[str] = frozenset()
     separate: frozenset[str] = frozenset()
 
     def suited(self, graph: Graph) -> Graph:
         """The same program as this platform's compiler should get it."""
-        graph = in_rows(separated(graph, self.separate), self.row_major)
-        graph = late_zeros(graph) if self.late else graph
+        graph = in_rows(separated(unmasked(graph), self.separate), self.row_major)
         return hoisted(graph) if self.hoists else graph
 
 
@@ -46,10 +43,6 @@ TARGETS = {
     # give another layout to what is computed of it, and copy that: a state-space model with chunks of 128 positions on
     # v5e takes 47.4 ms with masks broadcast inside, 42.5 ms with masks from before, and as much memory.
     "tpu": Target(separate=frozenset({"reduce_max"}), hoists=True),
-    # XLA:GPU makes one array of equal zeros, and of that a copy for each scatter that adds to them, all in one kernel,
-    # as early as it likes. T5, whose table is read twice, keeps 251 MiB of zeros from the forward pass on; FSDP on
-    # eight H100s takes 1.83 GiB instead of 1.89 where they are made late, and 0.5 % longer.
-    "gpu": Target(late=True),
 }
 """Other platforms need nothing."""
 
@@ -80,6 +73,32 @@ def in_rows(graph: Graph, names: Set[str]) -> Graph:
     return _rewritten(graph, names, constrained)
 
 
+def unmasked(graph: Graph) -> Graph:
+    """The same program, with zeros that scatters add to as they are on every device.
+
+    What is shared out as terms of a sum is added to its operand on one device, and to zeros on the others. Where the
+    operand is zeros too, masks only hide that from XLA, which adds what is scattered into zeros and then added to an
+    array to that array at once.
+    """
+    zeros: set[Tensor] = set()
+    for op in graph.walk():
+        if is_zero(op) or (op.move is not None and zeros.issuperset(op.inputs)):
+            zeros.update(op.outputs)
+
+    def bare(op: Op) -> list[Op]:
+        return [dataclasses.replace(op, shard=_of_no_sum(op.shard)) if op.inputs[0] in zeros else op]
+
+    return _rewritten(graph, {"scatter-add", "scatter-sub"}, bare)
+
+
+def _of_no_sum(shard: Shard) -> Shard:
+    """A shard that computes what it would if none of its factors were a sum over devices."""
+    factors = tuple(dataclasses.replace(f, kind="pass") if f.kind == "sum" else f for f in shard.rule.factors)
+    seen, local = dataclasses.replace(shard, rule=dataclasses.replace(shard.rule, factors=factors)), shard.rule.local
+    assert local is not None
+    return dataclasses.replace(shard, rule=dataclasses.replace(shard.rule, local=lambda _, *xs: local(seen, *xs)))
+
+
 def _passing(name: str, values: tuple[Tensor, ...], passed: tuple[Tensor, ...], of: Op) -> Op:
     """What passes values on unchanged, for the sake of an op."""
     return Op(name, values, passed, eqn=of.eqn, callers=of.callers, backward=of.backward)
@@ -94,31 +113,6 @@ def _rewritten(graph: Graph, names: Set[str], rewrite: Callable[[Op], list[Op]])
         op = dataclasses.replace(op, bodies=tuple(_rewritten(body, names, rewrite) for body in op.bodies))
         ops += rewrite(op) if op.name in names else [op]
     return Graph(graph.inputs, graph.outputs, ops)
-
-
-def late_zeros(graph: Graph) -> Graph:
-    """The same program, in which equal zeros that several scatters add to follow from their updates. Not where a result
-    is added to something at once: compilers scatter into that instead, if they see the zeros."""
-    zeros = {op.outputs[0] for op in graph.walk() if is_zero(op)}
-    summed = {t for op in graph.walk() if op.name in ("add", "add_any") for t in op.inputs}
-
-    def may_wait(op: Op) -> bool:
-        waits = op.name in _ADDS and op.inputs[0] in zeros and op.outputs[0] not in summed
-        return waits and 0 not in op.inputs[2].shape
-
-    equal = Counter((op.inputs[0].shape, op.inputs[0].dtype) for op in graph.walk() if may_wait(op))
-
-    def late(op: Op) -> list[Op]:
-        if not may_wait(op) or equal[op.inputs[0].shape, op.inputs[0].dtype] < 2:
-            return [op]
-        own = dataclasses.replace(op.inputs[0])
-        before = _passing("zeros_after", op.inputs[2:], (own,), op)
-        return [before, dataclasses.replace(op, inputs=(own, *op.inputs[1:]))]
-
-    return _rewritten(graph, _ADDS, late)
-
-
-_ADDS = frozenset({"scatter-add", "scatter-sub"})
 
 
 def hoisted(graph: Graph) -> Graph:

@@ -8,7 +8,8 @@ from unity_jax.errors import PlanError
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.assemble import Decisions, RuleCache, is_free, passes_layouts
+from unity_jax.search.assemble import Decisions, is_free, passes_layouts
+from unity_jax.search.rule_cache import RuleCache
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.network.reshard import Resharder
-from unity_jax.ops.rule import Rule, Shard, Strategy, strategies
-from unity_jax.ops.rules import is_pointwise, rule_of
+from unity_jax.ops.rule import Shard, Strategy
+from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
-from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pcg.parallel import Move
+from unity_jax.search.rule_cache import RuleCache
+from unity_jax.search.sums import reduced_once
 
 
 @dataclass
@@ -37,32 +38,6 @@ class Decisions:
     outputs: tuple[Layout, ...] = ()
     keep: bool = True
     rings: frozenset[tuple[Op, int]] = frozenset()
-
-
-class RuleCache:
-    """The rules, strategies and shards of a program's ops, shared between ops of equal signature."""
-
-    def __init__(self) -> None:
-        self._rules: dict[object, Rule] = {}
-        self._strategies: dict[object, list[Strategy]] = {}
-        self._shards: dict[object, Shard] = {}
-
-    def __call__(self, op: Op) -> Rule:
-        if op.signature not in self._rules:
-            self._rules[op.signature] = rule_of(op)
-        return self._rules[op.signature]
-
-    def strategies(self, op: Op, mesh: MeshAxes) -> list[Strategy]:
-        key = (op.signature, mesh)
-        if key not in self._strategies:
-            self._strategies[key] = strategies(self(op), mesh)
-        return self._strategies[key]
-
-    def shard(self, op: Op, mesh: MeshAxes, strategy: Strategy) -> Shard:
-        key = (op.signature, mesh, strategy)
-        if key not in self._shards:
-            self._shards[key] = Shard(op, self(op), mesh, strategy)
-        return self._shards[key]
 
 
 def is_free(op: Op) -> bool:
@@ -126,7 +101,7 @@ class _Assembler:
             else:
                 self._compute(op)
         results = tuple(self._fetch(t, lay, backward) for t, lay in zip(graph.outputs, outputs, strict=True))
-        return Graph(planned, results, self.ops)
+        return reduced_once(Graph(planned, results, self.ops), self.rules, self.resharder.mesh)
 
     def body(self, graph: Graph, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Graph:
         """The planned graph of a loop body or branch."""

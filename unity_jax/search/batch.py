@@ -19,7 +19,7 @@ from unity_jax.ops.rule import Rule
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.program import Program
-from unity_jax.search.assemble import RuleCache
+from unity_jax.search.rule_cache import RuleCache
 
 Dims = Mapping[tuple[Tensor, int], int]
 """Dimensions that hold an index, each with the number of elements major to the index in it: 1, but `T` for the index

@@ -21,11 +21,12 @@ from unity_jax.ops.rule import Strategy
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
-from unity_jax.search.assemble import RuleCache, is_free, lift, passes_layouts, unlift
+from unity_jax.search.assemble import is_free, lift, passes_layouts, unlift
 from unity_jax.search.built import Built, Layouts, Node, OpSeconds, Port, Space
 from unity_jax.search.clusters import Cluster, clusters, linear_set
 from unity_jax.search.moves import Moves
 from unity_jax.search.problem import Problem
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import internal, storable
 from unity_jax.xla.fusion import Use
 from unity_jax.xla.op_classes import PRODUCTS

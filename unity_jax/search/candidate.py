@@ -20,8 +20,9 @@ from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.search.assemble import Decisions, RuleCache, assemble
+from unity_jax.search.assemble import Decisions, assemble
 from unity_jax.search.decompose import decompose
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import UNKNOWN, Searched
 from unity_jax.xla.traffic import Traffic
 

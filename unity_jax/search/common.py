@@ -14,9 +14,10 @@ from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.search.assemble import Decisions, RuleCache
+from unity_jax.search.assemble import Decisions
 from unity_jax.search.candidate import Candidate, finish
 from unity_jax.search.decompose import Place
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.tables import Store
 from unity_jax.xla.targets import target_of
 

@@ -20,9 +20,9 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.search.assemble import RuleCache
 from unity_jax.search.batch import ahead, batch_dims, batch_factors, position_dims
 from unity_jax.search.built import Built, Node
+from unity_jax.search.rule_cache import RuleCache
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from unity_jax.machine.device import Device
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Graph, Tensor, trips
 from unity_jax.search.built import Built
+from unity_jax.search.sums import ADDS
 
 LIKELY = 0.95
 """The part of a bound that holds although the plan may start fewer kernels than the program on one device."""
@@ -77,7 +78,7 @@ def plan_seconds(built: Built, assignment: Sequence[int], graph: Graph, sure: Re
     `full`: of moves by themselves.
     """
     machine = sure.machine
-    dearest: dict[int, float] = {}
+    dearest: dict[object, float] = {}
     for tensor, readers in built.needed.items():
         maker = built.made[tensor]  # the same for a tensor and for what barriers make of it
         made = maker.layouts[assignment[maker.node]]
@@ -85,7 +86,9 @@ def plan_seconds(built: Built, assignment: Sequence[int], graph: Graph, sure: Re
             layout = reader.layouts[assignment[reader.node]]
             if layout != made:
                 seconds = float(sure.table(tensor.shape, tensor.dtype, (made, layout))[0, 1]) * reader.repeat
-                dearest[id(maker)] = max(dearest.get(id(maker), 0.0), seconds)
+                added = made.partial and any(op.name in ADDS for op in built.nodes[reader.node].ops)
+                of = (reader.node, made, layout) if added and len(readers) == 1 else id(maker)  # reduced once (`sums`)
+                dearest[of] = max(dearest.get(of, 0.0), seconds)
     sent = sum(dearest.values())  # readers share copies: no more is sure than the one that is dearest to serve
     busy = arithmetic_seconds(built, assignment) + unhidden(machine) * sent
     starts = sum(op.start * op.repeat for op in built.of_ops.values())

@@ -12,8 +12,9 @@ from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.search.assemble import Decisions, RuleCache, is_free, passes_layouts
+from unity_jax.search.assemble import Decisions, is_free, passes_layouts
 from unity_jax.search.candidate import Candidate, finish
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 
 

@@ -23,7 +23,6 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.search.assemble import RuleCache
 from unity_jax.search.build import Builder
 from unity_jax.search.built import Built, Solved
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
@@ -35,6 +34,7 @@ from unity_jax.search.limits import LIMITS
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
 from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, lifted
 from unity_jax.search.rings import with_rings
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
 from unity_jax.search.twin import shallow

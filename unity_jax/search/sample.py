@@ -10,7 +10,8 @@ from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.layout import Layout, layouts
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.search.assemble import Decisions, RuleCache, is_free, lift, passes_layouts
+from unity_jax.search.assemble import Decisions, is_free, lift, passes_layouts
+from unity_jax.search.rule_cache import RuleCache
 
 HELD = 0.1
 """How often a result is held in a layout of its own."""
