@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import NamedSharding
@@ -48,15 +48,19 @@ class Form:
         return self.packing.local(layout, MeshAxes.of(self.sharding.mesh))
 
     @functools.cached_property
-    def _avals(self) -> dict[tuple[int, Any], Any]:
+    def _looks(self) -> dict[Any, list[dict[str, Any]]]:
+        _register()
         return {}
 
-    def aval(self, place: int, dtype: Any) -> Any:
-        """The type of a part, the same object every time."""
-        if (place, dtype) not in self._avals:
-            struct = jax.ShapeDtypeStruct(self.shapes[place], dtype, sharding=self.shardings[place])
-            self._avals[place, dtype] = jax.typeof(struct)
-        return self._avals[place, dtype]
+    def look(self, place: int, dtype: Any) -> dict[str, Any]:
+        """What a part has whatever array it is of: the same objects every time, since each call asks for them."""
+        if dtype not in self._looks:
+            self._looks[dtype] = []
+            for k, (shape, sharding) in enumerate(zip(self.shapes, self.shardings, strict=True)):
+                aval = jax.typeof(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
+                own = {"shape": shape, "sharding": sharding, "_sharding": sharding, "aval": aval, "dtype": dtype}
+                self._looks[dtype].append({**own, "_form": self, "_place": k})
+        return self._looks[dtype][place]
 
     def part(self, whole: jax.Array, place: int) -> Part:
         return Part(self, place, whole)
@@ -116,11 +120,15 @@ class Part(jax.Array):
     weak_type = False
     committed = _committed = True
 
+    # Of the instance, where attributes are found at once: these would be properties of `jax.Array`.
+    shape = sharding = _sharding = aval = dtype = cast(Any, None)
+    _form: Form
+    _place: int
+    _given_up = False
+    _known: Callable[[], jax.Array | None] = staticmethod(lambda: None)
+
     def __init__(self, form: Form, place: int, held: jax.Array) -> None:
-        _register()
-        self._form, self._place, self._held = form, place, held
-        self._given_up = False
-        self._known: Callable[[], jax.Array | None] = lambda: None
+        vars(self).update(form.look(place, held.dtype), _held=held)
 
     def array(self) -> jax.Array:
         """The leaf as an array of its own, which lives as long as somebody uses it: it is memory that no plan knows."""
@@ -138,13 +146,6 @@ class Part(jax.Array):
         self._known = lambda: found
         return found
 
-    @property
-    def aval(self) -> Any:
-        return self._form.aval(self._place, self.dtype)
-
-    shape = property(lambda self: self._form.shapes[self._place])
-    sharding = _sharding = property(lambda self: self._form.shardings[self._place])
-    dtype = property(lambda self: self._held.dtype)
     ndim = property(lambda self: len(self.shape))
     size = property(lambda self: math.prod(self.shape))
     itemsize = property(lambda self: self.dtype.itemsize)
