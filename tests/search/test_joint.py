@@ -391,6 +391,8 @@ def test_a_deep_bert_projects_only_its_masked_positions():
     precision = bert.make_precision(model.config.dtype)
     model = dataclasses.replace(model, make_module=lambda rngs: Unselective(model.config, precision, rngs))
     state, batch = model.abstract_state(), model.abstract_batch()
+    program = trace(model.train_step, (state, batch), {}, donate_argnums=0)
+    assert 2 * len(shallow(program).program.graph.ops) < len(program.graph.ops)  # deep: its twin is searched
     found = unity.plan(model.train_step, state, batch, machine="h100:8", donate_argnums=0)
     logits = [t for op in ops(found, "dot_general") for t in op.outputs if 30_522 in t.shape and len(t.shape) > 2]
     assert logits and not any(model.config.length in t.shape for t in logits)
