@@ -133,7 +133,7 @@ def planned(task: Task) -> None:
         if machine is None:
             raise
     limit = (device.memory_stats() or {}).get("bytes_limit") or machine.device.memory_bytes
-    memory = task["memory"] or min(limit, machine.device.memory_bytes)
+    memory = task["part"] * (task["memory"] or min(limit, machine.device.memory_bytes))
     model, plan, step = filled(task, machine, memory)
     say(
         batch=model.config.batch_size,

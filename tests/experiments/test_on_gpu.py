@@ -110,7 +110,8 @@ def test_what_does_not_fit_the_budget_is_left_out_and_named(session, monkeypatch
 
 def test_a_process_that_fails_or_takes_too_long(session):
     heard = []
-    wrong = {"way": "plan", "model": "nothing", "size": "tiny", "changes": {}, "batch": 1, "memory": 1, "profile": ""}
+    wrong = {"way": "plan", "model": "nothing", "size": "tiny", "changes": {}, "batch": 1}
+    wrong |= {"memory": 1, "part": 1.0, "profile": ""}
     assert "no model 'nothing'" in session.child({**wrong, "ready": "", "lock": ""}, heard.append)
     session.deadline = time.monotonic()
     assert session.child({**wrong, "ready": "", "lock": ""}, heard.append) == "the time was up"
