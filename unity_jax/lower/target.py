@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
 from unity_jax.xla.op_classes import is_zero
@@ -86,17 +85,12 @@ def unmasked(graph: Graph) -> Graph:
             zeros.update(op.outputs)
 
     def bare(op: Op) -> list[Op]:
-        return [dataclasses.replace(op, shard=_of_no_sum(op.shard)) if op.inputs[0] in zeros else op]
+        shard = op.shard
+        if shard is not None and op.inputs[0] in zeros:
+            op = dataclasses.replace(op, shard=dataclasses.replace(shard, onto_zeros=True))
+        return [op]
 
     return _rewritten(graph, {"scatter-add", "scatter-sub"}, bare)
-
-
-def _of_no_sum(shard: Shard) -> Shard:
-    """A shard that computes what it would if none of its factors were a sum over devices."""
-    factors = tuple(dataclasses.replace(f, kind="pass") if f.kind == "sum" else f for f in shard.rule.factors)
-    seen, local = dataclasses.replace(shard, rule=dataclasses.replace(shard.rule, factors=factors)), shard.rule.local
-    assert local is not None
-    return dataclasses.replace(shard, rule=dataclasses.replace(shard.rule, local=lambda _, *xs: local(seen, *xs)))
 
 
 def _passing(name: str, values: tuple[Tensor, ...], passed: tuple[Tensor, ...], of: Op) -> Op:

@@ -226,7 +226,7 @@ def _scatter_shard(
     shard: Shard, numbers: Numbers, labels: Sequence[Label], window: Sequence[int], x: Any, ids: Any, updates: Any
 ) -> Any:
     axes = _summed_axes(shard)
-    if axes:  # the operand is one of the terms: one device adds it
+    if axes and not shard.onto_zeros:  # the operand is one of the terms: one device adds it
         x = jnp.where(lax.axis_index(axes) == 0, x, jnp.zeros_like(x))
     params, rows = {}, _split_rows(shard, labels)
     if rows:

@@ -207,12 +207,14 @@ def make_rule(
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """One op under one strategy: what its local program and its costs can ask."""
+    """One op under one strategy: what its local program and its costs can ask. `onto_zeros`: whether the array that it
+    adds to (the operand of a scatter) is zeros, on every device."""
 
     op: Op
     rule: Rule
     mesh: MeshAxes
     strategy: Strategy
+    onto_zeros: bool = False
 
     @functools.cached_property
     def factor_axes(self) -> tuple[tuple[str, ...], ...]:
@@ -342,6 +344,15 @@ def identity(reduction: str, dtype: Any) -> Any:
         return np.array(largest)
     info = jnp.iinfo(dtype)
     return np.array(info.max if largest else info.min, dtype)
+
+
+def making(rule: Rule, mesh: MeshAxes, layout: Layout, linear: int = 0) -> Strategy:
+    """How an op makes its first result in a layout, if it can: partial sums come through `linear[linear]`, dimensions
+    that are not made of one factor alone are split by none. Whether it is legal `strategies` says."""
+    factor = {d: dims[0] for d, dims in enumerate(rule.results[0]) if dims}
+    partial, where = dict(layout.partial), layout.axis_dim
+    through = len(rule.factors) + linear
+    return tuple(through if a in partial else factor.get(where.get(a, -1), -1) for a in mesh.names)
 
 
 def strategies(rule: Rule, mesh: MeshAxes) -> list[Strategy]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.network.reshard import Resharder
-from unity_jax.ops.rule import Shard, Strategy
+from unity_jax.ops.rule import Shard, Strategy, making
 from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
@@ -233,10 +233,7 @@ class _Assembler:
 
     def _make_free(self, op: Op, layout: Layout) -> Tensor | None:
         """A new instance of a constant, directly in `layout`; None where its op cannot make it so."""
-        rule = self.rules(op)
-        factor = {d: factors[0] for d, factors in enumerate(rule.results[0]) if factors}
-        where = layout.axis_dim
-        strategy = tuple(factor.get(where.get(a, -1), -1) for a in self.resharder.mesh.names)
+        strategy = making(self.rules(op), self.resharder.mesh, layout)
         if layout.partial or strategy not in self.rules.strategies(op, self.resharder.mesh):
             return None
         shard = self.rules.shard(op, self.resharder.mesh, strategy)

@@ -17,7 +17,7 @@ from unity_jax import _compat
 from unity_jax.cost.program import floor_seconds, shard_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
-from unity_jax.ops.rule import Strategy
+from unity_jax.ops.rule import Strategy, making
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
@@ -277,17 +277,7 @@ class _Build:
     def _follow(self, op: Op, linear: int, choices: Layouts) -> list[Strategy]:
         """The op's strategy under each layout of its cluster."""
         rule = self.b.rules(op)
-        factor = {d: dims[0] for d, dims in enumerate(rule.results[0]) if dims}
-        found = []
-        for layout in choices:
-            partial, where = dict(layout.partial), layout.axis_dim
-            found.append(
-                tuple(
-                    len(rule.factors) + linear if a in partial else factor.get(where.get(a, -1), -1)
-                    for a in self.mesh.names
-                )
-            )
-        return found
+        return [making(rule, self.mesh, layout, linear) for layout in choices]
 
     def _cluster_ports(self, op: Op, cluster: Cluster, node: int, repeat: int) -> None:
         key = self.member_keys[op]

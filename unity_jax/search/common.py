@@ -53,4 +53,4 @@ class Common:
     def ringed(self, plan: Candidate, places: frozenset[Place]) -> Candidate:
         """A plan with the collectives of some places as rings."""
         decisions = dataclasses.replace(plan.decisions, rings=places)
-        return finish(plan.program, decisions, self.resharder(plan.mesh), self.rules, plan.label, plan.lower_bound)
+        return self.finished(plan.program, decisions, plan.mesh, plan.label, plan.lower_bound)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from unity_jax import _compat
-from unity_jax.ops.rule import Strategy
+from unity_jax.ops.rule import making
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
-from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pcg.parallel import Move
 from unity_jax.search.rule_cache import RuleCache
@@ -38,25 +37,27 @@ def reduced_once(graph: Graph, rules: RuleCache, mesh: MeshAxes) -> Graph:
     """The planned graph, with one reduction of each kind in each of its sums; the same graph where that is so."""
     gone: set[Op] = set()
     instead: dict[Op, list[Op]] = {}
-    for total in _sums(graph):
+    place: dict[Op, int] = {}
+    kept = set(graph.outputs)
+    for total in _sums(graph, kept):
         alike: defaultdict[Move, list[Op]] = defaultdict(list)
         for t in total.terms:
             op = graph.producer.get(t)
-            if op is not None and op.move is not None and _may_wait(graph, op, op.move):
+            alone = t not in kept and len(graph.readers[t]) == 1
+            if op is not None and op.move is not None and alone and _may_wait(op.move):
                 alike[op.move].append(op)
         together = {move: terms for move, terms in alike.items() if len(terms) > 1}
         if together:
             gone.update(total.ops, *together.values())
-            instead |= _rewritten(graph, total, together, rules, mesh)
+            place = place or {op: i for i, op in enumerate(graph.ops)}
+            instead |= _rewritten(place, total, together, rules, mesh)
     if not gone:
         return graph
     ops = [new for op in graph.ops for new in instead.get(op, () if op in gone else (op,))]
     return Graph(graph.inputs, graph.outputs, ops)
 
 
-def _sums(graph: Graph) -> Iterator[_Sum]:
-    kept = set(graph.outputs)
-
+def _sums(graph: Graph, kept: Set[Tensor]) -> Iterator[_Sum]:
     def is_inside(op: Op) -> bool:
         readers = graph.readers.get(op.outputs[0], [])
         return op.outputs[0] not in kept and len(readers) == 1 and readers[0] in adds
@@ -85,18 +86,16 @@ def _adds(op: Op) -> bool:
     return len(alike) == 1 and _compat.is_float(result.dtype) and layout is not None and not layout.partial
 
 
-def _may_wait(graph: Graph, op: Op, move: Move) -> bool:
-    """Whether an op reduces sums that nobody reads but who adds the result."""
-    alone = len(graph.readers[op.outputs[0]]) == 1 and op.outputs[0] not in graph.outputs
-    return alone and move.kind in _REDUCES and {kind for _, kind in move.before.partial} == {"sum"}
+def _may_wait(move: Move) -> bool:
+    """Whether it reduces what may be added to before."""
+    return move.kind in _REDUCES and {kind for _, kind in move.before.partial} == {"sum"}
 
 
 def _rewritten(
-    graph: Graph, total: _Sum, together: dict[Move, list[Op]], rules: RuleCache, mesh: MeshAxes
+    place: dict[Op, int], total: _Sum, together: dict[Move, list[Op]], rules: RuleCache, mesh: MeshAxes
 ) -> dict[Op, list[Op]]:
     """The ops of a sum, by the op in whose place they are: terms that are reduced alike are added and reduced where the
     last of them was, the rest is added where the sum was complete."""
-    place = {op: i for i, op in enumerate(graph.ops)}
     instead: dict[Op, list[Op]] = {}
     reduced: dict[Tensor, Tensor | None] = {}  # what is added in the place of a term, if anything is
     adders = iter(total.ops)
@@ -105,7 +104,9 @@ def _rewritten(
         for term in terms[1:]:
             op = next(adders)
             operands, value = (value, term.inputs[0]), with_layout(value, move.before)
-            shard = rules.shard(op, mesh, _adding(op, move.before, rules, mesh))
+            adds = rules(op)
+            both = adds.linear.index(frozenset({0, 1}))
+            shard = rules.shard(op, mesh, making(adds, mesh, move.before, both))
             ops.append(dataclasses.replace(op, inputs=operands, outputs=(value,), shard=shard))
         whole, last = with_layout(terms[0].outputs[0], move.after), max(terms, key=place.__getitem__)
         instead[last] = [*ops, dataclasses.replace(last, inputs=(value,), outputs=(whole,))]
@@ -125,11 +126,3 @@ def _named(ops: dict[Op, list[Op]], value: Tensor, outputs: tuple[Tensor, ...]) 
         place: [dataclasses.replace(op, outputs=outputs) if op.outputs == (value,) else op for op in made]
         for place, made in ops.items()
     }
-
-
-def _adding(op: Op, layout: Layout, rules: RuleCache, mesh: MeshAxes) -> Strategy:
-    """How it adds terms of sums over devices that lie so."""
-    rule, partial, where = rules(op), dict(layout.partial), layout.axis_dim
-    factor = {d: dims[0] for d, dims in enumerate(rule.results[0]) if dims}
-    through = len(rule.factors) + rule.linear.index(frozenset({0, 1}))
-    return tuple(through if a in partial else factor.get(where.get(a, -1), -1) for a in mesh.names)
