@@ -6,15 +6,14 @@ import pytest
 
 from experiments.validation.programs import VALIDATION, zoo
 
-QUICKLY = {"xla_backend_optimization_level": 0}  # compiling is nearly all of the time
 ALONE = sorted(set(VALIDATION) - set(zoo.SIZES))  # the zoo's tiny sizes are trained in tests/models
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_small_programs_learn_a_batch(name):
     program = VALIDATION[name](tiny=True)
-    step = jax.jit(program.step, donate_argnums=program.donate_argnums, compiler_options=QUICKLY)
-    state, batch = jax.jit(program.make, compiler_options=QUICKLY)(0)
+    step = jax.jit(program.step, donate_argnums=program.donate_argnums)
+    state, batch = jax.jit(program.make)(0)
     losses = []
     for _ in range(10):
         state, metrics = step(state, batch)

@@ -5,7 +5,7 @@ import pytest
 import models
 from tests.numerics.harness import Planned
 from tests.numerics.plans import NAMES, named_plans
-from tests.numerics.steps import CORE, slow
+from tests.numerics.steps import CHEAP, CORE, slow
 from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.lower.compile import lower
 from unity_jax.network.collectives import collectives
@@ -20,7 +20,7 @@ def predicted(plan: Planned) -> list[Collective]:
     return [Collective(c.kind, c.axes, c.bytes, c.count) for c in collectives(plan.graph, plan.axes, MACHINE)]
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in CORE])
 def test_lowered_collectives_are_the_planned_ones(name):
     model = models.get(name, "tiny")
     program = trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.numerics.harness import QUICK, Case
+from tests.numerics.harness import Case
 from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
@@ -43,7 +43,7 @@ def replicated(case: Case) -> Decisions:
 
 
 def agree(case, plan):
-    assert case.differences(case.run(plan, QUICK)) == []
+    assert case.differences(case.run(plan)) == []
     issued = stablehlo_collectives(lower(case.program, plan.graph, plan.mesh).compiler_ir("stablehlo"), plan.axes)
     machine = Machine.preset(f"cpu:{plan.axes.num_devices}")
     planned = [Collective(c.kind, c.axes, c.bytes, c.count) for c in collectives(plan.graph, plan.axes, machine)]
@@ -73,7 +73,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_random_plans(name):
-    case = Case.of(PROGRAMS[name], (some(8, 8), some(8, 8)), options=QUICK)
+    case = Case.of(PROGRAMS[name], (some(8, 8), some(8, 8)))
     for seed, sizes in enumerate([(8,), (2, 4), (3, 2)]):
         agree(case, case.sample(sizes, seed))
 
@@ -81,7 +81,7 @@ def test_random_plans(name):
 def test_every_layout_of_a_carry():
     """A carry keeps its layout from one iteration to the next, partial sums included."""
     case = Case.of(lambda x, w: jax.lax.scan(lambda c, _: (c @ w * 0.1, None), x, None, length=3)[0],
-                   (some(8, 6), some(6, 6)), options=QUICK)  # fmt: skip
+                   (some(8, 6), some(6, 6)))  # fmt: skip
     (scan,) = (op for op in case.program.graph.ops if op.name == "scan")
     carry = scan.bodies[0].inputs[1]
     for layout in internal(carry, AXES):
@@ -95,7 +95,7 @@ def test_every_layout_of_a_carry():
 
 def test_moved_keys():
     """Typed keys travel as their words, also where their number does not divide."""
-    case = Case.of(lambda k: jax.vmap(jax.random.split)(jax.random.split(k, 6)), (jax.random.key(1),), options=QUICK)
+    case = Case.of(lambda k: jax.vmap(jax.random.split)(jax.random.split(k, 6)), (jax.random.key(1),))
     for seed in range(2):
         for sizes in ((8,), (4, 2), (3, 2)):
             agree(case, case.sample(sizes, seed))
@@ -111,7 +111,7 @@ def test_barriers_are_lowered():
 
         return jax.grad(loss)(ws)
 
-    case = Case.of(fn, (some(16, 8), [some(8, 8)] * 3), options=QUICK)
+    case = Case.of(fn, (some(16, 8), [some(8, 8)] * 3))
     decisions = replicated(case)
     decisions.keep = False
     for t in case.program.graph.inputs[1:]:

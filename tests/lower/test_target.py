@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.numerics.harness import QUICK, Case
+from tests.numerics.harness import Case
 from unity_jax.lower import target
 from unity_jax.lower.compile import spmd
 from unity_jax.lower.target import TARGETS, hoisted, separated
@@ -26,7 +26,7 @@ def barriers(graph):
 def test_what_is_separate_stands_behind_a_barrier_everywhere_and_the_program_computes_the_same():
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        case = Case.of(attention, [jnp.asarray(rng.normal(size=(8, 8))) for _ in range(2)], options=QUICK)
+        case = Case.of(attention, [jnp.asarray(rng.normal(size=(8, 8))) for _ in range(2)])
         plan = case.sample((2, 4), 0)
         apart = separated(plan.graph, TARGETS["tpu"].separate)
         maxima = [op for op in plan.graph.walk() if op.name == "reduce_max"]
@@ -68,7 +68,7 @@ def inside(graph):
 def test_what_a_loop_broadcasts_of_its_constants_stands_before_it():
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        case = Case.of(masked, [jnp.asarray(rng.normal(size=s)) for s in ((16, 8, 8), (8, 8))], options=QUICK)
+        case = Case.of(masked, [jnp.asarray(rng.normal(size=s)) for s in ((16, 8, 8), (8, 8))])
         plans = (case.sample((2, 4), seed) for seed in range(20))
         plan = next(p for p in plans if inside(p.graph))  # where nothing is moved before it is broadcast
         before = hoisted(plan.graph)
@@ -84,9 +84,9 @@ def test_an_fft_whose_result_is_gathered_runs_on_the_cpu():
         return jnp.fft.ifft(jax.lax.complex(jnp.abs(x), jnp.cos(x))).imag
 
     with jax.enable_x64(True):
-        case = Case.of(step, [jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)))], options=QUICK)
+        case = Case.of(step, [jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)))])
         for seed in range(10):
-            assert case.differences(case.run(case.sample((2, 4), seed), QUICK)) == []
+            assert case.differences(case.run(case.sample((2, 4), seed))) == []
 
 
 def tied(table, ids):
@@ -120,10 +120,10 @@ def test_zeros_that_scatters_add_to_are_not_masked(monkeypatch, rows):
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         args = [jnp.asarray(rng.normal(size=(16, 8))), jnp.asarray(rng.integers(0, 16, size=rows))]
-        case = Case.of(tied, args, options=QUICK)
+        case = Case.of(tied, args)
         plans = [plan for seed in range(40) if shared(plan := case.sample((2, 4), seed))][:6]
         assert max(len(shared(plan)) for plan in plans) == 2
-        assert [d for plan in plans for d in case.differences(case.run(plan, QUICK))] == []
+        assert [d for plan in plans for d in case.differences(case.run(plan))] == []
         bare = [masks(plan, case.flat) for plan in plans]
         monkeypatch.setattr(target, "unmasked", lambda graph: graph)
         fewer = [masks(plan, case.flat) - n for plan, n in zip(plans, bare, strict=True)]

@@ -12,7 +12,6 @@ from flax import nnx
 import models
 from models import bert, gpt, moe, t5
 from models._common import make_precision
-from tests.numerics.harness import QUICK
 from tests.numerics.steps import fresh_state
 
 NAMES = models.names()
@@ -230,9 +229,9 @@ def test_float64_is_float64_throughout(name):
 def test_losses_fall_and_states_are_donated(name):
     with jax.enable_x64(True):
         model = models.get(name, "tiny", dtype=jnp.float64)
-        state, batch = fresh_state(model, QUICK), model.make_batch(0)
+        state, batch = fresh_state(model), model.make_batch(0)
         start, variables = jax.tree.leaves(state), jax.tree.map(np.array, state.variables)
-        step = jax.jit(model.train_step, donate_argnums=0).lower(state, batch).compile(compiler_options=QUICK)
+        step = jax.jit(model.train_step, donate_argnums=0).lower(state, batch).compile()
         losses = []
         for _ in range(5):
             state, metrics = step(state, batch)
@@ -321,7 +320,7 @@ def test_scanned_and_unrolled_layers_are_the_same_function():
     layers = {i: jax.tree.map(operator.itemgetter(i), state.params["blocks"]) for i in range(2)}
     listed = state._replace(params={**state.params, "blocks": layers})
     losses = [
-        jax.jit(model.eval_step, compiler_options=QUICK)(s, batch)["loss"]
+        jax.jit(model.eval_step)(s, batch)["loss"]
         for model, s in ((scanned, state), (unrolled, listed))
     ]
     np.testing.assert_allclose(*losses, rtol=1e-6)
@@ -360,7 +359,7 @@ def test_translation_ignores_source_padding(name):
     state, batch = model.make_state(0), model.make_batch(0)
     short = {half: ids[:, :-2] for half, ids in batch.items()}
     long = dict(short, source=np.pad(short["source"], ((0, 0), (0, 2))))
-    evaluate = jax.jit(model.eval_step, compiler_options=QUICK)
+    evaluate = jax.jit(model.eval_step)
     first, second = evaluate(state, short), evaluate(state, long)
     np.testing.assert_allclose(first["loss"], second["loss"], rtol=1e-5)
 
@@ -369,7 +368,7 @@ def test_deep_speech_ignores_padding():
     model = models.get("deep_speech", "tiny")
     state, batch = model.make_state(0), model.make_batch(0)
     longer = dict(batch, spectrogram=np.pad(batch["spectrogram"], ((0, 0), (0, 0), (0, 6))))
-    step = jax.jit(model._apply, compiler_options=QUICK)
+    step = jax.jit(model._apply)
     losses = [step(state.params, state.variables, b, jax.random.key(0))[0] for b in (batch, longer)]
     np.testing.assert_allclose(*losses, rtol=1e-5)
 

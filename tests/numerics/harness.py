@@ -35,9 +35,6 @@ from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import sample
 
 TOLERANCE = 1e-9
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiler options for programs that run once."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
@@ -75,10 +72,10 @@ class Case:
     rules: RuleCache = dataclasses.field(default_factory=RuleCache)
 
     @staticmethod
-    def of(fn: Callable[..., Any], args: Sequence[Any], donate: Sequence[int] = (), options: Any = None) -> Case:
+    def of(fn: Callable[..., Any], args: Sequence[Any], donate: Sequence[int] = ()) -> Case:
         """Trace and run `fn`; donated arguments are tied to results, nothing is really donated."""
         case = Case.traced(fn, args, donate)
-        case.want = jax.tree.leaves(jax.jit(fn).lower(*args).compile(compiler_options=options)(*args))
+        case.want = jax.tree.leaves(jax.jit(fn)(*args))
         return case
 
     @staticmethod
@@ -111,14 +108,14 @@ class Case:
         resharder = Resharder(Machine.preset(f"{machine}:{axes.num_devices}"), axes)
         return Planned(axes, decisions, assemble(self.program.graph, decisions, resharder, self.rules))
 
-    def run(self, plan: Planned, options: Any = None) -> list[Any]:
+    def run(self, plan: Planned) -> list[Any]:
         """The results of the program under a plan, on the first CPU devices."""
         mesh = plan.mesh
         inputs = [
             jax.device_put(x, NamedSharding(mesh, t.layout.spec()))
             for x, t in zip(self.flat, plan.graph.inputs, strict=True)
         ]
-        return jax.jit(spmd(plan.graph, mesh)).lower(inputs).compile(compiler_options=options)(inputs)
+        return jax.jit(spmd(plan.graph, mesh))(inputs)
 
     def differences(self, got: Sequence[Any], floor: float = 0.0, tolerance: float = TOLERANCE) -> list[Difference]:
         """The results that disagree."""

@@ -28,6 +28,8 @@ from unity_jax.search.placement import mesh_candidates
 STEPS = 5
 CORE = ("bert", "dlrm", "gpt", "lstm_lm", "mlp", "moe", "resnext")
 """Models that have what the others are made of: checks that take many seconds run on these alone."""
+CHEAP = ("mlp", "dlrm", "lstm_lm")
+"""Those that XLA compiles in seconds under any plan."""
 
 
 def slow(preset: str = "h100:8", factor: float = 1e5) -> Machine:
@@ -48,10 +50,10 @@ def slow(preset: str = "h100:8", factor: float = 1e5) -> Machine:
     )
 
 
-def fresh_state(model: Model, options: Any = None) -> TrainState:
+def fresh_state(model: Model) -> TrainState:
     """The state of seed 0, from one compilation where `make_state` alone makes one or more per leaf."""
     key = jax.random.key(0)
-    return jax.jit(model.make_state).lower(key).compile(compiler_options=options)(key)
+    return jax.jit(model.make_state).lower(key).compile()(key)
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,10 +65,10 @@ class Reference:
     want: list[Any]  # the leaves of (state, metrics) after the last step
 
     @staticmethod
-    def of(model: Model, options: Any = None) -> Reference:
-        args = (fresh_state(model, options), model.make_batch(0))
+    def of(model: Model) -> Reference:
+        args = (fresh_state(model), model.make_batch(0))
         case = Case.traced(model.train_step, args, donate=(0,))
-        step = jax.jit(model.train_step).lower(*args).compile(compiler_options=options)
+        step = jax.jit(model.train_step).lower(*args).compile()
         state = args[0]
         for i in range(STEPS):
             state, metrics = step(state, model.make_batch(i))
@@ -81,23 +83,23 @@ class Reference:
         best = joint.plan(self.case.program, machine, limit, NO_PINS, named, searched())
         return Planned(best.mesh, best.decisions, best.graph, tuple(r.rule for r in best.program.rewrites))
 
-    def shuffled(self, seed: int, options: Any = None) -> list[Any]:
+    def shuffled(self, seed: int) -> list[Any]:
         """The leaves of (state, metrics) after as many unsharded steps on the same batches with their examples in
         another order, so that sums over them run in another order."""
-        state = fresh_state(self.model, options)
-        step = jax.jit(self.model.train_step).lower(state, self.model.make_batch(0)).compile(compiler_options=options)
+        state = fresh_state(self.model)
+        step = jax.jit(self.model.train_step).lower(state, self.model.make_batch(0)).compile()
         for i in range(STEPS):
             batch = self.model.make_batch(i)
             order = np.random.default_rng(seed).permutation(jax.tree.leaves(batch)[0].shape[0])
             state, metrics = step(state, jax.tree.map(lambda v, order=order: v[order], batch))
         return jax.tree.leaves((state, metrics))
 
-    def run(self, plan: Planned, options: Any = None) -> list[Any]:
+    def run(self, plan: Planned) -> list[Any]:
         """The leaves of (state, metrics) after as many steps under a plan."""
         program, mesh = self.case.program, plan.mesh
         shardings = [NamedSharding(mesh, t.layout.spec()) for t in plan.graph.inputs]
         inputs = list(map(jax.device_put, self.case.flat, shardings))
-        step = jax.jit(spmd(plan.graph, mesh)).lower(inputs).compile(compiler_options=options)
+        step = jax.jit(spmd(plan.graph, mesh)).lower(inputs).compile()
         for i in range(STEPS):
             outs = step(inputs)
             state, _ = jax.tree.unflatten(program.out_tree, outs)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import models
-from tests.numerics.harness import QUICK, TOLERANCE, Case
-from tests.numerics.steps import CORE, Reference, slow
+from tests.numerics.harness import TOLERANCE, Case
+from tests.numerics.steps import CHEAP, Reference, slow
 from unity_jax.rewrite.library import applicable, stacking
 from unity_jax.rewrite.towers import exchanged, stacked, towers
 from unity_jax.search import variants
@@ -21,16 +21,17 @@ from unity_jax.search.variants import Moves
 MACHINE = slow()
 MERGING = slow(factor=5e2)
 REWRITTEN = {"dlrm": MACHINE, "mlp": MERGING, "xdl": MACHINE}  # where each is sharded and rewritten
-CHEAP = ("mlp", "dlrm", "lstm_lm")  # programs that XLA compiles in seconds under any plan
+QUICK = (*CHEAP, "gpt")  # also on the newest JAX
+SMALLER = {"bert": {"layers": 1}, "gpt": {"layers": 2}, "moe": {"layers": 1}, "resnext": {}}
 
 
 @functools.cache
 def reference(name: str) -> Reference:
-    return Reference.of(models.get(name, "tiny", dtype="float64"), QUICK)
+    return Reference.of(models.get(name, "tiny", dtype="float64"))
 
 
 def check(ref, plan):
-    errors = ref.errors(ref.run(plan, QUICK))
+    errors = ref.errors(ref.run(plan))
     assert {path: e for path, e in errors.items() if not e <= TOLERANCE} == {}
 
 
@@ -47,7 +48,7 @@ def few_variants(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "ref", [pytest.param(n, marks=() if n in CORE else pytest.mark.slow) for n in models.names()], indirect=True
+    "ref", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in models.names()], indirect=True
 )
 def test_chosen_plan(ref, few_variants):
     """That of `auto_shard`: rewrites and layouts are chosen together."""
@@ -74,10 +75,12 @@ def test_random_plan(ref, sizes):
     check(ref, ref.case.sample(sizes, seed=len(sizes), machine="h100"))
 
 
-@pytest.mark.parametrize("ref", [n for n in CORE if n not in CHEAP], indirect=True)
+@pytest.mark.parametrize("name", SMALLER)
 @pytest.mark.slow
-def test_random_plan_of_large_programs(ref):
-    check(ref, ref.case.sample((2, 4), seed=0, machine="h100"))
+def test_random_plan_of_large_programs(name):
+    with jax.enable_x64(True):
+        ref = Reference.of(models.get(name, "tiny", dtype="float64", **SMALLER[name]))
+        check(ref, ref.case.sample((2, 4), seed=0, machine="h100"))
 
 
 @pytest.mark.parametrize(
@@ -103,12 +106,12 @@ PRECISE = ["mlp", "xdl", pytest.param("dlrm", marks=pytest.mark.slow)]
 def test_float32(name, few_variants):
     """At most four times the error of an unsharded run whose sums run in another order: that of the shuffled batch.
     Rewrites count: they multiply in another order."""
-    ref = Reference.of(models.get(name, "tiny", dtype="float32"), QUICK)
+    ref = Reference.of(models.get(name, "tiny", dtype="float32"))
     plan = ref.chosen(MERGING, (8,))
     assert plan.rewrites
-    shuffled = max(max(ref.errors(ref.shuffled(seed, QUICK)).values()) for seed in range(3))
+    shuffled = max(max(ref.errors(ref.shuffled(seed)).values()) for seed in range(3))
     assert 0 < shuffled < 1e-4
-    assert max(ref.errors(ref.run(plan, QUICK)).values()) <= 4 * shuffled
+    assert max(ref.errors(ref.run(plan)).values()) <= 4 * shuffled
 
 
 @pytest.mark.parametrize("name", PRECISE)
@@ -117,7 +120,7 @@ def test_bfloat16(name, few_variants):
 
     Sums accumulate in float32, so that their order changes almost nothing; what changes is where values are rounded.
     """
-    exact, ref = (Reference.of(models.get(name, "tiny", dtype=d), QUICK) for d in ("float32", "bfloat16"))
+    exact, ref = (Reference.of(models.get(name, "tiny", dtype=d)) for d in ("float32", "bfloat16"))
     plan = ref.chosen(MERGING, (8,))
     assert plan.rewrites
 
@@ -127,7 +130,7 @@ def test_bfloat16(name, few_variants):
 
     unsharded = distance(ref.want)
     assert 1e-5 < unsharded < 0.3
-    assert distance(ref.run(plan, QUICK)) <= 2 * unsharded
+    assert distance(ref.run(plan)) <= 2 * unsharded
 
 
 @pytest.mark.parametrize("partitionable", [True, False])
@@ -144,10 +147,10 @@ def test_masks_and_keys_are_bitwise_equal(impl, partitionable):
         return mask, masks, jax.random.split(second, 6), jax.random.bits(second, (5, 3), "uint16"), z
 
     with jax.enable_x64(True), jax.threefry_partitionable(partitionable):
-        case = Case.of(fn, (jax.random.key(5, impl=impl), jnp.ones((12, 10))), options=QUICK)
+        case = Case.of(fn, (jax.random.key(5, impl=impl), jnp.ones((12, 10))))
         for seed, sizes in enumerate([(8,), (2, 4), (2, 2, 2), (3, 2)]):
             plan = case.sample(sizes, seed)
-            assert case.differences(case.run(plan, QUICK), tolerance=0) == [], f"{sizes}"
+            assert case.differences(case.run(plan), tolerance=0) == [], f"{sizes}"
 
 
 UNROLLED = {"layers": 1, "scan": False, "remat": False, "dropout": 0.0}
@@ -162,7 +165,7 @@ def test_random_plan_of_rows_that_go_far(name, options, rule, steps):
     """The selection of a class token goes down through all that follows attention, and its gradient up; the rows of a
     table's gradient go through Adagrad."""
     with jax.enable_x64(True):
-        ref = Reference.of(models.get(name, "tiny", dtype="float64", **options), QUICK)
+        ref = Reference.of(models.get(name, "tiny", dtype="float64", **options))
         program = ref.case.program
         moves = Moves(Planner(program, MACHINE), applicable(), (), math.inf)
         every = (moves.made(program.graph, m) for m in moves(program.graph) if rule in m.place.rule.name)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.numerics import programs
 from tests.numerics.coverage import Coverage, steer
-from tests.numerics.harness import QUICK, Case
+from tests.numerics.harness import Case
 from unity_jax.ops.rule import RULES
 from unity_jax.ops.rules import POINTWISE
 
@@ -36,10 +36,10 @@ def test_random_programs(rng, sizes, machine):
         program = programs.draw(rng, most=6)
         hypothesis.note(f"{program}")
         hypothesis.assume(program.steps)
-        case, rewrites = Case.of(program.fn, program.args, program.donate, QUICK).rewritten(rng, steps=2)
+        case, rewrites = Case.of(program.fn, program.args, program.donate).rewritten(rng, steps=2)
         plan = case.sample(sizes, rng.randint(0, 2**30), machine)
         hypothesis.note(f"{rewrites}: {plan.graph}")
-        assert case.differences(case.run(plan, QUICK), floor=1.0) == []
+        assert case.differences(case.run(plan), floor=1.0) == []
 
 
 def batches(size: int = 8) -> list[tuple[str, ...]]:
@@ -58,12 +58,12 @@ def one_of_each(names: tuple[str, ...], seed: int = 1) -> programs.Program:
 def test_every_strategy(names):
     with jax.enable_x64(True):
         program = one_of_each(names)
-        case = Case.of(program.fn, program.args, options=QUICK)
+        case = Case.of(program.fn, program.args)
         coverage = Coverage()
         for i in range(12):
             sizes = SMALL_MESHES[i % 3]
             plan = steer(case, case.sample(sizes, seed=i), coverage)
-            assert case.differences(case.run(plan, QUICK), floor=1.0) == [], f"{sizes}, seed {i}"
+            assert case.differences(case.run(plan), floor=1.0) == [], f"{sizes}, seed {i}"
             coverage.record(case, plan)
             if i >= 2 and not coverage.missing():
                 break

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.numerics.harness import QUICK, error
+from tests.numerics.harness import error
 from tests.rewrite.test_apply import evaluate
 from tests.rewrite.written import function, in_order
 from unity_jax.program import trace
@@ -163,7 +163,7 @@ def run_all(every):
         return [(evaluate(f.before, a), evaluate(f.after, a)) for f, a in zip(every, args, strict=True)]
 
     args = [f.args for f in every]
-    return jax.jit(both).lower(args).compile(compiler_options=QUICK)(args)
+    return jax.jit(both).lower(args).compile()(args)
 
 
 @pytest.mark.parametrize("start", range(0, len(searched()), TOGETHER))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.numerics.harness import QUICK, Case
+from tests.numerics.harness import Case
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.mesh import MeshAxes
@@ -32,7 +32,7 @@ def tied(params, batch):
 def case():
     rng = np.random.default_rng(0)
     rows = {name: jnp.asarray(rng.integers(0, 48, size=64)) for name in "ab"}
-    return Case.of(tied, [jnp.asarray(rng.normal(size=(48, 16)), jnp.float32), rows], [0], QUICK)
+    return Case.of(tied, [jnp.asarray(rng.normal(size=(48, 16)), jnp.float32), rows], [0])
 
 
 def expert(case, name):
@@ -53,7 +53,7 @@ def test_gradients_of_a_table_that_is_read_twice_are_reduced_once(monkeypatch, n
     made = case()
     plan = expert(made, name)
     assert reductions(plan.graph) == [kind, kind]  # that of the product, which is rounded first; and of both reads
-    assert made.differences(made.run(plan, QUICK), tolerance=1e-5) == []
+    assert made.differences(made.run(plan), tolerance=1e-5) == []
     monkeypatch.setattr(assemble, "reduced_once", lambda graph, rules, mesh: graph)
     apart = expert(made, name)
     assert reductions(apart.graph) == [kind] * 3
@@ -71,9 +71,9 @@ def test_what_is_read_by_others_is_reduced_by_itself():
 
     with jax.enable_x64(True):
         args = [jnp.asarray(rng.normal(size=(16, 16))) for _ in range(2)]
-        found = Case.of(read, args, options=QUICK)
+        found = Case.of(read, args)
         for seed in range(12):
-            assert found.differences(found.run(found.sample((2, 4), seed), QUICK)) == []
+            assert found.differences(found.run(found.sample((2, 4), seed))) == []
 
 
 def test_sums_as_long_as_a_program_are_no_recursion():
