@@ -347,8 +347,8 @@ def identity(reduction: str, dtype: Any) -> Any:
 
 
 def making(rule: Rule, mesh: MeshAxes, layout: Layout, linear: int = 0) -> Strategy:
-    """How an op makes its first result in a layout, if it can: partial sums come through `linear[linear]`, dimensions
-    that are not made of one factor alone are split by none. Whether it is legal `strategies` says."""
+    """How an op makes its first result in a layout, if it can: partial sums come through `linear[linear]`, a dimension
+    made of several factors is split by the major one. Whether it is legal `strategies` says."""
     factor = {d: dims[0] for d, dims in enumerate(rule.results[0]) if dims}
     partial, where = dict(layout.partial), layout.axis_dim
     through = len(rule.factors) + linear
