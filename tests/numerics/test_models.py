@@ -10,7 +10,7 @@ import pytest
 
 import models
 from tests.numerics.harness import TOLERANCE, Case
-from tests.numerics.steps import CHEAP, Reference, slow
+from tests.numerics.steps import CHEAP, CORE, Reference, slow
 from unity_jax.rewrite.library import applicable, stacking
 from unity_jax.rewrite.towers import exchanged, stacked, towers
 from unity_jax.search import variants
@@ -22,7 +22,6 @@ MACHINE = slow()
 MERGING = slow(factor=5e2)
 REWRITTEN = {"dlrm": MACHINE, "mlp": MERGING, "xdl": MACHINE}  # where each is sharded and rewritten
 QUICK = (*CHEAP, "gpt")  # also on the newest JAX
-SMALLER = {"bert": {"layers": 1}, "gpt": {"layers": 2}, "moe": {"layers": 1}, "resnext": {}}
 
 
 @functools.cache
@@ -75,12 +74,10 @@ def test_random_plan(ref, sizes):
     check(ref, ref.case.sample(sizes, seed=len(sizes), machine="h100"))
 
 
-@pytest.mark.parametrize("name", SMALLER)
+@pytest.mark.parametrize("ref", [n for n in CORE if n not in CHEAP], indirect=True)
 @pytest.mark.slow
-def test_random_plan_of_large_programs(name):
-    with jax.enable_x64(True):
-        ref = Reference.of(models.get(name, "tiny", dtype="float64", **SMALLER[name]))
-        check(ref, ref.case.sample((2, 4), seed=0, machine="h100"))
+def test_random_plan_of_large_programs(ref):
+    check(ref, ref.case.sample((2, 4), seed=0, machine="h100"))
 
 
 @pytest.mark.parametrize(

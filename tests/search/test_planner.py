@@ -42,9 +42,9 @@ def test_never_worse_than_an_expert_on_one_axis(name: str, machine: str) -> None
     assert all(chosen.seconds <= e.seconds * (1 + 1e-9) for e in fitting)
 
 
-@pytest.mark.parametrize("name", ["dlrm", "lstm_lm", "mlp", "moe", "resnext"])  # a mixture of experts is a GPT, too
+@pytest.mark.parametrize("name", CORE)
 def test_never_worse_than_an_expert_on_several_axes(name: str) -> None:
-    overrides = {"layers": 1} if name == "moe" else {}
+    overrides = {"layers": 1} if name in ("bert", "gpt", "moe") else {}
     plan = planner(program(name, **overrides))
     found = plan.candidates(mesh(8))  # an expert that a coarser mesh can express takes part there only
     for axes in [*TWO_AXES, *THREE_AXES]:
