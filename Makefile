@@ -10,7 +10,7 @@ NEWEST_VENV := .venv-newest
 AOT_VENV := .venv-aot
 EXTRAS := test
 # What traces, lowers or runs programs: each primitive, train steps, and how people call it. The rest of the tests meets
-# JAX in no other way.
+# JAX in no other way, and how strategies over several mesh axes combine does not depend on it.
 NEWEST_TESTS := tests/aot tests/api tests/lower tests/numerics tests/ops tests/test_trace.py
 
 # A Python >= 3.12, which newer JAX releases ask for. Candidates are run, not just found: a pyenv shim may exist and fail.
@@ -34,7 +34,7 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest --quiet --doctest-modules unity_jax
 
 test-newest: $(NEWEST_VENV)/.installed
-	$(NEWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" $(NEWEST_TESTS)
+	$(NEWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" --one-axis $(NEWEST_TESTS)
 
 newest-python: # prints the interpreter that test-newest uses; fails where there is none
 	@test -n "$(NEWEST_PYTHON)" && echo "$(NEWEST_PYTHON)"

@@ -52,15 +52,17 @@ def made_by(code: Sequence[str], model: str | None = None, root: Path | None = N
     return hashlib.sha256("".join(_hash(name, root) for name in sorted(files)).encode()).hexdigest()[:12]
 
 
-def _model(name: str, root: Path) -> Iterator[str]:
+@functools.cache
+def _model(name: str, root: Path) -> frozenset[str]:
     """The file of a model, and those that it imports."""
-    yield (file := f"models/{name}.py")
+    found = {file := f"models/{name}.py"}
     for node in ast.walk(ast.parse((root / file).read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("models."):
-            yield from _model((node.module or "").removeprefix("models."), root)
+            found |= _model((node.module or "").removeprefix("models."), root)
         elif isinstance(node, ast.ImportFrom) and node.module == "models":
             inside = [a.name for a in node.names if (root / "models" / f"{a.name}.py").exists()]
-            yield from (file for other in inside for file in _model(other, root))
+            found = found.union(*(_model(other, root) for other in inside))
+    return frozenset(found)
 
 
 @functools.cache

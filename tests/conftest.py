@@ -33,6 +33,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("unity")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--one-axis", action="store_true", help="run strategies of ops over one mesh axis, not over several")
+
+
 EXTRAS = {"tpu-aot": "libtpu", "gpu-aot": "jax_cuda12_plugin"}
 """What an extra brings, for tests that are marked with it."""
 

@@ -42,8 +42,8 @@ def ref(request):
 
 @pytest.fixture
 def few_variants(monkeypatch):
-    """The joint search, cut short: it plans the most promising variants."""
-    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=3))
+    """The joint search, cut short: it plans the most promising variants, and gives up early."""
+    monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=3, vain=4))
 
 
 @pytest.mark.parametrize(
