@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.estimates import Estimates
+from unity_jax.cost.layers import more_bytes
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
@@ -37,16 +38,17 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, don
     """
     storage = Storage(graph, traffic, mesh, machine.device)
     base = base_tensors(graph)
-    kept = {t: storage.outside(t) for t in graph.inputs}
+    kept = {t: t.times * storage.outside(t) for t in graph.inputs}
     free = Counter(_kind(graph.inputs[i]) for i in donated)
     for t in dict.fromkeys(base.get(t, t) for t in graph.outputs):
         if free[_kind(t)]:
             free[_kind(t)] -= 1
         elif t not in kept and t.literal is None:
-            kept[t] = storage.outside(t)
+            kept[t] = t.times * storage.outside(t)
     module = emit(graph, traffic, storage, machine, Estimates(machine))
     compiled(module)
     peak, live = temporary_bytes(module)
+    peak += more_bytes(module)
     ranked = sorted([*kept.items(), *((b.tensor, b.temporary) for b in live)], key=lambda item: -item[1])
     return Memory(round(sum(kept.values()) + peak), tuple((t, round(n)) for t, n in ranked[:50]))
 

@@ -45,8 +45,8 @@ class Task:
     first; `levels`: bits of the network levels that it occupies; `blocking`: it occupies the compute stream as well (a
     collective that the compiler does not start and await apart); `op`: what it computes, or the op that it serves;
     `collective`: kind, axes and bytes; `parts`: the collectives that are combined in it. `body` and `runs`: a loop's
-    tasks and how often they are run; `seconds` then means nothing. A task of no seconds is a point in time that others
-    wait for.
+    tasks and how often they are run; `seconds` then means nothing. `times`: for how many it stands, one of each layer
+    (`cost.layers`). A task of no seconds is a point in time that others wait for.
     """
 
     stream: int
@@ -59,6 +59,7 @@ class Task:
     parts: tuple[Task, ...] = ()
     body: tuple[Task, ...] = ()
     runs: int = 0
+    times: int = 1
 
     @property
     def name(self) -> str:
@@ -90,6 +91,7 @@ class _Writer:
         self.target = target_of(machine.device)
         self.stacked = stacked  # what a scan stacks of each iteration
         self.sent: dict[Op, float] = {}
+        self.times = 1  # of what is written now
         self.tasks: list[Task] = []
         self.alike: list[Sent] = []  # the collectives that may be combined
         self.ready: dict[Tensor, tuple[int, ...]] = {}  # the tasks to wait for; inputs and constants need none
@@ -99,6 +101,7 @@ class _Writer:
         self.sent = sent(graph) if self.target.moves_casts else {}
         for kernel in self.traffic.kernels[graph]:
             root, after = kernel.root, self._wait((*kernel.reads, *kernel.waits))
+            self.times = root.times
             if root.bodies:
                 done = self._loop(root, after)
             elif root.move is not None and len(kernel.ops) == 1:
@@ -165,7 +168,7 @@ class _Writer:
         return tuple(found)
 
     def _add(self, task: Task) -> tuple[int, ...]:
-        self.tasks.append(task)
+        self.tasks.append(task if task.times == self.times else replace(task, times=self.times))
         return (len(self.tasks) - 1,)
 
     def _join(self, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -191,7 +194,7 @@ class _Writer:
                 if alike is not None:
                     size = local_bytes(op.outputs[0], self.mesh) * part
                     (at,) = after
-                    self.alike.append(Sent(alike, size, at, replace(c, bytes=round(c.bytes * part))))
+                    self.alike.append(Sent((alike, self.times), size, at, replace(c, bytes=round(c.bytes * part))))
                 after = self._compute(turned, after, op)
         return after
 

@@ -21,13 +21,17 @@ from unity_jax.pcg.parallel import Move
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """A value of the program: global shape, dtype, the literal it stands for (if any) and, once planned, its layout."""
+    """A value of the program: global shape, dtype, the literal it stands for (if any) and, once planned, its layout.
+
+    `times`: how many values it stands for, one for each layer, in a program that is folded (`search.fold`).
+    """
 
     shape: tuple[int, ...]
     dtype: Any
     name: str = ""
     literal: Any = None
     layout: Layout | None = None
+    times: int = 1
 
     @property
     def rank(self) -> int:
@@ -114,6 +118,11 @@ class Op:
         return found if own else _SIGNATURES.setdefault(found, found)
 
     @property
+    def times(self) -> int:
+        """How many ops it stands for (`Tensor.times`)."""
+        return self.outputs[0].times if self.outputs else 1
+
+    @property
     def label(self) -> str:
         """A short name for tables and errors: the scope's last part and the primitive."""
         scope = self.scope.rstrip("/").rsplit("/", 1)[-1]
@@ -190,7 +199,7 @@ def nested(graph: Graph, path: Path = (), repeat: int = 1) -> Iterator[tuple[Pat
     yield path, graph, repeat
     for i, op in enumerate(graph.ops):
         for j, body in enumerate(op.bodies):
-            yield from nested(body, (*path, (i, j)), repeat * trips(op))
+            yield from nested(body, (*path, (i, j)), repeat * op.times * trips(op))
 
 
 def trips(op: Op) -> int:
@@ -200,4 +209,4 @@ def trips(op: Op) -> int:
 
 def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """The planned twin of a traced tensor."""
-    return Tensor(tensor.shape, tensor.dtype, tensor.name, tensor.literal, layout)
+    return Tensor(tensor.shape, tensor.dtype, tensor.name, tensor.literal, layout, tensor.times)

@@ -57,7 +57,7 @@ class Builder:
 
     def least_seconds(self) -> float:
         """Seconds that no plan is below: the arithmetic of every op, split as well as it can be."""
-        return sum(repeat * self._least(op) for _, graph, repeat in nested(self.graph) for op in graph.ops)
+        return sum(repeat * op.times * self._least(op) for _, graph, repeat in nested(self.graph) for op in graph.ops)
 
     def _least(self, op: Op) -> float:
         if op.bodies or is_free(op) or passes_layouts(op):
@@ -137,7 +137,7 @@ class _Build:
 
     def _need(self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool) -> None:
         if t.literal is None and t in self.made:
-            self.needed.setdefault(t, []).append(Port(node, layouts, key, repeat, backward))
+            self.needed.setdefault(t, []).append(Port(node, layouts, key, repeat * t.times, backward))
 
     # Graphs
 
@@ -195,8 +195,8 @@ class _Build:
         strategies = self.b.rules.strategies(op, self.mesh)
         use = self.b.traffic.uses[op]
         seconds = self.b.intern(("seconds", op.signature, use), lambda: self._seconds(op, strategies, use))
-        node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, use), repeat)
-        self.of_ops[op] = OpSeconds(node, seconds[1], self._start(op, use), repeat)
+        node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, use), repeat * op.times)
+        self.of_ops[op] = OpSeconds(node, seconds[1], self._start(op, use), repeat * op.times)
         ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
         for i, t in enumerate(op.inputs):
             self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward)
@@ -263,15 +263,21 @@ class _Build:
             parts.append(strategies)
             self.b.intern(("seconds", key, use), lambda: self._seconds(op, strategies, use))  # noqa: B023
             keys.append((key, use))
-        named = "cluster", self.b.name(tuple(keys))
-        seconds = self.b.intern(named, lambda: np.sum([self.b.intern(("seconds", *k), None) for k in keys], axis=0))
+        times = [op.times for op in cluster.ops]
+        named = "cluster", self.b.name((*keys, *times))
+        seconds = self.b.intern(
+            named,
+            lambda: np.sum(
+                [n * self.b.intern(("seconds", *k), None) for k, n in zip(keys, times, strict=True)], axis=0
+            ),
+        )
         node = self._node("cluster", tuple(cluster.ops), tuple(parts), seconds, named, repeat)
         self.nodes[node].layouts = space.layouts
         self.spaces[node] = space
         for op, (key, use) in zip(cluster.ops, keys, strict=True):
             self.member_keys[op] = key
             least = self.b.intern(("seconds", key, use), None)[1]
-            self.of_ops[op] = OpSeconds(node, least, self._start(op, use), repeat)
+            self.of_ops[op] = OpSeconds(node, least, self._start(op, use), repeat * op.times)
         return node
 
     def _follow(self, op: Op, linear: int, choices: Layouts) -> list[Strategy]:
@@ -309,7 +315,7 @@ class _Build:
 
     def _scan(self, op: Op, repeat: int) -> None:
         roles, (body,) = Scan.of(op.params), op.bodies
-        inner = repeat * trips(op)
+        inner = repeat * op.times * trips(op)
 
         def inputs(role: slice, partial: bool, lifted: bool) -> list[int]:
             return self._body_inputs(body.inputs[role], op.inputs[role], op, repeat, inner, partial, lifted)
@@ -326,38 +332,38 @@ class _Build:
             self._need_place(t, node, inner, op.backward)
 
     def _while(self, op: Op, repeat: int) -> None:
-        cond, body = op.bodies
+        (cond, body), inner = op.bodies, repeat * op.times
         roles = While.of(op.params)
         own, before = body.inputs[: roles.before.start], body.inputs[roles.before]
 
         def inputs(tensors: Sequence[Tensor], role: slice) -> list[int]:
-            return self._body_inputs(tensors, op.inputs[role], op, repeat, repeat, False, False)
+            return self._body_inputs(tensors, op.inputs[role], op, repeat, inner, False, False)
 
         inputs(cond.inputs[roles.condition], roles.condition)
         inputs(own, roles.constants)
         carry = inputs(before, roles.carried)
         for t, twin in zip(cond.inputs[roles.tested], before, strict=True):
             self.made[t] = self.made[twin]
-        self._graph(cond, repeat)
-        self._graph(body, repeat)
-        whole = self._place(Tensor((), np.dtype(bool)), Space(("scalar",), (Layout(()),)), "place", repeat, op.backward)
+        self._graph(cond, inner)
+        self._graph(body, inner)
+        whole = self._place(Tensor((), np.dtype(bool)), Space(("scalar",), (Layout(()),)), "place", inner, op.backward)
         self.nodes[whole].tensor = None
-        self._need_place(cond.outputs[0], whole, repeat, op.backward)
+        self._need_place(cond.outputs[0], whole, inner, op.backward)
         for node, t, out in zip(carry, body.outputs, op.outputs, strict=True):
-            self._need_place(t, node, repeat, op.backward)
+            self._need_place(t, node, inner, op.backward)
             self._make_place(out, node, repeat, op.backward)
 
     def _cond(self, op: Op, repeat: int) -> None:
-        first = op.bodies[0]
-        self._body_inputs(first.inputs, op.inputs[1:], op, repeat, repeat, False, False)
+        first, inner = op.bodies[0], repeat * op.times
+        self._body_inputs(first.inputs, op.inputs[1:], op, repeat, inner, False, False)
         for branch in op.bodies[1:]:
             for t, twin in zip(branch.inputs, first.inputs, strict=True):
                 self.made[t] = self.made[twin]
         outs = [self._place(t, self._space(t), "place", repeat, op.backward) for t in op.outputs]
         for branch in op.bodies:
-            self._graph(branch, repeat)
+            self._graph(branch, inner)
             for node, t in zip(outs, branch.outputs, strict=True):
-                self._need_place(t, node, repeat, op.backward)
+                self._need_place(t, node, inner, op.backward)
 
 
 def _count_readers(graph: Graph) -> dict[Tensor, int]:

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unity_jax.cost.layers import simulated
 from unity_jax.cost.memory import Memory, memory
 from unity_jax.cost.tasks import tasks
-from unity_jax.cost.timeline import Timeline, simulate
+from unity_jax.cost.timeline import Timeline
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Graph, Tensor
@@ -51,7 +52,7 @@ class Candidate:
     @functools.cached_property
     def timeline(self) -> Timeline:
         """One step, simulated."""
-        return simulate(tasks(self.graph, self.traffic, self.mesh, self.machine), self.machine)
+        return simulated(tasks(self.graph, self.traffic, self.mesh, self.machine), self.machine)
 
     @property
     def seconds(self) -> float:

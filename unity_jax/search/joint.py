@@ -32,7 +32,6 @@ from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
-from unity_jax.search.twin import replayed
 from unity_jax.search.variants import Moves, Search, is_better
 
 
@@ -109,7 +108,7 @@ def _divided(planner: Planner, meshes: Sequence[MeshAxes], program: Program) -> 
     program has a shallow twin to plan: both are planned anew for all."""
     names = {rule.name for rule in stacking()}
     stacked = any(step.rule in names for done in program.rewrites for _, step in done.steps)
-    anew = stacked or planner.scout is not None
+    anew = stacked 
     proved = [m for m in meshes if anew or planner.is_proved(m)]
     return [(proved, False), ([m for m in meshes if m not in proved], True)]
 
@@ -151,7 +150,7 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
     twin finds, but for its towers: a twin may have cut one of two. And how many were tried."""
     paired = [r for r in rules if r in stacking()]
     single = [r for r in rules if is_applicable(r)]
-    if planner.scout is None:
+    if True:
         every, _, searched = _explored(planner, first, single, paired)
         return every, searched
     towers = Search(planner, _moves(planner, first, [], paired))

@@ -8,19 +8,16 @@ because each is simulated too unless its floor (`floors`) shows that it cannot w
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from unity_jax import progress
 from unity_jax.machine.machine import Machine
-from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.build import Builder
@@ -37,18 +34,10 @@ from unity_jax.search.rings import with_rings
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
-from unity_jax.search.twin import shallow
 from unity_jax.xla.traffic import Traffic
 
 PROVED = 1e-6
 """The gap, as a part of its cost, that rounding alone may leave between an assignment and its lower bound."""
-
-
-class Scout(NamedTuple):
-    """The planner of a shallow twin, and what the twin has in place of the program's tensors."""
-
-    planner: Planner
-    like: Mapping[Tensor, Tensor]
 
 
 class Planner:
@@ -95,16 +84,6 @@ class Planner:
     def rules(self) -> RuleCache:
         """The rules of ops."""
         return self.common.rules
-
-    @functools.cached_property
-    def scout(self) -> Scout | None:
-        """Of a deep program. Its twin needs less memory: plans of that have no limit."""
-        twin = shallow(self.program)
-        if len(twin.program.graph.ops) > len(self.program.graph.ops) // 2:
-            return None
-        outputs = {new: self.pins.outputs[old] for new, old in enumerate(twin.outputs) if old in self.pins.outputs}
-        planner = self.like(twin.program, math.inf, dataclasses.replace(self.pins, outputs=outputs))
-        return Scout(planner, twin.like)
 
     def sketch(self, meshes: Sequence[MeshAxes]) -> list[Candidate]:
         """The planner's own answers without a memory limit; meshes are tried as in `plan`."""
@@ -313,11 +292,7 @@ class Planner:
                 experts = self._experts_of(built, len(coarse) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
                 return [*known, *experts.values(), *coarse.values()]  # of coarser meshes: stand for their experts
 
-            if by_one_axis_at_a_time(built) and self.scout is not None:
-                of = self.scout.planner._solved(mesh)
-                found = [carried(of.built, of.assignment, built, store, self.scout.like), *known, *coarse.values()]
-                assignment, exact = min(found, key=built.problem.rank), False
-            elif by_one_axis_at_a_time(built):
+            if by_one_axis_at_a_time(built):
                 assignment, exact = by_axis(built, seeds()), False
             elif self._is_short(mesh):
                 assignment, exact = min(seeds(), key=built.problem.rank), False
@@ -346,24 +321,12 @@ class Planner:
             styles = experts(mesh)
             if new:
                 styles = (e for e in styles if e.is_combined and len(mesh.names) == 2)
-            if self.scout is not None:
-                hopeful = self.scout.planner._hopeful(mesh, new)
-                styles = (e for e in styles if e.name in hopeful)
             self._experts[key] = self._completed(built, styles)
         return self._experts[key]
 
     def _completed(self, built: Built, styles: Iterable[Expert]) -> dict[str, np.ndarray]:
         """Expert plans, whether weights are gathered again or not: they come out the same."""
         return expert_seeds(self.program, built, built.mesh, self.rules, styles, self._completions[built.mesh])
-
-    def _hopeful(self, mesh: MeshAxes, new: bool) -> set[str]:
-        """The experts that are not far behind, of this shallow program and so of the deep one."""
-        built, most = self._problem(mesh), LIMITS.far * self._proposed(mesh).seconds
-        return {
-            name
-            for name, seed in self._experts_of(built, new).items()
-            if self.floor(built, seed) < most and self._finish(built, seed, True, name).seconds < most
-        }
 
     def _within_limit(self, found: list[Candidate], mesh: MeshAxes, free: Candidate) -> None:
         """Add plans under the memory limit for a mesh; they gather weights again for the backward pass. Unless one now

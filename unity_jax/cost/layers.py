@@ -1,0 +1,100 @@
+"""What a folded program takes, of which a layer stands for several: that of one more such layer, as many times.
+
+    seconds of L layers = seconds + (L - 1) x (seconds with the layer twice - seconds)
+
+In the tasks of a step the layer is repeated behind itself: what its tasks wait for of the layer before, their
+counterparts wait for of its own. Of its buffers those are live as many times at once that outlive the layer and the
+next one: what the backward pass needs, gradients that wait for the update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from unity_jax.cost.tasks import Task
+from unity_jax.cost.timeline import Timeline, simulate
+from unity_jax.machine.machine import Machine
+from unity_jax.xla.module import Buffer, Module
+
+_APART = 8
+"""Instructions of other layers that may be scheduled among those of one."""
+
+
+def simulated(tasks: Sequence[Task], machine: Machine) -> Timeline:
+    """One step of a device, all layers that tasks stand for included in the sums, but not in the tasks themselves."""
+    once = simulate(tasks, machine)
+    step, compute, communication = once.step_seconds, once.compute_seconds, once.communication_seconds
+    for times in sorted({task.times for task in tasks} - {1}):
+        twice = simulate(repeated(tasks, times), machine)
+        step += (times - 1) * max(0.0, twice.step_seconds - once.step_seconds)
+        compute += (times - 1) * (twice.compute_seconds - once.compute_seconds)
+        communication += (times - 1) * (twice.communication_seconds - once.communication_seconds)
+    return dataclasses.replace(
+        once, step_seconds=step, compute_seconds=compute, communication_seconds=communication
+    )
+
+
+def repeated(tasks: Sequence[Task], times: int) -> list[Task]:
+    """The tasks, with those that stand for so many once more: each behind its like, and what reads the layer behind
+    both."""
+    mine = [task.times == times for task in tasks]
+    first, again = list[int](), list[int]()  # of each task its new number, and that of its repetition
+    for repeats in mine:
+        first.append(again[-1] + 1 if again else 0)
+        again.append(first[-1] + repeats)
+    read = {j for i, task in enumerate(tasks) if not mine[i] for j in task.after if mine[j]}
+    ends = {_kind(tasks[j]): j for j in sorted(read)}  # what other layers read of this one
+    found = []
+    for i, task in enumerate(tasks):
+        if not mine[i]:
+            both = (n for j in task.after for n in (first[j], again[j]))
+            found.append(dataclasses.replace(task, after=tuple(dict.fromkeys(both))))
+            continue
+        found.append(dataclasses.replace(task, after=tuple(first[j] for j in task.after)))
+        waits = [again[j] for j in task.after]
+        waits += [first[ends[kind]] for j in task.after if not mine[j] and (kind := _kind(tasks[j])) in ends]
+        found.append(dataclasses.replace(_part(task, times), after=tuple(dict.fromkeys(waits))))
+    return found
+
+
+def _kind(task: Task) -> Hashable:
+    """Equal for tasks of different layers that do the same."""
+    op = task.op
+    what = None if op is None else (op.name, op.backward, op.traced.signature if op.traced is not None else op.move)
+    return task.stream, task.seconds, what, task.collective and (task.collective.kind, task.collective.axes)
+
+
+def _part(task: Task, times: int) -> Task:
+    """Of collectives that are combined those that stand for so many."""
+    parts = tuple(p for p in task.parts if p.times == times)
+    if len(parts) == len(task.parts):
+        return task
+    whole = sum(p.seconds for p in task.parts)
+    return dataclasses.replace(task, seconds=task.seconds * sum(p.seconds for p in parts) / whole, parts=parts)
+
+
+def more_bytes(module: Module) -> int:
+    """By how much the most bytes that are live at once grow with the layers that a scheduled module stands for."""
+    begins, ends = dict[Buffer, int](), dict[Buffer, int]()
+    for position, i in enumerate(module.schedule):
+        for b in (*i.makes, *i.reads):
+            begins.setdefault(b, position)
+            ends[b] = position
+    layer = np.array(sorted({begins[b] for b in begins if b.tensor.times > 1}))
+    if not layer.size:
+        return 0
+    first = np.concatenate([[0], 1 + np.flatnonzero(np.diff(layer) > _APART)])
+    starts, stops = layer[first], np.concatenate([layer[first[1:] - 1], layer[-1:]])
+    once, every = np.zeros((2, len(module.schedule) + 1))
+    for b, begin in begins.items():
+        size, times = b.temporary, b.tensor.times
+        if size and times > 1:
+            at = int(np.searchsorted(starts, begin, side="right")) - 1
+            beyond = ends[b] - stops[at] > max(_APART, stops[at] - starts[at])
+            times = times if beyond else 1
+        once[[begin, ends[b] + 1]] += size, -size
+        every[[begin, ends[b] + 1]] += times * size, -times * size
+    return round(np.cumsum(every).max() - np.cumsum(once).max())

@@ -1,0 +1,246 @@
+"""A deep program folded: of each run of equal layers three are left, and the one in the middle stands for the others.
+
+    BERT-Large, 24 layers, forward, backward and update: 18,719 ops    folded: about 3,000
+
+A train step repeats itself in every pass, so its ops in program order are periodic where layers follow each other. What
+is cut out has its like in the layer in the middle, whose tensors say for how many they stand (`Tensor.times`): a folded
+program computes no function of interest, but every sum over its ops, with that as a factor, is that of the whole. So it
+is planned in place of the whole, at the cost of three layers (`search.joint`), and the winner is done again on the
+whole (`replayed`, `search.unfold`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
+from unity_jax.pcg.layout import Layout
+from unity_jax.program import Program
+from unity_jax.rewrite.estimate import Seconds
+from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
+from unity_jax.rewrite.rule import Rule
+from unity_jax.rewrite.sites import Finder, Kinds, Step, counterparts, fingerprint, rewrite, still
+from unity_jax.search.candidate import Pins
+from unity_jax.search.limits import LIMITS
+
+LEFT = 3
+"""Layers of a run that are left: the first, one that stands for all in the middle, the last."""
+
+LIKE = 1
+"""How many ops before a place must be equal for the whole to be rewritten there as the folded program is: few, since
+layers of few ops are near the ends of the three."""
+
+
+class Folded(NamedTuple):
+    """**Fields:** `program`: with the trees of the whole; `like`: what it has in place of each tensor of the whole;
+    `pins`: those of the whole that are left."""
+
+    program: Program
+    like: Mapping[Tensor, Tensor]
+    pins: Pins
+
+
+def folded(program: Program, pins: Pins) -> Folded | None:
+    """The program with all layers but three of each run cut out; None if that is not much less of it."""
+    graph = program.graph
+    like: dict[Tensor, Tensor] = {}  # of tensors that are cut out those that are left
+    times: dict[Tensor, int] = {}
+    own: set[Tensor] = set()  # what only layers make or read that stand for themselves
+    gone: set[Op] = set()
+    for run in _runs(graph.ops, pins.tensors):
+        layers = [graph.ops[i : i + run.period] for i in range(run.start, run.start + run.layers * run.period, run.period)]
+        read = _read_by_one(layers)
+        known = [t for t in read if t in own]  # of parameters, if any are: what is made of them may be made apart
+        kept = {read[t] for t in [t for t in known if t not in graph.producer] or known}
+        if _is_chain(layers) or not kept:
+            kept = {0, len(layers) - 1}
+        middle, *cut = (i for i in range(len(layers)) if i not in kept)
+        if not cut:
+            continue
+        times.update((t, 1 + len(cut)) for op in layers[middle] for t in op.outputs)
+        own.update(t for t, i in read.items() if i in kept)
+        own.update(t for i in kept for op in layers[i] for t in op.outputs)
+        for op, left in ((op, left) for i in cut for op, left in zip(layers[i], layers[middle], strict=True)):
+            gone.add(op)
+            like.update(zip(op.outputs, left.outputs, strict=True))
+            for t, by in zip(op.inputs, left.inputs, strict=True):
+                if t in read and t not in graph.producer and t not in like and _end(by, like) is not t:
+                    like[t] = by  # a parameter, or what an optimizer keeps of one
+    if len(graph.ops) > 2 * (len(graph.ops) - len(gone)):
+        return _made(program, [op for op in graph.ops if op not in gone], like, times, pins)
+    return None
+
+
+def _read_by_one(layers: Sequence[Sequence[Op]]) -> dict[Tensor, int]:
+    """What is made outside of the layers and read by one of them, and by which."""
+    made = {t for ops in layers for op in ops for t in op.outputs}
+    readers: defaultdict[Tensor, set[int]] = defaultdict(set)
+    for i, ops in enumerate(layers):
+        for t in (t for op in ops for t in op.inputs if t.literal is None and t not in made):
+            readers[t].add(i)
+    return {t: i for t, found in readers.items() if len(found) == 1 for i in found}
+
+
+def _is_chain(layers: Sequence[Sequence[Op]]) -> bool:
+    """Whether some layer reads what another one makes."""
+    at = {t: i for i, ops in enumerate(layers) for op in ops for t in op.outputs}
+    return any(at.get(t, i) != i for i, ops in enumerate(layers) for op in ops for t in op.inputs)
+
+
+def _end(t: Tensor, like: Mapping[Tensor, Tensor]) -> Tensor:
+    while t in like:
+        t = like[t]
+    return t
+
+
+def _made(
+    program: Program, left: Sequence[Op], like: Mapping[Tensor, Tensor], times: Mapping[Tensor, int], pins: Pins
+) -> Folded:
+    """The program of the ops that are left."""
+    graph = program.graph
+    every = (*graph.inputs, *(t for op in graph.ops for t in op.outputs))
+    ends = {t: _end(t, like) for t in every}
+    counted = Counter(ends[t] for t in graph.inputs)
+    fresh = {t: dataclasses.replace(t, times=counted.get(t) or times.get(t, 1)) for t in dict.fromkeys(ends.values())}
+    stands = {t: fresh[end] for t, end in ends.items()}
+
+    def over(ts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(stands.get(t, t) for t in ts)
+
+    ops = [dataclasses.replace(op, inputs=over(op.inputs), outputs=over(op.outputs)) for op in left]
+    results = over(graph.outputs)
+    outputs = sorted({t: i for i, t in reversed(list(enumerate(results)))}.values())
+    made = tuple(results[i] for i in outputs)
+    read = {t for op in ops for t in op.inputs}.union(made, over([graph.inputs[i] for i in program.ties.values()]))
+    unread = tuple(t for op in ops if read.isdisjoint(op.outputs) for t in op.outputs)  # only what is cut out reads it
+    arguments = over(graph.inputs)
+    inputs = sorted({t: i for i, t in reversed(list(enumerate(arguments))) if t in read}.values())
+    inner = Graph(tuple(arguments[i] for i in inputs), made + unread, ops)
+    place = {t: i for i, t in enumerate(inner.inputs)}
+    n = len(program.constants)
+    leaves = [i - n for i in inputs if i >= n]
+    small = dataclasses.replace(
+        program,
+        graph=inner,
+        constants=tuple(program.constants[i] for i in inputs if i < n),
+        in_paths=tuple(program.in_paths[i] for i in leaves),
+        in_suffixes=tuple(program.in_suffixes[i] for i in leaves),
+        out_paths=tuple(program.out_paths[i] for i in outputs),
+        donated=tuple(sorted({place[arguments[i]] for i in program.donated if arguments[i] in place})),
+        ties={new: place[arguments[program.ties[old]]] for new, old in enumerate(outputs) if old in program.ties},
+    )
+    fixed = {new: pins.outputs[old] for new, old in enumerate(outputs) if old in pins.outputs}
+    return Folded(small, stands, Pins({stands.get(t, t): layout for t, layout in pins.tensors.items()}, fixed))
+
+
+# Runs
+
+
+class _Run(NamedTuple):
+    """Ops from `start` to `stop` that are each like the one a period later."""
+
+    start: int
+    stop: int
+    period: int
+
+    @property
+    def layers(self) -> int:
+        """How many whole periods there are."""
+        return (self.stop - self.start) // self.period
+
+    @property
+    def cut(self) -> int:
+        """How many ops are let go of."""
+        return max(0, self.layers - LEFT) * self.period
+
+
+def _runs(ops: Sequence[Op], pinned: Mapping[Tensor, Layout]) -> list[_Run]:
+    """Runs that do not overlap, chosen by how many ops they let go of; in the order of the program."""
+    numbers: dict[object, int] = {}
+    kinds = np.array([numbers.setdefault(_kind(op, numbers, pinned), len(numbers)) for op in ops])
+    found = [run for period in _periods(kinds) for run in _periodic(kinds, period)]
+    taken, chosen = np.zeros(len(ops), bool), []
+    layers = max(found, key=lambda r: r.cut).layers if found else 0  # a period of a part of a layer cuts apart what is one
+    for run in sorted(found, key=lambda r: (-r.cut * (1 + (r.layers == layers)), r)):
+        if run.cut >= LIMITS.cut * len(ops) and not taken[run.start : run.stop].any():
+            taken[run.start : run.stop] = True
+            chosen.append(run)
+    return sorted(chosen)
+
+
+def _kind(op: Op, numbers: dict[object, int], pinned: Mapping[Tensor, Layout]) -> object:
+    """Equal for ops that differ at most in the numbers that they are given: layers have their own."""
+    name, ins, outs, params, *_ = op.signature
+    bodies = tuple(fingerprint(b, numbers) for b in op.bodies)
+    types = tuple((shape, dtype) for shape, dtype, _ in ins)
+    pins = tuple(pinned.get(t) for t in (*op.inputs, *op.outputs)) if pinned else ()
+    return name, types, outs, "" if bodies else params, bodies, op.backward, pins
+
+
+def _periods(kinds: np.ndarray) -> list[int]:
+    order = np.argsort(kinds, kind="stable")
+    same = kinds[order][1:] == kinds[order][:-1]
+    gaps = Counter(np.diff(order)[same].tolist())
+    return [gap for gap, _ in sorted(gaps.items(), key=lambda g: (-g[0] * g[1], g[0]))[: LIMITS.periods]]
+
+
+def _periodic(kinds: np.ndarray, period: int) -> Iterator[_Run]:
+    """Maximal runs of one period with more layers than are left."""
+    same = np.concatenate([[False], kinds[period:] == kinds[:-period], [False]])
+    edges = np.flatnonzero(same[1:] != same[:-1])
+    for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        if stop - start >= LEFT * period:
+            yield _Run(start, stop + period, period)
+
+
+# The whole again
+
+
+def replayed(
+    whole: Graph, twin: Graph, rewrites: Sequence[Rewrite], rules: Sequence[Rule], seconds: Callable[[Graph], Seconds]
+) -> tuple[Graph, tuple[Rewrite, ...]]:
+    """The whole program after the rewrites of the folded one, those that can be done there as well.
+
+    **Arguments:** `seconds`: see `Finder`.
+    """
+    by_name, numbers, found = {r.name: r for r in rules}, dict[object, int](), []
+    for done in rewrites:
+        graph = whole
+        near: dict[Path, frozenset[Op]] = {}
+        steps: list[tuple[Path, Step]] = []
+        for path, step in done.steps:
+            inner, rule = graph_at(twin, path), by_name[step.rule]
+            twin = with_graph(twin, path, step.applied(inner, rule))
+            op, result, *_ = step.spots[0]
+            kind = Kinds(inner, numbers, LIKE)[inner.ops[op].outputs[result]]
+            begun = steps or step is done.steps[0][1]  # what the first step cannot do there, the others do not continue
+            for at in _alike(graph, inner, path) if begun else ():
+                there = graph_at(graph, at)
+                finder = Finder(there, seconds, Kinds(there, numbers, LIKE))
+                place = finder.place(rule, kind, near.get(at))
+                made = rewrite(finder, place) if place is not None else None
+                if place is None or made is None:
+                    continue  # done with an earlier one: fewer kinds are told apart
+                after, new, did = made
+                graph = with_graph(graph, at, after)
+                new |= near[at] if at in near else counterparts(place, finder.view, after)
+                near[at] = still(new, after)
+                steps.append((at, did))
+        if steps:
+            whole, count = graph, len(steps[0][1].spots)
+            found.append(dataclasses.replace(done, count=count, steps=tuple(steps)))
+    return whole, tuple(found)
+
+
+def _alike(whole: Graph, inner: Graph, path: Path) -> list[Path]:
+    """The graphs within the whole program that are like one of the folded program."""
+    if not path:
+        return [()]
+    numbers: dict[object, int] = {}
+    wanted = fingerprint(inner, numbers)
+    return [at for at, graph, _ in nested(whole) if at and fingerprint(graph, numbers) == wanted]
