@@ -23,7 +23,8 @@ from unity_jax.pcg.parallel import Move
 class Tensor:
     """A value of the program: global shape, dtype, the literal it stands for (if any) and, once planned, its layout.
 
-    `times`: how many values it stands for, one for each layer, in a program that is folded (`search.fold`).
+    In a program that is folded (`search.fold`), `times`: how many values it stands for, one for each layer; `enters`
+    and `leaves`: equal numbers, if not 0, where what leaves a layer enters the next one in place of another value.
     """
 
     shape: tuple[int, ...]
@@ -32,6 +33,8 @@ class Tensor:
     literal: Any = None
     layout: Layout | None = None
     times: int = 1
+    enters: int = 0
+    leaves: int = 0
 
     @property
     def rank(self) -> int:

@@ -79,8 +79,8 @@ def _spliced(match: Match, view: View, turned: bool) -> tuple[list[Op], dict[Ten
             ops.append(op)
             t = op.inputs[-1]
     makers = [view.maker[root.tensor] for root in match.roots]
-    names = dict(zip(target.inputs, inputs, strict=True))
-    names.update((t, dataclasses.replace(t)) for op in target.ops for t in op.outputs)
+    names, times = dict(zip(target.inputs, inputs, strict=True)), match.roots[0].tensor.times
+    names.update((t, dataclasses.replace(t, times=times)) for op in target.ops for t in op.outputs)
     late = any(op.backward for op in makers)
     for op in target.ops:
         source = makers[0].eqn.source_info if makers[0].eqn else op.eqn.source_info
@@ -95,6 +95,8 @@ def _spliced(match: Match, view: View, turned: bool) -> tuple[list[Op], dict[Ten
             )
         )
     results = {r.tensor: names.get(t, t) for r, t in zip(match.roots, target.outputs, strict=True)}
+    for root, t in results.items():
+        t.enters, t.leaves = t.enters or root.enters, t.leaves or root.leaves
     return ops, results
 
 

@@ -23,7 +23,7 @@ class Seconds(NamedTuple):
     work: float
     starts: float = 0.0
 
-    def less(self, other: Seconds, times: int) -> Seconds:
+    def less(self, other: Seconds, times: float) -> Seconds:
         return Seconds(self.work - times * other.work, self.starts - times * other.starts)
 
     def on(self, devices: int) -> float:
@@ -40,8 +40,8 @@ def by_kernels(device: Device, shard: Callable[[Op], Shard]) -> Callable[[Graph]
     def seconds(graph: Graph) -> Seconds:
         every = [k for k in kernels(graph, device.compiler) if not k.root.bodies]
         works = [total(op_work(shard(op), device, k.use(op, 0)) for op in k.ops) for k in every]
-        started = sum(bool(k.reads) for w, k in zip(works, every, strict=True) if any(w))
-        work = sum(w._replace(launches=0).seconds(device) for w in works)
+        started = sum(k.root.times * bool(k.reads) for w, k in zip(works, every, strict=True) if any(w))
+        work = sum(k.root.times * w._replace(launches=0).seconds(device) for w, k in zip(works, every, strict=True))
         return Seconds(work, started * device.kernel_overhead)
 
     return seconds
@@ -65,4 +65,4 @@ def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph]
         start = device.kernel_overhead if op.name in PRODUCTS else 0.0
         return start + max(flops(op) / rate, moved / device.memory_bandwidth)
 
-    return lambda graph: Seconds(sum(map(seconds, graph.ops)))
+    return lambda graph: Seconds(sum(op.times * seconds(op) for op in graph.ops))

@@ -201,9 +201,10 @@ class Finder:
         except CannotEmit:
             return None
         come = self.seconds(part(unknown(made, self.view), results.values()))
-        if saving and goes[0].work <= len(found) * come.work:
+        times = sum(m.roots[0].tensor.times for m in found) / found[0].roots[0].tensor.times
+        if saving and goes[0].work <= times * come.work:
             return None
-        return goes[0].less(come, len(found)), goes[-1].less(come, len(found))
+        return goes[0].less(come, times), goes[-1].less(come, times)
 
     def _gone(self, found: Sequence[Match], roots: set[Tensor]) -> set[Op]:
         """The ops that nothing needs once these are made in another way, or not at all."""

@@ -93,6 +93,9 @@ class _Build:
         self.of_ops: dict[Op, OpSeconds] = {}
         self.member_keys: dict[Op, Hashable] = {}
         self.readers = _count_readers(builder.graph)
+        self.readers_times = _least_times(builder.graph)
+        self.leaves = {t.leaves: t for op in builder.graph.ops for t in op.outputs if t.leaves}
+        self.between: list[tuple[Tensor, Port]] = []  # who reads what leaves a layer in the next one
 
     # Nodes
 
@@ -135,9 +138,23 @@ class _Build:
     def _make(self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool) -> None:
         self.made[t] = Port(node, layouts, key, repeat, backward)
 
-    def _need(self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool) -> None:
-        if t.literal is None and t in self.made:
-            self.needed.setdefault(t, []).append(Port(node, layouts, key, repeat * t.times, backward))
+    def _need(
+        self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool, times: int = 1
+    ) -> None:
+        """A reader of a tensor. What leaves the layers is read once by what is behind the last one, and what enters the
+        first of those that one stands for comes, for the others, from the layer before (`Tensor.leaves`).
+
+        **Arguments:** `times`: for how many the reader stands.
+        """
+        if t.literal is not None or t not in self.made:
+            return
+        enters, behind = t.enters and times > 1, t.leaves and times == 1
+        count = 1 if enters or behind else max(t.times, self.readers_times.get(t, 1))
+        self.needed.setdefault(t, []).append(Port(node, layouts, key, repeat * count, backward))
+        if t.enters and times > 1:
+            before = self.leaves.get(t.enters)
+            if before is not None:
+                self.between.append((before, Port(node, layouts, key, repeat * before.times, backward)))
 
     # Graphs
 
@@ -157,6 +174,8 @@ class _Build:
                 self.nodes[node].tensor = None
             outputs.append(node)
             self._need_place(t, node, 1, backward)
+        for t, port in self.between:
+            self.needed.setdefault(t, []).append(port)
         moves = Moves(
             self.b.resharder, self.b.intern, self.keep, self.nodes, self.unary, self.made, self.needed, self.held
         )
@@ -199,7 +218,7 @@ class _Build:
         self.of_ops[op] = OpSeconds(node, seconds[1], self._start(op, use), repeat * op.times)
         ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
         for i, t in enumerate(op.inputs):
-            self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward)
+            self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward, op.times)
         for i, t in enumerate(op.outputs):
             self._make(t, node, outs[i], (op.signature, "out", i), repeat, op.backward)
             if self.readers.get(t, 0) > 1 and any(lay.partial for lay in outs[i]):
@@ -290,7 +309,7 @@ class _Build:
         ins, outs = self.b.intern(("layouts", key), lambda: self._layouts(op, self.b.intern(("follow", key), None)))
         for i, t in enumerate(op.inputs):
             if t not in cluster.made:
-                self._need(t, node, ins[i], (key, "in", i), repeat, op.backward)
+                self._need(t, node, ins[i], (key, "in", i), repeat, op.backward, op.times)
         for i, t in enumerate(op.outputs):
             self._make(t, node, outs[i], (key, "out", i), repeat, op.backward)
 
@@ -364,6 +383,15 @@ class _Build:
             self._graph(branch, inner)
             for node, t in zip(outs, branch.outputs, strict=True):
                 self._need_place(t, node, inner, op.backward)
+
+
+def _least_times(graph: Graph) -> dict[Tensor, int]:
+    """Of tensors that only layers read which stand for several, for how many these stand at least."""
+    found: dict[Tensor, int] = {}
+    for op in graph.ops:
+        for t in op.inputs:
+            found[t] = min(found.get(t, op.times), op.times)
+    return found
 
 
 def _count_readers(graph: Graph) -> dict[Tensor, int]:

@@ -50,29 +50,32 @@ def folded(program: Program, pins: Pins) -> Folded | None:
     graph = program.graph
     like: dict[Tensor, Tensor] = {}  # of tensors that are cut out those that are left
     times: dict[Tensor, int] = {}
-    own: set[Tensor] = set()  # what only layers make or read that stand for themselves
+    crossing: dict[Tensor, Tensor] = {}  # what leaves a layer in the middle, and what that reads in its place
+    layer_of: dict[Tensor, tuple[int, int]] = {}  # the stack of layers that a tensor belongs to, and which of them
+    left: dict[int, set[int]] = {}  # of each stack, which layers stand for themselves
     gone: set[Op] = set()
     for run in _runs(graph.ops, pins.tensors):
         layers = [graph.ops[i : i + run.period] for i in range(run.start, run.start + run.layers * run.period, run.period)]
-        read = _read_by_one(layers)
-        known = [t for t in read if t in own]  # of parameters, if any are: what is made of them may be made apart
-        kept = {read[t] for t in [t for t in known if t not in graph.producer] or known}
+        ends, read = {0, len(layers) - 1}, _read_by_one(layers)
+        stack, which = _which(read, layer_of, len(layers))
+        kept = {i for i, n in enumerate(which) if n in left.setdefault(stack, ends)}
         if _is_chain(layers) or not kept:
-            kept = {0, len(layers) - 1}
+            kept = ends
         middle, *cut = (i for i in range(len(layers)) if i not in kept)
         if not cut:
             continue
+        made = ((t, i) for i, ops in enumerate(layers) for op in ops for t in op.outputs)
+        layer_of.update((t, (stack, which[i])) for t, i in (*read.items(), *made) if t not in layer_of)
         times.update((t, 1 + len(cut)) for op in layers[middle] for t in op.outputs)
-        own.update(t for t, i in read.items() if i in kept)
-        own.update(t for i in kept for op in layers[i] for t in op.outputs)
-        for op, left in ((op, left) for i in cut for op, left in zip(layers[i], layers[middle], strict=True)):
+        crossing.update(_crossing(layers[middle], layers[middle + 1]))
+        for op, by in ((op, by) for i in cut for op, by in zip(layers[i], layers[middle], strict=True)):
             gone.add(op)
-            like.update(zip(op.outputs, left.outputs, strict=True))
-            for t, by in zip(op.inputs, left.inputs, strict=True):
-                if t in read and t not in graph.producer and t not in like and _end(by, like) is not t:
-                    like[t] = by  # a parameter, or what an optimizer keeps of one
+            like.update(zip(op.outputs, by.outputs, strict=True))
+            for t, other in zip(op.inputs, by.inputs, strict=True):
+                if t in read and t not in graph.producer and t not in like and _end(other, like) is not t:
+                    like[t] = other  # a parameter, or what an optimizer keeps of one
     if len(graph.ops) > 2 * (len(graph.ops) - len(gone)):
-        return _made(program, [op for op in graph.ops if op not in gone], like, times, pins)
+        return _made(program, [op for op in graph.ops if op not in gone], like, times, crossing, pins)
     return None
 
 
@@ -84,6 +87,30 @@ def _read_by_one(layers: Sequence[Sequence[Op]]) -> dict[Tensor, int]:
         for t in (t for op in ops for t in op.inputs if t.literal is None and t not in made):
             readers[t].add(i)
     return {t: i for t, found in readers.items() if len(found) == 1 for i in found}
+
+
+def _which(
+    read: Mapping[Tensor, int], layer_of: Mapping[Tensor, tuple[int, int]], count: int
+) -> tuple[int, list[int]]:
+    """Of which stack a run is the layers, and which of them each is: that of most of what it reads of earlier runs.
+    A new one, in order, where they read nothing of that."""
+    votes = [Counter[tuple[int, int]]() for _ in range(count)]
+    for t, i in read.items():
+        if t in layer_of:
+            votes[i][layer_of[t]] += 1
+    stacks = Counter(stack for found in votes for stack, _ in found)
+    if 2 * sum(map(bool, votes)) < count:
+        return 1 + max((stack for stack, _ in layer_of.values()), default=0), list(range(count))
+    stack = stacks.most_common(1)[0][0]
+    ranked = (Counter({n: v for (s, n), v in found.items() if s == stack}) for found in votes)
+    return stack, [found.most_common(1)[0][0] if found else -1 for found in ranked]
+
+
+def _crossing(layer: Sequence[Op], following: Sequence[Op]) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a layer makes and the next one reads, with what the layer itself reads there."""
+    made = {t for op in layer for t in op.outputs}
+    for op, after in zip(layer, following, strict=True):
+        yield from ((y, x) for x, y in zip(op.inputs, after.inputs, strict=True) if y in made and x not in made)
 
 
 def _is_chain(layers: Sequence[Sequence[Op]]) -> bool:
@@ -99,7 +126,12 @@ def _end(t: Tensor, like: Mapping[Tensor, Tensor]) -> Tensor:
 
 
 def _made(
-    program: Program, left: Sequence[Op], like: Mapping[Tensor, Tensor], times: Mapping[Tensor, int], pins: Pins
+    program: Program,
+    left: Sequence[Op],
+    like: Mapping[Tensor, Tensor],
+    times: Mapping[Tensor, int],
+    crossing: Mapping[Tensor, Tensor],
+    pins: Pins,
 ) -> Folded:
     """The program of the ops that are left."""
     graph = program.graph
@@ -108,6 +140,8 @@ def _made(
     counted = Counter(ends[t] for t in graph.inputs)
     fresh = {t: dataclasses.replace(t, times=counted.get(t) or times.get(t, 1)) for t in dict.fromkeys(ends.values())}
     stands = {t: fresh[end] for t, end in ends.items()}
+    for number, (y, x) in enumerate(crossing.items(), 1):
+        stands[x].enters = stands[y].leaves = number
 
     def over(ts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(stands.get(t, t) for t in ts)

@@ -26,12 +26,14 @@ from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
+from unity_jax.search.fold import folded
 from unity_jax.search.identity import identity
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
+from unity_jax.search.unfold import unfolded
 from unity_jax.search.variants import Moves, Search, is_better
 
 
@@ -51,17 +53,35 @@ def plan(
     followed: Program | None = None,
 ) -> Candidate:
     """The best plan over meshes and rewrites, if `options` allow those. Never worse than that of the program as it is,
-    nor, unless it is deep or one is `followed`, than that of the program rewritten for one device on the mesh that is
-    best for the program as it is.
+    nor, unless one is `followed`, than that of the program rewritten for one device on the mesh that is best for the
+    program as it is. Of a deep program the folded one is planned.
 
     Rewritten programs are planned for the meshes that came near the best. A program that does not fit as it is is not
     rewritten: what it needs is memory, which is not what rewriting saves.
 
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
-    as_it_is = not may_rewrite(machine, options)
-    if as_it_is and machine.num_devices == 1:
+    if not may_rewrite(machine, options) and machine.num_devices == 1:
         return identity(program, machine, meshes[0])
+    deep = None if towers(program.graph) else folded(program, pins)
+    if deep is None or followed is not None:
+        return _plan(program, machine, limit, pins, meshes, rules, options, followed)
+    best = _plan(deep.program, machine, limit, deep.pins, meshes, rules, options)
+    return unfolded(program, deep, best, limit, pins, rules)
+
+
+def _plan(
+    program: Program,
+    machine: Machine,
+    limit: float | None,
+    pins: Pins,
+    meshes: Sequence[MeshAxes],
+    rules: Sequence[Rule],
+    options: SearchOptions,
+    followed: Program | None = None,
+) -> Candidate:
+    """The same, of a program that is not folded any further."""
+    as_it_is = not may_rewrite(machine, options)
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     if as_it_is:
         return planner.plan(meshes).noting(searched=planner.searched(meshes))
@@ -150,29 +170,8 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
     twin finds, but for its towers: a twin may have cut one of two. And how many were tried."""
     paired = [r for r in rules if r in stacking()]
     single = [r for r in rules if is_applicable(r)]
-    if True:
-        every, _, searched = _explored(planner, first, single, paired)
-        return every, searched
-    towers = Search(planner, _moves(planner, first, [], paired))
-    base = towers.run(first)
-    variants = [base] if base is not first else []
-    program, mesh = base.program, first.mesh
-    of = planner.like(program) if variants else planner
-    if of.scout is None:
-        return variants, towers.searched
-    scout = of.scout.planner
-    start = scout.promising(mesh)
-    found, moves, searched = _explored(scout, start, single, [])
-    searched += towers.searched
-    if not found:
-        return variants, searched
-    twin = scout.program
-    before = len(twin.rewrites)
-    graph, done = replayed(program.graph, twin.graph, found[0].program.rewrites[before:], rules, moves.seconds)
-    if not done:
-        return variants, searched
-    made = planner.like(program.rewritten(graph, (*program.rewrites, *done)), follows=True).promising(mesh)
-    return ([made] if is_better(made, base, planner.limit) else variants), searched
+    every, _, searched = _explored(planner, first, single, paired)
+    return every, searched
 
 
 def _moves(planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]) -> Moves:

@@ -18,6 +18,7 @@ import numpy as np
 
 from unity_jax import progress
 from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.build import Builder
@@ -29,7 +30,7 @@ from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seco
 from unity_jax.search.limited import Held, argument_bytes, followed, tightened, with_rivals
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
-from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, lifted
+from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, decided, lifted
 from unity_jax.search.rings import with_rings
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
@@ -346,6 +347,20 @@ class Planner:
         own = [c for c in found if c in self._origins and c.mesh == mesh]
         if own and (now := best(own, self.limit)).fits(self.limit):
             self.held[mesh] = self._origins[now]
+
+    def as_decided(self, plan: Candidate, like: Mapping[Tensor, Tensor]) -> Candidate:
+        """What a plan of another program does, for this one.
+
+        **Arguments:** `like`: what that program has in place of tensors of this one.
+        """
+        built, decisions = self._builder(plan.mesh).build(plan.decisions.keep), plan.decisions
+        assignment = decided(decisions, built, store_for(built.problem), like)
+        made = self._finish(built, assignment, decisions.keep, plan.label)
+        if not decisions.rings:
+            return made
+        at = {t: (op, side) for op, side in decisions.rings for t in op.outputs}
+        places = ((op, at[t][1]) for op in self.program.graph.walk() for o in op.outputs if (t := like.get(o, o)) in at)
+        return self.common.ringed(made, frozenset(places))
 
     def least_seconds(self, mesh: MeshAxes) -> float:
         """No plan for this mesh takes less."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.search.assemble import Decisions, unlift
 from unity_jax.search.built import Built, Node, Solved
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
@@ -74,33 +75,45 @@ def lifted(fine: Built, solved: Callable[[MeshAxes], Solved]) -> dict[MeshAxes, 
 
 
 def carried(
-    old: Built,
-    assignment: Sequence[int],
-    new: Built,
-    store: Store,
-    like: Mapping[Tensor, Tensor] = MappingProxyType({}),
-    improving: bool = True,
+    old: Built, assignment: Sequence[int], new: Built, store: Store, improving: bool = True
 ) -> np.ndarray:
     """The assignment of a variant of a program for the same mesh: what both have in common is as it was; what is new,
     and what is next to that, is best for it; then single changes are made that are cheaper.
 
-    **Arguments:** `like`: what stands in the old program for tensors of the new one; `improving`: whether those changes
-    are made, which may take more memory.
+    **Arguments:** `improving`: whether those changes are made, which may take more memory.
     """
     known: dict[object, object] = {}
     for node, choice in zip(old.nodes, assignment, strict=True):
         known.update(_meanings(node, int(choice)))
-    keep, fresh = [], set[int]()
-    for node in new.nodes:
-        choice = _choice(node, known, like)
-        keep.append(np.arange(node.size) if choice is None else np.array([choice]))
-        if choice is None:
-            fresh.add(node.index)
-    problem = new.problem
-    terms = [(e.i, e.j) for e in problem.edges] + [(s.producer, *s.consumers) for s in problem.shared]
+    return _fitted(new, [_choice(node, known) for node in new.nodes], store, improving)
+
+
+def decided(decisions: Decisions, new: Built, store: Store, like: Mapping[Tensor, Tensor]) -> np.ndarray:
+    """The assignment of a program in which every tensor is as its like in another one, of which these are the
+    decisions; what has none is best for it.
+
+    **Arguments:** `like`: what the other program has in place of tensors of this one.
+    """
+    known: dict[object, object] = {(t, "op"): s for op, s in decisions.strategies.items() for t in op.outputs}
+
+    def choice(node: Node) -> int | None:
+        t = node.tensor and like.get(node.tensor, node.tensor)
+        if t in decisions.layouts:
+            wanted = unlift(decisions.layouts[t]) if node.lifted else decisions.layouts[t]
+            return node.layouts.index(wanted) if wanted in node.layouts else None
+        return _choice(node, known, like)
+
+    return _fitted(new, [choice(node) for node in new.nodes], store, False)
+
+
+def _fitted(new: Built, choices: Sequence[int | None], store: Store, improving: bool) -> np.ndarray:
+    """The assignment with these choices, and the best ones for nodes that have none and for those next to them."""
+    keep = [np.arange(n.size) if c is None else np.array([c]) for n, c in zip(new.nodes, choices, strict=True)]
+    fresh = {node.index for node, choice in zip(new.nodes, choices, strict=True) if choice is None}
+    terms = [(e.i, e.j) for e in new.problem.edges] + [(s.producer, *s.consumers) for s in new.problem.shared]
     for i in {i for term in terms if not fresh.isdisjoint(term) for i in term}:
         keep[i] = np.arange(new.nodes[i].size)
-    return adapted(problem, keep, store, improving)
+    return adapted(new.problem, keep, store, improving)
 
 
 def _meanings(node: Node, choice: int) -> Iterator[tuple[object, object]]:
@@ -111,7 +124,9 @@ def _meanings(node: Node, choice: int) -> Iterator[tuple[object, object]]:
         yield (node.tensor, node.kind, node.lifted), node.layouts[choice]
 
 
-def _choice(node: Node, known: Mapping[object, object], like: Mapping[Tensor, Tensor]) -> int | None:
+def _choice(
+    node: Node, known: Mapping[object, object], like: Mapping[Tensor, Tensor] = MappingProxyType({})
+) -> int | None:
     """The choice of a node that means what is known; None if nothing is."""
     for op, strategies in zip(node.ops, node.strategies, strict=True):
         before = known.get((like.get(op.outputs[0], op.outputs[0]), "op")) if op.outputs else None

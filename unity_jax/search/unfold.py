@@ -1,0 +1,60 @@
+"""What was planned for a folded program, done on the whole one: its rewrites, and the layouts of every layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.program import Program
+from unity_jax.rewrite.estimate import Seconds
+from unity_jax.rewrite.rule import Rule
+from unity_jax.search.candidate import Candidate, Pins
+from unity_jax.search.fold import Folded, folded, replayed
+from unity_jax.search.planner import Planner
+from unity_jax.search.refine import decided
+from unity_jax.search.solver import store_for
+
+
+def unfolded(whole: Program, deep: Folded, plan: Candidate, limit: float | None, pins: Pins, rules: Sequence[Rule]) -> Candidate:
+    """The plan of the whole program that does in each layer what a plan of the folded one does.
+
+    **Arguments:** `deep`: the whole, folded; `rules`: those with which that may have been rewritten.
+    """
+    program, like = rewritten(whole, deep, plan.program, pins, rules)
+    planner = Planner(program, plan.machine, limit, pins)
+    return planner.as_decided(plan, like)
+
+
+def rewritten(
+    whole: Program, deep: Folded, small: Program, pins: Pins, rules: Sequence[Rule]
+) -> tuple[Program, Mapping[Tensor, Tensor]]:
+    """The whole program rewritten as the folded one (`small`), and what that has in place of its tensors."""
+    if small is deep.program:
+        return whole, deep.like
+    before = len(whole.rewrites)
+    graph, done = replayed(whole.graph, deep.program.graph, small.rewrites[before:], rules, _nothing)
+    program = whole.rewritten(graph, (*whole.rewrites, *done))
+    again = folded(program, pins)
+    if again is None:
+        return program, deep.like
+    known: dict[object, int] = {}
+    numbers = {n: t for t, n in numbered(small.graph, known).items()}
+    same = {t: numbers[n] for t, n in numbered(again.program.graph, known).items() if n in numbers}
+    return program, {t: same.get(s) or deep.like.get(t, t) for t, s in again.like.items()}
+
+
+def _nothing(graph: Graph) -> Seconds:
+    return Seconds(0.0)
+
+
+def numbered(graph: Graph, known: dict[object, int]) -> dict[Tensor, int]:
+    """A number for each tensor of a graph, equal for those that are computed alike from the same arguments."""
+    number = {t: known.setdefault(("input", i), len(known)) for i, t in enumerate(graph.inputs)}
+    for op in graph.ops:
+        operands = tuple(number.get(t, -1) if t.literal is None else str(t.literal) for t in op.inputs)
+        own = (op.name, len(op.outputs), *map(id, op.bodies)) if op.bodies else op.signature
+        for i, t in enumerate(op.outputs):
+            number[t] = known.setdefault((own, operands, i), len(known))
+    return number
