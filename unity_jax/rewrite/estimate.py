@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from unity_jax.cost.compute import op_work, total
 from unity_jax.machine.device import Device
 from unity_jax.ops.rule import Shard
-from unity_jax.pcg.graph import Graph, Op
+from unity_jax.pcg.graph import Graph, Op, part
 from unity_jax.xla.fusion import kernels
 from unity_jax.xla.op_classes import PRODUCTS
 
@@ -45,6 +45,38 @@ def by_kernels(device: Device, shard: Callable[[Op], Shard]) -> Callable[[Graph]
         return Seconds(work, started * device.kernel_overhead)
 
     return seconds
+
+
+def saved(before: Graph, after: Graph, seconds: Callable[[Graph], Seconds]) -> Seconds:
+    """What a rewritten graph saves: what the ops take that differ, and those around them, less what they take after.
+
+    **Arguments:** `seconds`: what a graph takes by itself.
+    """
+    old, new = set(before.ops), set(after.ops)
+    differ = [op for op in before.ops if op not in new], [op for op in after.ops if op not in old]
+    around = _around(before, differ[0]) | _around(after, differ[1])
+    around = {op for op in around if op in old and op in new}
+    parts = []
+    for graph, changed in zip((before, after), differ, strict=True):
+        region = around.union(changed)
+        ops = [op for op in graph.ops if op in region]
+        read = {t for op in graph.ops if op not in region for t in op.inputs}.union(graph.outputs)
+        parts.append(part(ops, [t for op in ops for t in op.outputs if t in read]))
+    return seconds(parts[0]).less(seconds(parts[1]), 1)
+
+
+def _around(graph: Graph, ops: Sequence[Op]) -> set[Op]:
+    """Some ops, what makes their operands and reads their results, and what that makes and reads."""
+    found = set(ops)
+    for _ in range(_HOPS):
+        makers = {m for op in found for t in op.inputs if (m := graph.producer.get(t)) is not None}
+        readers = {r for op in found for t in (*op.inputs, *op.outputs) for r in graph.readers.get(t, ())}
+        found |= makers | readers
+    return found
+
+
+_HOPS = 2
+"""How far from what differs kernels may become others."""
 
 
 def one_by_one(device: Device, flops: Callable[[Op], float]) -> Callable[[Graph], Seconds]:

@@ -110,6 +110,11 @@ class Finder:
     def position(self) -> dict[Op, int]:
         return {op: i for i, op in enumerate(self.graph.ops)}
 
+    @functools.cached_property
+    def results(self) -> frozenset[Tensor]:
+        """What the graph returns."""
+        return frozenset(self.graph.outputs)
+
     def places(
         self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf, saving: bool = False
     ) -> Iterator[Place]:
@@ -188,6 +193,10 @@ class Finder:
     def gains(self, found: Sequence[Match], saving: bool = False) -> tuple[Seconds, Seconds] | None:
         """What the ops take which go, less what those take that come: as things are, and as is to be hoped, see
         `Place`; None where the target does not exist, or saves no work and is to (`saving`)."""
+        try:
+            made, results = target_ops(found[0], self.view)
+        except CannotEmit:
+            return None
         roots = {r.tensor: None for m in found for r in m.roots}
         inner = {v.tensor for m in found for v, _ in m.terms.values()}.difference(roots, self.graph.outputs)
         gone = [self._gone(found, {*roots}), self._gone(found, {*roots, *inner})]
@@ -195,10 +204,6 @@ class Finder:
             gone.pop()
         goes = [self.seconds(part(sorted(g, key=self.position.__getitem__), list(roots))) for g in gone]
         if saving and goes[0].work <= 0:
-            return None
-        try:
-            made, results = target_ops(found[0], self.view)
-        except CannotEmit:
             return None
         come = self.seconds(part(unknown(made, self.view), results.values()))
         times = sum(m.roots[0].tensor.times for m in found) / found[0].roots[0].tensor.times
@@ -211,14 +216,14 @@ class Finder:
         view, readers = self.view, self.graph.readers
         gone: set[Op] = set()
         needed = {t for m in found for t in m.taken}
-        kept = {*self.graph.outputs, *needed}
-        kept |= {t for n in needed if (op := view.virtual(n)) is not None for t in op.inputs}
+        kept = needed.union(t for n in needed if (op := view.virtual(n)) is not None for t in op.inputs)
         waiting = [view.maker[t] for t in roots]
         while waiting:
             op = waiting.pop()
             if op in gone:
                 continue
-            if all(t in roots or (t not in kept and gone.issuperset(readers.get(t, ()))) for t in op.outputs):
+            left = (t for t in op.outputs if t not in roots)
+            if not any(t in kept or t in self.results or not gone.issuperset(readers.get(t, ())) for t in left):
                 gone.add(op)
                 waiting += [self.graph.producer[t] for t in op.inputs if t in self.graph.producer]
         return gone

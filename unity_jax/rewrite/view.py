@@ -73,7 +73,8 @@ class View:
             first, *others = op.inputs
             shape = list(op.outputs[0].shape)
             shape[op.params["dimension"]] -= first.shape[op.params["dimension"]]
-            made = dataclasses.replace(op, inputs=tuple(others), outputs=(Tensor(tuple(shape), first.dtype, times=op.times),))
+            rest = Tensor(tuple(shape), first.dtype, times=op.times)
+            made = dataclasses.replace(op, inputs=tuple(others), outputs=(rest,))
             self.rests[op] = self.maker[made.outputs[0]] = made
         return self.rests[op]
 

@@ -55,7 +55,7 @@ def folded(program: Program, pins: Pins) -> Folded | None:
     left: dict[int, set[int]] = {}  # of each stack, which layers stand for themselves
     gone: set[Op] = set()
     for run in _runs(graph.ops, pins.tensors):
-        layers = [graph.ops[i : i + run.period] for i in range(run.start, run.start + run.layers * run.period, run.period)]
+        layers = run.split(graph.ops)
         ends, read = {0, len(layers) - 1}, _read_by_one(layers)
         stack, which = _which(read, layer_of, len(layers))
         kept = {i for i, n in enumerate(which) if n in left.setdefault(stack, ends)}
@@ -187,6 +187,10 @@ class _Run(NamedTuple):
         """How many whole periods there are."""
         return (self.stop - self.start) // self.period
 
+    def split(self, ops: Sequence[Op]) -> list[Sequence[Op]]:
+        """The ops of each whole period."""
+        return [ops[self.start + i * self.period :][: self.period] for i in range(self.layers)]
+
     @property
     def cut(self) -> int:
         """How many ops are let go of."""
@@ -199,7 +203,7 @@ def _runs(ops: Sequence[Op], pinned: Mapping[Tensor, Layout]) -> list[_Run]:
     kinds = np.array([numbers.setdefault(_kind(op, numbers, pinned), len(numbers)) for op in ops])
     found = [run for period in _periods(kinds) for run in _periodic(kinds, period)]
     taken, chosen = np.zeros(len(ops), bool), []
-    layers = max(found, key=lambda r: r.cut).layers if found else 0  # a period of a part of a layer cuts apart what is one
+    layers = max(found, key=lambda r: r.cut).layers if found else 0  # of shorter periods there are parts of layers
     for run in sorted(found, key=lambda r: (-r.cut * (1 + (r.layers == layers)), r)):
         if run.cut >= LIMITS.cut * len(ops) and not taken[run.start : run.stop].any():
             taken[run.start : run.stop] = True

@@ -2,8 +2,8 @@
 
 A rewrite that costs time on one device stays if the plan gains, and one that saves arithmetic goes if the plan loses
 (`variants`). What is best for one device is a variant too, and the search goes on from there if it is the better one:
-no plan is slower than rewriting first and parallelizing then. Of a deep program the shallow `twin` is searched, and
-what wins there is done again on the whole, which keeps it if its own plan becomes faster.
+no plan is slower than rewriting first and parallelizing then. Of a deep program the folded one is planned (`fold`),
+and what wins there is done on the whole (`unfold`).
 
 How many variants are planned depends on the size of the program, never on the clock: plans are deterministic.
 """
@@ -64,10 +64,25 @@ def plan(
     if not may_rewrite(machine, options) and machine.num_devices == 1:
         return identity(program, machine, meshes[0])
     deep = None if towers(program.graph) else folded(program, pins)
-    if deep is None or followed is not None:
+    if deep is None:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
-    best = _plan(deep.program, machine, limit, deep.pins, meshes, rules, options)
-    return unfolded(program, deep, best, limit, pins, rules)
+    whole, follows = deep, None
+    if followed is not None:
+        whole = folded(followed, pins) or deep if followed.graph is not program.graph else deep
+        follows = whole.program
+    most = within = machine.device.memory_bytes if limit is None else limit
+    for _ in range(LIMITS.tightened):
+        small = _plan(deep.program, machine, within, deep.pins, meshes, rules, options, follows)
+        if follows is not None and small.program.graph is follows.graph:
+            assert followed is not None
+            done = followed.rewritten(followed.graph, small.program.rewrites)
+            found = unfolded(done, whole, small, limit, pins, rules)
+        else:
+            found = unfolded(program, deep, small, limit, pins, rules)
+        if found.fits(most) or not small.fits(within):
+            break
+        within -= found.memory.peak_bytes - most  # the folded program says it needs less
+    return found if options.compile_candidates else found.noting(rivals=())
 
 
 def _plan(
@@ -124,12 +139,11 @@ def _distinct(programs: Iterable[Program]) -> list[Program]:
 
 def _divided(planner: Planner, meshes: Sequence[MeshAxes], program: Program) -> list[tuple[list[MeshAxes], bool]]:
     """The meshes for which a variant is planned anew, and those for which its plan follows that of the program as it
-    is: those for which that one is not proved to be the best, either. Stacked towers change all layouts, and a deep
-    program has a shallow twin to plan: both are planned anew for all."""
+    is: those for which that one is not proved to be the best, either. Stacked towers change all layouts: they are
+    planned anew for all."""
     names = {rule.name for rule in stacking()}
     stacked = any(step.rule in names for done in program.rewrites for _, step in done.steps)
-    anew = stacked 
-    proved = [m for m in meshes if anew or planner.is_proved(m)]
+    proved = [m for m in meshes if stacked or planner.is_proved(m)]
     return [(proved, False), ([m for m in meshes if m not in proved], True)]
 
 
@@ -166,36 +180,23 @@ def one_device(machine: Machine) -> Machine:
 
 
 def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tuple[list[Candidate], Searched]:
-    """Variants for the same mesh that may be faster, none if nothing is; of a deep program, made of what its shallow
-    twin finds, but for its towers: a twin may have cut one of two. And how many were tried."""
+    """Variants for the same mesh that may be faster, the best first: what the search finds, and the program as it is
+    best on one device, which another layout may suit better, if there is one: code that names mesh axes is for several.
+    And how many were tried."""
     paired = [r for r in rules if r in stacking()]
     single = [r for r in rules if is_applicable(r)]
-    every, _, searched = _explored(planner, first, single, paired)
-    return every, searched
-
-
-def _moves(planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]) -> Moves:
-    return Moves(planner, single, paired, (LIMITS.worse - 1) * planner.machine.num_devices * start.seconds)
-
-
-def _explored(
-    planner: Planner, start: Candidate, single: Sequence[Rule], paired: Sequence[Rule]
-) -> tuple[list[Candidate], Moves, Searched]:
-    """Variants that may be the fastest, the best first: what the search finds, and the program as it is best on one
-    device, which another layout may suit better, if there is one: code that names mesh axes is for several. Also how
-    many were tried."""
-    limit, several = planner.limit, planner.machine.num_devices > 1 and code_mesh(start.program.graph) is None
-    moves = _moves(planner, start, single, paired)
+    limit, several = planner.limit, planner.machine.num_devices > 1 and code_mesh(first.program.graph) is None
+    moves = Moves(planner, single, paired, (LIMITS.worse - 1) * planner.machine.num_devices * first.seconds)
     search = Search(planner, moves)
-    found, searched = search.run(start), search.searched
-    seed, alone = _seed(planner, start, moves) if several else (start, Searched())
+    found, searched = search.run(first), search.searched
+    seed, alone = _seed(planner, first, moves) if several else (first, Searched())
     searched += alone
     if is_better(seed, found, limit):
         search = Search(planner, moves)
         found = search.run(seed)
         searched += search.searched
     rivals = [seed] if seed is not found and seed.fits(limit) else []
-    return [c for c in (found, *rivals) if c is not start], moves, searched
+    return [c for c in (found, *rivals) if c is not first], searched
 
 
 def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, Searched]:

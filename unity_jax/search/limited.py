@@ -73,12 +73,16 @@ def tightened(
             return
 
 
-def with_rivals(chosen: Candidate, found: Sequence[Candidate], limit: float, count: int) -> Candidate:
-    """The chosen candidate with the next best ones that fit, at most so many."""
-    if not count:
-        return chosen
+def with_rivals(
+    chosen: Candidate, found: Sequence[Candidate], limit: float, count: int, near: float = 0.0
+) -> Candidate:
+    """The chosen candidate with the next best ones that fit, at most so many, or those that are nearly as fast.
+
+    **Arguments:** `near`: how much slower these are at most, as a part.
+    """
     others = (c for f in found for c in (f, *f.rivals))
-    known = {(c.seconds, c.memory.peak_bytes): c for c in others if c.fits(limit)}
+    known = {(c.seconds, c.memory.peak_bytes): c for c in others if c.fits(limit)} if count or near else {}
     known.pop((chosen.seconds, chosen.memory.peak_bytes), None)
-    nearest = sorted(known.values(), key=lambda c: c.seconds)[:count]
-    return chosen.noting(rivals=tuple(c.noting(rivals=()) for c in nearest))
+    nearest = sorted(known.values(), key=lambda c: c.seconds)
+    taken = [c for i, c in enumerate(nearest) if i < count or c.seconds <= (1 + near) * chosen.seconds]
+    return chosen.noting(rivals=tuple(c.noting(rivals=()) for c in taken)) if taken else chosen

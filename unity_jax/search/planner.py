@@ -9,7 +9,6 @@ because each is simulated too unless its floor (`floors`) shows that it cannot w
 from __future__ import annotations
 
 import functools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from weakref import WeakKeyDictionary
@@ -65,6 +64,7 @@ class Planner:
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
         self._least: dict[tuple[MeshAxes, str], float] = {}
+        self.near = LIMITS.alike if any(t.times > 1 for t in program.graph.inputs) else 0.0  # plans are estimates
         self._base: Planner | None = None
         self._follows = False
 
@@ -114,7 +114,7 @@ class Planner:
         now = best(found, self.limit)
         if now.mesh in self._seeded and now.fits(self.limit):
             found.append(self._searched(now.mesh))
-        return with_rivals(self._with_rings(found), found, self.limit, self.rivals)
+        return with_rivals(self._with_rings(found), found, self.limit, self.rivals, self.near)
 
     def _may_win(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
         """Whether a mesh may be better than what the search found for another one: by what communication takes there,
@@ -239,10 +239,10 @@ class Planner:
             if argument_bytes(built, seed) > max(self.limit, now.memory.peak_bytes):
                 continue
             far = self._base is not None and self._base._behind.get(key, 0.0) > LIMITS.behind
-            least = self._least.get((built.mesh, name), 0.0)
-            if not far and least < now.seconds:
+            least, most = self._least.get((built.mesh, name), 0.0), (1 + self.near) * now.seconds
+            if not far and least < most:
                 least = max(least, self.floor(built, seed))
-            may_win = not now.fits(self.limit) or not (far or least >= now.seconds)
+            may_win = not now.fits(self.limit) or not (far or least >= most)
             if may_win or self.rivals:
                 made = self._finish(built, seed, keep, name)
                 self._behind[key] = made.seconds / now.seconds

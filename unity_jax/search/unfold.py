@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
-from unity_jax.machine.machine import Machine
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.program import Program
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.rule import Rule
-from unity_jax.search.candidate import Candidate, Pins
+from unity_jax.search.candidate import Candidate, Pins, best
 from unity_jax.search.fold import Folded, folded, replayed
 from unity_jax.search.planner import Planner
-from unity_jax.search.refine import decided
-from unity_jax.search.solver import store_for
 
 
-def unfolded(whole: Program, deep: Folded, plan: Candidate, limit: float | None, pins: Pins, rules: Sequence[Rule]) -> Candidate:
-    """The plan of the whole program that does in each layer what a plan of the folded one does.
+def unfolded(
+    whole: Program, deep: Folded, plan: Candidate, limit: float | None, pins: Pins, rules: Sequence[Rule]
+) -> Candidate:
+    """The plan of the whole program that does in each layer what a plan of the folded one does; the best one of that
+    and what is nearly as fast there (`Candidate.rivals`), which become its rivals.
 
     **Arguments:** `deep`: the whole, folded; `rules`: those with which that may have been rewritten.
     """
-    program, like = rewritten(whole, deep, plan.program, pins, rules)
-    planner = Planner(program, plan.machine, limit, pins)
-    return planner.as_decided(plan, like)
+    found, planners = list[Candidate](), dict[Program, tuple[Planner, Mapping[Tensor, Tensor]]]()
+    for small in (plan, *plan.rivals):
+        if small.program not in planners:
+            program, like = rewritten(whole, deep, small.program, pins, rules)
+            planners[small.program] = Planner(program, plan.machine, limit, pins), like
+        planner, like = planners[small.program]
+        found.append(planner.as_decided(small, like))
+    chosen = best(found, planner.limit)
+    return chosen.noting(searched=plan.searched, rivals=tuple(c for c in found if c is not chosen))
 
 
 def rewritten(
     whole: Program, deep: Folded, small: Program, pins: Pins, rules: Sequence[Rule]
 ) -> tuple[Program, Mapping[Tensor, Tensor]]:
     """The whole program rewritten as the folded one (`small`), and what that has in place of its tensors."""
-    if small is deep.program:
+    if small.graph is deep.program.graph:
         return whole, deep.like
     before = len(whole.rewrites)
     graph, done = replayed(whole.graph, deep.program.graph, small.rewrites[before:], rules, _nothing)

@@ -23,7 +23,7 @@ from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.rewrite.directions import inverse
-from unity_jax.rewrite.estimate import Seconds, by_kernels, one_by_one
+from unity_jax.rewrite.estimate import Seconds, by_kernels, one_by_one, saved
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, counterparts, fingerprint, rewrite, still
@@ -77,10 +77,10 @@ class First(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Where a move ends: the fingerprint of the whole graph, and what the graph takes that it rewrites."""
+    """Where a move ends: the fingerprint of the whole graph, and the graph that it rewrites."""
 
     fingerprint: tuple[int, ...]
-    seconds: Seconds
+    graph: Graph
 
 
 class Moves:
@@ -95,7 +95,7 @@ class Moves:
         self.rules, self.stacking, self.lost = rules, stacking, lost
         self.by_name = {r.name: r for r in (*rules, *stacking)}
         self.seconds = by_kernels(device, lambda op: planner.rules.shard(op, WHOLE, ()))
-        self.in_all = functools.cache(self.seconds)  # of whole graphs, which every move of a variant is compared with
+        self.saves = functools.cache(functools.partial(saved, seconds=self.seconds))
         self.number = functools.cache(lambda graph: fingerprint(graph, known))
         self.apart = one_by_one(device, lambda op: planner.rules(op).flops)
         self.emitted: dict[object, Graph | str] = {}
@@ -155,7 +155,7 @@ class Moves:
                 return None
             graph = whole if made is None else made.graph  # None: undone
             number = self.number(whole) if made is None else made.fingerprint
-            self._outcomes[key] = Outcome(number, self.in_all(graph_at(graph, move.path)))
+            self._outcomes[key] = Outcome(number, graph_at(graph, move.path))
         return self._outcomes[key]
 
     def _key(self, whole: Graph, move: Move) -> object | None:
@@ -168,7 +168,7 @@ class Moves:
     def gain(self, whole: Graph, move: Move) -> Seconds | None:
         """What a move of a graph saves together with what follows from it, each time it runs, if it can be made."""
         outcome = self.outcome(whole, move)
-        return None if outcome is None else self.in_all(graph_at(whole, move.path)).less(outcome.seconds, 1)
+        return None if outcome is None else self.saves(graph_at(whole, move.path), outcome.graph)
 
     def _make(self, whole: Graph, move: Move) -> Made | None:
         if isinstance(move.place, Towers):

@@ -1,0 +1,131 @@
+"""Deep programs, folded: three layers stand for all, in every sum and in time; what is planned is done on the whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import models
+from tests.search.planning import mesh
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph
+from unity_jax.program import Program, trace
+from unity_jax.rewrite.library import searched
+from unity_jax.search import joint
+from unity_jax.search.candidate import NO_PINS
+from unity_jax.search.experts import expert_seeds
+from unity_jax.search.fold import Folded, folded
+from unity_jax.search.options import SearchOptions
+from unity_jax.search.planner import Planner
+from unity_jax.search.unfold import numbered
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+H100 = Machine.preset("h100:8")
+Shape = jax.ShapeDtypeStruct
+
+
+def step(params: Any, moments: Any, batch: Any) -> Any:
+    """Adam on residual layers whose parameters are sorted by name: layer 10 comes before layer 2."""
+
+    def loss(params: Any) -> jax.Array:
+        x = jnp.tanh(batch["x"] @ params["in"])
+        for i in range(len(params) - 2):
+            layer = params[f"layer_{i}"]
+            x = x + jax.nn.gelu(x * layer["scale"] @ layer["up"]) @ layer["down"]
+        return optax.softmax_cross_entropy_with_integer_labels((x @ params["out"]).astype(F32), batch["y"]).mean()
+
+    adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+    updates, moments = adam.update(jax.grad(loss)(params), moments, params)
+    return optax.apply_updates(params, updates), moments
+
+
+def program(layers: int) -> Program:
+    layer = {"up": Shape((1024, 4096), BF16), "down": Shape((4096, 1024), BF16), "scale": Shape((1024,), BF16)}
+    params = {f"layer_{i}": layer for i in range(layers)}
+    params |= {"in": Shape((1024, 1024), BF16), "out": Shape((1024, 32_000), BF16)}
+    moments = jax.eval_shape(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)).init, params)
+    batch = {"x": Shape((8192, 1024), BF16), "y": Shape((8192,), jnp.int32)}
+    return trace(step, (params, moments, batch), {}, donate_argnums=(0, 1))
+
+
+def of(whole: Program) -> Folded:
+    found = folded(whole, NO_PINS)
+    assert found is not None
+    return found
+
+
+def counted(graph: Graph) -> Counter[str]:
+    """Ops by what they are, each as many times as it stands for."""
+    found: Counter[str] = Counter()
+    for op in graph.ops:
+        found[f"{op.name} {op.signature[1:3]} {op.backward}"] += op.times
+    return found
+
+
+@pytest.mark.parametrize("layers", [8, 12])
+def test_three_layers_stand_for_all(layers: int) -> None:
+    whole = program(layers)
+    small = of(whole).program
+    assert counted(small.graph) == counted(whole.graph)
+    assert sum(t.times for t in small.graph.inputs) == len(whole.graph.inputs)
+    assert len(small.graph.ops) == len(of(program(16)).program.graph.ops)
+    known = set(small.graph.inputs)
+    for op in small.graph.ops:
+        assert all(t in known or t.literal is not None for t in op.inputs)
+        known.update(op.outputs)
+    assert len(set(small.ties.values())) == len(small.donated) == len(small.ties)
+
+
+def test_what_is_not_deep_is_not_folded() -> None:
+    assert folded(program(4), NO_PINS) is None
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 4)])
+def test_experts_take_as_long_and_as_much_as_on_the_whole(sizes: tuple[int, ...]) -> None:
+    whole, axes = program(12), mesh(*sizes)
+    found = []
+    for one in (whole, of(whole).program):
+        planner = Planner(one, H100)
+        built = planner._problem(axes)
+        seeds = expert_seeds(one, built, axes, planner.rules)
+        plans = ((name, planner._finish(built, x, True, name), built.problem.cost(x)) for name, x in seeds.items())
+        found.append({name: (plan, cost) for name, plan, cost in plans})
+    assert set(found[0]) == set(found[1])
+    for name, (plan, cost) in found[0].items():
+        small, as_much = found[1][name]
+        print(name, small.seconds / plan.seconds, small.memory.peak_bytes / plan.memory.peak_bytes, as_much / cost)
+        assert small.seconds == pytest.approx(plan.seconds, rel=0.05), name
+        assert small.memory.peak_bytes == pytest.approx(plan.memory.peak_bytes, rel=0.05), name
+        assert as_much == pytest.approx(cost, rel=0.05), name
+
+
+def test_every_layer_is_planned_as_the_one_that_stands_for_it() -> None:
+    whole = program(12)
+    plan = joint.plan(whole, H100, None, NO_PINS, [mesh(8)], [], SearchOptions(rewrite=False))
+    named = zip(whole.input_names, plan.program.graph.inputs, strict=True)
+    layouts = {path: plan.decisions.layouts[t] for path, t in named}
+    for leaf in ("up", "down", "scale"):
+        assert len({layouts[f"[0]['layer_{i}']['{leaf}']"] for i in range(1, 11)}) == 1
+    planner = Planner(whole, H100)
+    built = planner._problem(mesh(8))
+    for name, seed in expert_seeds(whole, built, mesh(8), planner.rules).items():
+        expert = planner._finish(built, seed, True, name)
+        assert plan.seconds <= expert.seconds * (1 + 1e-9) or not expert.fits(planner.limit), name
+
+
+def test_a_whole_that_is_rewritten_is_folded_to_what_was_rewritten() -> None:
+    whole = program(12)
+    plan = joint.plan(whole, H100, None, NO_PINS, [mesh(8)], searched())
+    assert plan.program.rewrites
+    again = of(plan.program).program.graph
+    assert len(set(numbered(again, {}).values())) <= len(again.inputs) + sum(len(op.outputs) for op in again.ops)
+
+
+def test_layers_with_other_pins_are_not_alike() -> None:
+    model = models.get("mlp", "tiny")
+    assert folded(trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}), NO_PINS) is None
