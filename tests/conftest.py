@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("unity")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--one-axis", action="store_true", help="run strategies of ops over one mesh axis, not over several")
+    parser.addoption("--one-axis", action="store_true", help="strategies of ops over one mesh axis only")
 
 
 EXTRAS = {"tpu-aot": "libtpu", "gpu-aot": "jax_cuda12_plugin"}

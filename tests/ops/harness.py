@@ -33,7 +33,7 @@ from unity_jax.pcg.mesh import MeshAxes
 COVERED: dict[str, set[str]] = collections.defaultdict(set)
 """Per primitive, the kinds of strategy executed: `pass`, `sum`, ..., `halo`, `linear`, `uneven`, `replicated`."""
 CHUNK = 24  # strategies compiled together
-ONE_AXIS = False  # whether strategies over several axes, which combine those over one, are left out where there are both
+ONE_AXIS = False  # leave out meshes of several axes where there are others: their strategies combine those over one
 ATOL = 1e-9  # relative to the largest magnitude of the result
 
 
