@@ -27,7 +27,7 @@ from unity_jax.network.reshard import turning_seconds
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.xla.collective_combiner import Sent, kind, together
+from unity_jax.xla.collective_combiner import Sent, across_layers, in_one, kind, together
 from unity_jax.xla.convert_mover import sent
 from unity_jax.xla.fusion import Kernel
 from unity_jax.xla.targets import target_of
@@ -122,18 +122,22 @@ class _Writer:
 
     def _combine(self, ends: Sequence[int]) -> None:
         """One collective in place of each group that the compiler makes one of, where the last of them was."""
-        for group in together(self.alike, [t.after for t in self.tasks], ends, self.target.combined_bytes):
+        after, threshold = [t.after for t in self.tasks], self.target.combined_bytes
+        across = across_layers(self.alike, after, ends)
+        for group in together(self.alike, after, ends, threshold):
             parts = tuple(self.tasks[s.at] for s in group)
-            if len(parts) == 1:
-                continue
             last, first = max(s.at for s in group), group[0].of
+            layers = in_one(group, threshold, parts[0].times) if group[0].kind in across else 1.0
+            if len(parts) == 1 and layers == 1.0:
+                continue
             nbytes = sum(s.of.bytes for s in group)
-            seconds = collective_seconds(self.machine, self.mesh, first.kind, nbytes, first.axes)
+            seconds = collective_seconds(self.machine, self.mesh, first.kind, layers * nbytes, first.axes) / layers
             whole = replace(first, bytes=nbytes, seconds=seconds)
-            after = tuple(dict.fromkeys(i for part in parts for i in part.after))
+            waits = tuple(dict.fromkeys(i for part in parts for i in part.after))
             for s in group:
                 self.tasks[s.at] = Task(COMPUTE, 0.0, (last,))
-            self.tasks[last] = replace(parts[-1], seconds=seconds, after=after, collective=whole, parts=parts)
+            combined = parts if len(parts) > 1 else ()
+            self.tasks[last] = replace(parts[-1], seconds=seconds, after=waits, collective=whole, parts=combined)
 
     def _stacking(self, kernel: Kernel) -> float:
         """Seconds to start the kernels with which XLA:GPU writes each stacked result by itself: it joins no updates of
@@ -194,7 +198,7 @@ class _Writer:
                 if alike is not None:
                     size = local_bytes(op.outputs[0], self.mesh) * part
                     (at,) = after
-                    self.alike.append(Sent((alike, self.times), size, at, replace(c, bytes=round(c.bytes * part))))
+                    self.alike.append(Sent((self.times, alike), size, at, replace(c, bytes=round(c.bytes * part))))
                 after = self._compute(turned, after, op)
         return after
 

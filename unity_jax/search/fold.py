@@ -55,7 +55,7 @@ def folded(program: Program, pins: Pins) -> Folded | None:
     left: dict[int, set[int]] = {}  # of each stack, which layers stand for themselves
     gone: set[Op] = set()
     for run in _runs(graph.ops, pins.tensors):
-        layers = run.split(graph.ops)
+        layers = _cut_right(run, graph.ops).split(graph.ops)
         ends, read = {0, len(layers) - 1}, _read_by_one(layers)
         stack, which = _which(read, layer_of, len(layers))
         kept = {i for i, n in enumerate(which) if n in left.setdefault(stack, ends)}
@@ -209,6 +209,22 @@ def _runs(ops: Sequence[Op], pinned: Mapping[Tensor, Layout]) -> list[_Run]:
             taken[run.start : run.stop] = True
             chosen.append(run)
     return sorted(chosen)
+
+
+def _cut_right(run: _Run, ops: Sequence[Op]) -> _Run:
+    """The run begun where fewest tensors go from layer to layer, as many layers as there are being left: layers that
+    follow each other without reading each other have an order of their own."""
+    made = {t: at for at, op in enumerate(ops[run.start : run.stop]) for t in op.outputs}
+    crossed = np.zeros(run.period + 1, np.int64)  # at each beginning, but what crosses all of them
+    for at, op in enumerate(ops[run.start : run.stop]):
+        for begin in {made[t] for t in op.inputs if t in made}:
+            if at - begin < run.period:
+                first, last = (begin + 1) % run.period, at % run.period
+                crossed[first] += 1
+                crossed[last + 1] -= 1
+                crossed[0] += first > last
+    free = (run.stop - run.start) % run.period
+    return run._replace(start=run.start + int(np.argmin(np.cumsum(crossed)[: free + 1])))
 
 
 def _kind(op: Op, numbers: dict[object, int], pinned: Mapping[Tensor, Layout]) -> object:

@@ -12,6 +12,7 @@ program need them: what only the last result needs comes last
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -117,6 +118,27 @@ def together(
                 if needs[i] & members:
                     needs[i] |= members | needed
         yield [sent[i] for i in group]
+
+
+def across_layers(
+    sent: Sequence[Sent], after: Sequence[Sequence[int]], ends: Sequence[int]
+) -> frozenset[tuple[int, Hashable]]:
+    """The kinds of collectives of which those of one layer do not wait for those of another one.
+
+    **Arguments:** `sent`: of kinds that begin with the number of layers that one stands for; the rest as in `together`.
+    """
+    if all(s.kind[0] == 1 for s in sent):
+        return frozenset()
+    every = together([s._replace(kind=s.kind[1]) for s in sent], after, ends, math.inf)
+    at = {s.at: s.kind for s in sent}
+    found = ({at[s.at] for s in group} for group in every)
+    return frozenset(kind for kinds in found if len(kinds) > 1 for kind in kinds if kind[0] > 1)
+
+
+def in_one(group: Sequence[Sent], threshold: float, layers: int) -> float:
+    """Of how many equal layers the collectives are one: as fit, no part of one being divided."""
+    nbytes, largest = sum(s.nbytes for s in group), max(s.nbytes for s in group)
+    return min(max(1.0, threshold // largest * largest / nbytes), layers)
 
 
 def post_order(after: Sequence[Sequence[int]], ends: Sequence[int]) -> Iterator[int]:
