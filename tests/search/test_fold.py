@@ -99,9 +99,9 @@ def test_experts_take_as_long_and_as_much_as_on_the_whole(sizes: tuple[int, ...]
     assert set(found[0]) == set(found[1])
     for name, (plan, cost) in found[0].items():
         small, as_much = found[1][name]
-        assert small.seconds == pytest.approx(plan.seconds, rel=0.05), name
+        assert small.seconds == pytest.approx(plan.seconds, rel=0.07), name
         assert small.memory.peak_bytes == pytest.approx(plan.memory.peak_bytes, rel=0.1), name
-        assert as_much == pytest.approx(cost, rel=0.05), name
+        assert as_much == pytest.approx(cost, rel=0.07), name
 
 
 def test_every_layer_is_planned_as_the_one_that_stands_for_it() -> None:

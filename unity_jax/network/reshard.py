@@ -170,6 +170,7 @@ class Resharder:
         self._closure = functools.lru_cache(maxsize=128)(self._make_closure)
         self._table = functools.cache(self._make_table)
         self._path = functools.cache(self._make_path)
+        self._seconds = functools.cache(self._make_seconds)
 
     def table(self, shape: tuple[int, ...], dtype: Any, layouts: Sequence[Layout]) -> np.ndarray:
         """Seconds of the cheapest path between all pairs: entry (i, j) takes `layouts[i]` to `layouts[j]`.
@@ -179,12 +180,24 @@ class Resharder:
         """
         return self._table(tuple(shape), itemsize(dtype), tuple(layouts))
 
+    def seconds(self, shape: tuple[int, ...], dtype: Any, source: Layout, target: Layout) -> float:
+        """Seconds of the cheapest path between two layouts, as in `table`."""
+        return self._seconds(tuple(shape), itemsize(dtype), source, target)
+
     def path(self, shape: tuple[int, ...], dtype: Any, source: Layout, target: Layout) -> tuple[Move, ...]:
         """The cheapest moves from `source` to `target`; of equally cheap paths the fewest moves, then the fewest bytes.
 
         Raises `ValueError` where there is no path.
         """
         return self._path(tuple(shape), itemsize(dtype), source, target)
+
+    def _make_seconds(self, shape: tuple[int, ...], size: int, source: Layout, target: Layout) -> float:
+        reductions = {_reduction(source), _reduction(target)} - {None}
+        if len(reductions) > 1 or "mixed" in reductions:
+            return float(self._table(shape, size, (source, target))[0, 1])
+        (reduction,) = reductions or (None,)
+        at, to = (self._index(layout, len(shape), reduction is not None) for layout in (source, target))
+        return float(self._closure(shape, size, reduction)[at, to])
 
     def _make_table(self, shape: tuple[int, ...], size: int, layouts: tuple[Layout, ...]) -> np.ndarray:
         rank = len(shape)

@@ -81,11 +81,11 @@ def expert_seeds(
     completion = functools.cache(lambda: _Completion(program, built, mesh, rules))
     found: dict[bytes, str] = {}
     seeds: dict[str, np.ndarray] = {}
-    for expert in experts(mesh) if styles is None else styles:
-        if expert not in completed:
-            if expert.tables and not completion().tables:
-                continue
-            completed[expert] = completion().complete(expert)
+    wanted = list(experts(mesh) if styles is None else styles)
+    missing = [e for e in wanted if e not in completed and (not e.tables or completion().tables)]
+    if missing:
+        completed.update(zip(missing, completion().complete(missing), strict=True))
+    for expert in (e for e in wanted if e in completed):
         assignment = completed[expert]
         if np.isfinite(built.problem.cost(assignment)) and assignment.tobytes() not in found:
             found[assignment.tobytes()] = expert.name
@@ -96,12 +96,12 @@ def expert_seeds(
 @dataclass(frozen=True)
 class _Neighbour:
     node: int
-    table: np.ndarray  # (choices of this node, choices of the neighbour)
+    table: np.ndarray  # (choices of the neighbour, choices of this node)
 
 
 class _Completion:
-    """Completes an expert's rules of thumb to a plan, op by op in program order, each as cheaply as what is decided
-    allows.
+    """Completes the rules of thumb of experts to plans, op by op in program order, each as cheaply as what is decided
+    allows; all experts at once, whose choices are the columns of one array.
 
     Weights and what is computed from weights alone wait until the first op that mixes them with activations has
     decided.
@@ -133,8 +133,8 @@ class _Completion:
 
     def _join(self, i: int, j: int, table: np.ndarray) -> None:
         if i != j:
-            self.neighbours[i].append(_Neighbour(j, table))
-            self.neighbours[j].append(_Neighbour(i, table.T))
+            self.neighbours[i].append(_Neighbour(j, table.T))
+            self.neighbours[j].append(_Neighbour(i, table))
 
     def _batch_of(self, node: Node) -> list[set[int]]:
         """Per op of a node its batch factors; for a place or input, its batch dimensions."""
@@ -162,42 +162,53 @@ class _Completion:
             return not any(batch_factors(op, self.rules, self.batch) for op in node.ops) and not node.ops[0].backward
         return not any(self._batch_of(node))
 
-    def complete(self, expert: Expert) -> np.ndarray:
-        """The assignment of one expert."""
+    def complete(self, experts: Sequence[Expert]) -> list[np.ndarray]:
+        """The assignment of each expert."""
         first: dict[int, Node] = {}
         for node, number in zip(self.built.nodes, self.alike, strict=True):
             first.setdefault(number, node)
-        considered = {number: self._allowed(node, expert) for number, node in first.items()}
-        allowed = [considered[number] for number in self.alike]
-        chosen = np.full(len(allowed), -1)
+        considered = {n: np.array([self._allowed(node, e) for e in experts]) for n, node in first.items()}
+        allowed = [considered[number] for number in self.alike]  # of each node: (experts, choices)
+        chosen = np.full((len(allowed), len(experts)), -1)
+        decided = [False] * len(allowed)
         for node in self.built.nodes:
             if not self.lazy[node.index]:
-                self._settle(node.index, chosen, allowed, expert)
+                self._settle(node.index, chosen, decided, allowed, experts)
         for node in self.built.nodes:
-            self._settle(node.index, chosen, allowed, expert)
-        stale = np.ones(len(allowed), bool)  # whether a neighbour has changed since the node was last chosen
+            self._settle(node.index, chosen, decided, allowed, experts)
+        stale = [True] * len(allowed)  # whether a neighbour has changed since the node was last chosen
         for _ in range(2):
             for i in range(len(allowed)):
                 if stale[i]:
-                    stale[i], before = False, chosen[i]
-                    chosen[i] = self._best(i, chosen, allowed[i])
-                    if chosen[i] != before:
-                        stale[[n.node for n in self.neighbours[i]]] = True
-        return chosen
+                    stale[i], now = False, self._best(i, chosen, decided, allowed[i])
+                    if (now != chosen[i]).any():
+                        chosen[i] = now
+                        for n in self.neighbours[i]:
+                            stale[n.node] = True
+        return list(np.ascontiguousarray(chosen.T))
 
-    def _settle(self, i: int, chosen: np.ndarray, allowed: list[np.ndarray], expert: Expert) -> None:
+    def _settle(
+        self,
+        i: int,
+        chosen: np.ndarray,
+        decided: list[bool],
+        allowed: list[np.ndarray],
+        experts: Sequence[Expert],
+    ) -> None:
         stack = [i]
         while stack:
             j = stack.pop()
-            if chosen[j] >= 0:
+            if decided[j]:
                 continue
             node = self.built.nodes[j]
-            if expert.model and node.ops:
+            if node.ops:
                 narrow = self._tensor_parallel if node.kind == "op" else self._elementwise
-                narrowed = allowed[j] & narrow(node, expert, chosen)
-                allowed[j] = narrowed if narrowed.any() else allowed[j]
-            chosen[j] = self._best(j, chosen, allowed[j], others=allowed)
-            stack += [n.node for n in reversed(self.neighbours[j]) if chosen[n.node] < 0 and self.lazy[n.node]]
+                every = (narrow(node, e, chosen[:, c]) if e.model else None for c, e in enumerate(experts))
+                narrowed = [a if n is None or not (a & n).any() else a & n for a, n in zip(allowed[j], every, strict=True)]
+                allowed[j] = np.array(narrowed)
+            chosen[j] = self._best(j, chosen, decided, allowed[j], others=allowed)
+            decided[j] = True
+            stack += [n.node for n in reversed(self.neighbours[j]) if not decided[n.node] and self.lazy[n.node]]
 
     def _tensor_parallel(self, node: Node, expert: Expert, chosen: np.ndarray) -> np.ndarray:
         """Megatron's rule for an op with a weight: where the activation arrives split over the contracted dimension,
@@ -255,17 +266,23 @@ class _Completion:
         port = self.built.made.get(t)
         return None if port is None or chosen[port.node] < 0 else port.layouts[chosen[port.node]]
 
-    def _best(self, i: int, chosen: np.ndarray, allowed: np.ndarray, others: list[np.ndarray] | None = None) -> int:
-        """The cheapest choice given what is decided; of what waits (`others`) the best is hoped for."""
-        if len(allowed) == 1:
-            return 0
+    def _best(
+        self,
+        i: int,
+        chosen: np.ndarray,
+        decided: list[bool],
+        allowed: np.ndarray,
+        others: list[np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """The cheapest choice of each expert given what is decided; of what waits (`others`) the best is hoped for."""
         cost = np.where(allowed, self.built.problem.unary[i], np.inf)
-        for n in self.neighbours[i]:
-            if chosen[n.node] >= 0:
-                cost += n.table[:, chosen[n.node]]
-            elif others is not None and self.lazy[n.node]:
-                cost += np.where(others[n.node], n.table, np.inf).min(axis=1)
-        return int(cost.argmin())
+        if cost.shape[1] > 1:
+            for n in self.neighbours[i]:
+                if decided[n.node]:
+                    cost += n.table[chosen[n.node]]
+                elif others is not None and self.lazy[n.node]:
+                    cost += np.where(others[n.node][:, :, None], n.table, np.inf).min(axis=1)
+        return cost.argmin(axis=1)
 
     def _kind(self, node: Node) -> object:
         """Equal for nodes of which every expert considers the same choices."""

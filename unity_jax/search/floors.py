@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from unity_jax.cost.timeline import unhidden
 from unity_jax.machine.device import Device
 from unity_jax.network.reshard import Resharder
-from unity_jax.pcg.graph import Graph, Tensor, trips
-from unity_jax.search.built import Built
+from unity_jax.pcg.graph import Graph, Op, Tensor, trips
+from unity_jax.search.built import Built, OpSeconds, Port
 from unity_jax.search.sums import ADDS
 
 LIKELY = 0.95
@@ -67,9 +68,9 @@ def arithmetic_seconds(built: Built, assignment: Sequence[int]) -> float:
     return sum(float(seconds[choice]) for seconds, choice in zip(built.arithmetic, assignment, strict=True))
 
 
-def plan_seconds(built: Built, assignment: Sequence[int], graph: Graph, sure: Resharder, full: Resharder) -> float:
-    """A bound of one plan's step: its arithmetic and what its communication takes from it; its busiest network; the
-    chain of ops and moves that wait for each other.
+class Floors:
+    """Bounds of the steps of plans: of one its arithmetic and what its communication takes from it; its busiest
+    network; the chain of ops and moves that wait for each other (the critical path).
 
     How many kernels start, and which, is known of the program as it is on one device: of those bounds that count starts
     a part (`LIKELY`) is taken.
@@ -77,52 +78,96 @@ def plan_seconds(built: Built, assignment: Sequence[int], graph: Graph, sure: Re
     **Arguments:** `graph`: of the program; `sure`: prices of moves that are sure, however many of them are combined;
     `full`: of moves by themselves.
     """
-    machine = sure.machine
-    dearest: dict[object, float] = {}
-    for tensor, readers in built.needed.items():
-        maker = built.made[tensor]  # the same for a tensor and for what barriers make of it
-        made = maker.layouts[assignment[maker.node]]
-        for reader in readers:
-            layout = reader.layouts[assignment[reader.node]]
-            if layout != made:
-                seconds = float(sure.table(tensor.shape, tensor.dtype, (made, layout))[0, 1]) * reader.repeat
-                added = made.partial and any(op.name in ADDS for op in built.nodes[reader.node].ops)
-                of = (reader.node, made, layout) if added and len(readers) == 1 else id(maker)  # reduced once (`sums`)
-                dearest[of] = max(dearest.get(of, 0.0), seconds)
-    sent = sum(dearest.values())  # readers share copies: no more is sure than the one that is dearest to serve
-    busy = arithmetic_seconds(built, assignment) + unhidden(machine) * sent
-    starts = sum(op.start * op.repeat for op in built.of_ops.values())
-    chain = _Chain(built, assignment, full)(graph)
-    return max(busy, sent / machine.num_levels, LIKELY * (busy + starts), LIKELY * chain)
 
+    def __init__(self, built: Built, graph: Graph, sure: Resharder, full: Resharder) -> None:
+        self.built, self.machine = built, sure.machine
+        self.sure, self.full = sure, full
+        self.starts = sum(op.start * op.repeat for op in built.of_ops.values())
+        self.chain = self._chain(graph)
 
-class _Chain:
-    """The longest chain of ops and moves that wait for each other (the critical path)."""
+    def seconds(self, assignment: Sequence[int], enough: float = math.inf) -> float:
+        """Seconds below which the step of a plan is not; of several bounds the first that is `enough`."""
+        choices = [int(a) for a in assignment]
+        sent = self._sent(choices)
+        busy = arithmetic_seconds(self.built, choices) + unhidden(self.machine) * sent
+        least = max(busy, sent / self.machine.num_levels, LIKELY * (busy + self.starts))
+        return least if least >= enough else max(least, LIKELY * self._run(self.chain, choices))
 
-    def __init__(self, built: Built, assignment: Sequence[int], prices: Resharder) -> None:
-        self.built, self.assignment, self.prices = built, assignment, prices
+    def _sent(self, choices: Sequence[int]) -> float:
+        """Seconds of the moves of a plan. Readers share copies: of a tensor no more is sure than the one move that is
+        dearest."""
+        dearest: dict[object, float] = {}
+        for tensor, readers in self.built.needed.items():
+            maker = self.built.made[tensor]  # the same for a tensor and for what barriers make of it
+            made = maker.layouts[choices[maker.node]]
+            for reader in readers:
+                layout = reader.layouts[choices[reader.node]]
+                if layout is not made and layout != made:
+                    seconds = self.sure.seconds(tensor.shape, tensor.dtype, made, layout) * reader.repeat
+                    added = made.partial and any(op.name in ADDS for op in self.built.nodes[reader.node].ops)
+                    of = (reader.node, made, layout) if added and len(readers) == 1 else id(maker)  # reduced once
+                    dearest[of] = max(dearest.get(of, 0.0), seconds)
+        return sum(dearest.values())
 
-    def __call__(self, graph: Graph) -> float:
-        """Seconds of the chain through one run of a graph whose inputs are there; a loop runs its body in turn."""
-        ready: dict[Tensor, float] = {}
+    def _chain(self, graph: Graph) -> _Chain:
+        """The chain of a graph, of which no input is waited for."""
+        found, known = list[_Link](), set[Tensor]()
         for op in graph.ops:
             of = self.built.of_ops.get(op)
-            if of is None:
-                end = max((ready.get(t, 0.0) for t in op.inputs), default=0.0)
-                end += trips(op) * sum(self(body) for body in op.bodies)
-            else:
-                end = max((ready.get(t, 0.0) + self._moved(t, of.node) for t in op.inputs), default=0.0)
-                end += float(of.least[self.assignment[of.node]]) + of.start
-            ready.update(dict.fromkeys(op.outputs, end))
-        return max((ready.get(t, 0.0) for t in graph.outputs), default=0.0)
+            inputs = tuple((t, t in known, *self._ends(t, None if of is None else of.node)) for t in op.inputs)
+            bodies = tuple(self._chain(body) for body in op.bodies) if of is None else ()
+            waits = tuple(i for i in inputs if i[1] or i[2] is not None)
+            known.update(op.outputs)
+            found.append(_Link(op, of, waits, bodies))
+        return _Chain(found, graph.outputs)
 
-    def _moved(self, t: Tensor, node: int) -> float:
-        """Seconds to bring a tensor into the layout in which a node reads it."""
+    def _ends(self, t: Tensor, node: int | None) -> tuple[Port | None, list[Port]]:
+        """Who makes a tensor, and how a node reads it; None if that takes no move."""
         maker = self.built.made.get(t)
-        if maker is None:
-            return 0.0
-        made = maker.layouts[self.assignment[maker.node]]
-        wanted = {p.layouts[self.assignment[node]] for p in self.built.needed.get(t, ()) if p.node == node}
-        if not wanted or made in wanted:
-            return 0.0
-        return min(float(self.prices.table(t.shape, t.dtype, (made, layout))[0, 1]) for layout in wanted)
+        read = [p for p in self.built.needed.get(t, ()) if p.node == node]
+        return (maker, read) if maker is not None and read else (None, [])
+
+    def _run(self, chain: _Chain, choices: Sequence[int]) -> float:
+        """Seconds of the chain through one run of a graph whose inputs are there; a loop runs its body in turn."""
+        ready: dict[Tensor, float] = {}
+        for op, of, waits, bodies in chain.links:
+            end = 0.0
+            for t, is_made, maker, read in waits:
+                at = ready[t] if is_made else 0.0
+                if maker is not None:
+                    at += self._moved(t, maker, read, choices)
+                end = max(end, at)
+            if of is not None:
+                end += float(of.least[choices[of.node]]) + of.start
+            elif bodies:
+                end += trips(op) * sum(self._run(body, choices) for body in bodies)
+            for t in op.outputs:
+                ready[t] = end
+        return max((ready.get(t, 0.0) for t in chain.outputs), default=0.0)
+
+    def _moved(self, t: Tensor, maker: Port, read: Sequence[Port], choices: Sequence[int]) -> float:
+        """Seconds to bring a tensor into the layout in which a node reads it."""
+        made, least = maker.layouts[choices[maker.node]], math.inf
+        for port in read:
+            layout = port.layouts[choices[port.node]]
+            if layout is made or layout == made:
+                return 0.0
+            least = min(least, self.full.seconds(t.shape, t.dtype, made, layout))
+        return least
+
+
+class _Link(NamedTuple):
+    """An op in the chain of all: what decides it, which of its inputs it waits for or has moved (whether an op of the
+    same graph makes it, who makes it, who reads it), and the chains of its bodies."""
+
+    op: Op
+    of: OpSeconds | None
+    waits: tuple[tuple[Tensor, bool, Port | None, list[Port]], ...]
+    bodies: tuple[_Chain, ...]
+
+
+class _Chain(NamedTuple):
+    """The ops of a graph, and its results."""
+
+    links: list[_Link]
+    outputs: Sequence[Tensor]

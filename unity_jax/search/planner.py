@@ -9,6 +9,7 @@ because each is simulated too unless its floor (`floors`) shows that it cannot w
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from weakref import WeakKeyDictionary
@@ -25,7 +26,7 @@ from unity_jax.search.built import Built, Solved
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.common import Common
 from unity_jax.search.experts import Expert, expert_seeds, experts
-from unity_jax.search.floors import arithmetic_seconds, least_seconds, plan_seconds, wasted_seconds
+from unity_jax.search.floors import Floors, arithmetic_seconds, least_seconds, wasted_seconds
 from unity_jax.search.limited import Held, argument_bytes, followed, tightened, with_rivals
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
@@ -62,6 +63,7 @@ class Planner:
         self._seeded: set[MeshAxes] = set()
         self.held: dict[MeshAxes, Held] = {}
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
+        self._floors: dict[Built, Floors] = {}
         self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
         self._least: dict[tuple[MeshAxes, str], float] = {}
         self.near = LIMITS.alike if any(t.times > 1 for t in program.graph.inputs) else 0.0  # plans are estimates
@@ -206,7 +208,7 @@ class Planner:
             known = next((self._proposals[m] for m in same if m in self._proposals), None)
             own = known or self._finish(solved.built, solved.assignment, True, "search")
             differs = solved.before is not None and not np.array_equal(solved.before, solved.assignment)
-            if differs and self.floor(solved.built, solved.before) < own.seconds:
+            if differs and self.floor(solved.built, solved.before, own.seconds) < own.seconds:
                 other = self._finish(solved.built, solved.before, True, "search")
                 if best([own, other], self.limit) is other:
                     own, self._solutions[mesh] = other, solved._replace(assignment=solved.before, exact=False)
@@ -241,7 +243,7 @@ class Planner:
             far = self._base is not None and self._base._behind.get(key, 0.0) > LIMITS.behind
             least, most = self._least.get((built.mesh, name), 0.0), (1 + self.near) * now.seconds
             if not far and least < most:
-                least = max(least, self.floor(built, seed))
+                least = max(least, self.floor(built, seed, most))
             may_win = not now.fits(self.limit) or not (far or least >= most)
             if may_win or self.rivals:
                 made = self._finish(built, seed, keep, name)
@@ -251,10 +253,12 @@ class Planner:
             if keep:
                 self._least[built.mesh, name] = least
 
-    def floor(self, built: Built, assignment: np.ndarray) -> float:
-        """Seconds below which the step of a plan is not (`floors.plan_seconds`)."""
-        sure, full = (self.common.resharder(built.mesh, sure) for sure in (True, False))
-        return plan_seconds(built, assignment, self.program.graph, sure, full)
+    def floor(self, built: Built, assignment: np.ndarray, enough: float = math.inf) -> float:
+        """Seconds below which the step of a plan is not; of several bounds the first that is `enough`."""
+        if built not in self._floors:
+            sure, full = (self.common.resharder(built.mesh, sure) for sure in (True, False))
+            self._floors[built] = Floors(built, self.program.graph, sure, full)
+        return self._floors[built].seconds(assignment, enough)
 
     def _builder(self, mesh: MeshAxes) -> Builder:
         if mesh not in self._builders:
