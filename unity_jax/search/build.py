@@ -18,7 +18,7 @@ from unity_jax.cost.program import floor_seconds, shard_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.ops.rule import Strategy, making
-from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
+from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
 from unity_jax.search.assemble import is_free, lift, passes_layouts, unlift
@@ -54,19 +54,6 @@ class Builder:
     def build(self, keep: bool) -> Built:
         """The problem in which the backward pass reuses (`keep`) or repeats what the forward pass gathered."""
         return _Build(self, keep).result()
-
-    def least_seconds(self) -> float:
-        """Seconds that no plan is below: the arithmetic of every op, split as well as it can be."""
-        return sum(repeat * op.times * self._least(op) for _, graph, repeat in nested(self.graph) for op in graph.ops)
-
-    def _least(self, op: Op) -> float:
-        if op.bodies or is_free(op) or passes_layouts(op):
-            return 0.0
-        use, mesh = self.traffic.uses[op], self.resharder.mesh
-        shards = (self.rules.shard(op, mesh, s) for s in self.rules.strategies(op, mesh))
-        return self.intern(
-            ("least", op.signature, use), lambda: min(floor_seconds(s, self.machine, use) for s in shards)
-        )
 
     def name(self, key: Hashable) -> int:
         """A number that stands for a key which is long."""

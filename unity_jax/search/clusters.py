@@ -1,12 +1,15 @@
 """Clusters: elementwise ops that share one layout, so that the search decides it once.
 
-An elementwise op joins the cluster of its latest operand of equal shape. Ops that are linear in what flows through them
-(sums of gradients, scaling) form clusters of their own, which may carry partial sums; all other ops may not.
+An elementwise op joins the cluster of its latest operand of equal shape, and a cluster that nothing else reads but
+another one is part of that: of an optimizer's update all but what it does with partial sums. Ops that are linear in
+what flows through them (sums of gradients, scaling) form clusters of their own, which may carry partial sums; all other
+ops may not.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.ops.rules import is_pointwise, linear_sets
@@ -60,4 +63,48 @@ def clusters(graph: Graph, uniform: set[Tensor]) -> dict[Op, Cluster]:
         cluster.ops.append(op)
         found[op] = cluster
         home.update((t, (i, cluster)) for t in op.outputs)
-    return found
+    return _merged(graph, found)
+
+
+def _merged(graph: Graph, found: dict[Op, Cluster]) -> dict[Op, Cluster]:
+    """The same with those that only one other cluster reads as parts of that."""
+    readers: dict[Tensor, list[Op]] = {}
+    for op in graph.ops:
+        for t in op.inputs:
+            readers.setdefault(t, []).append(op)
+    every = list(dict.fromkeys(found.values()))
+    _keep_useful(graph, every, found, readers)
+    part_of: dict[Cluster, Cluster] = {}
+    for cluster in reversed(every):
+        near = {found.get(op) for t in cluster.made for op in readers.get(t, ())} - {cluster}
+        whole = {None if c is None else part_of.get(c, c) for c in near}
+        other = whole.pop() if len(whole) == 1 else None
+        if other is not None and (cluster.shape, cluster.linear, cluster.backward) == (
+            other.shape,
+            other.linear,
+            other.backward,
+        ):
+            part_of[cluster] = other
+    made = {op: part_of.get(cluster, cluster) for op, cluster in found.items()}
+    fresh = {c: Cluster(c.shape, c.linear, c.backward) for c in made.values()}
+    for op, cluster in made.items():  # in program order
+        fresh[cluster].ops.append(op)
+    return {op: fresh[cluster] for op, cluster in made.items()}
+
+
+def _keep_useful(
+    graph: Graph, every: Sequence[Cluster], found: dict[Op, Cluster], readers: dict[Tensor, list[Op]]
+) -> None:
+    """Let only those clusters carry partial sums that gain by it: that add several up, or that hand one on to what may
+    make it smaller. Others are read by what needs it reduced, and reduce no more than what they read."""
+    several: dict[Cluster, int] = {}
+    whole = set(graph.inputs)  # what is no partial sum
+    for cluster in every:
+        read = {t for op in cluster.ops for t in op.inputs if t.shape == cluster.shape and t.literal is None}
+        several[cluster] = len(read - cluster.made - whole)
+        if not (cluster.linear and several[cluster]):
+            whole |= cluster.made
+    for cluster in reversed(every):
+        after = [found.get(op) for t in cluster.made for op in readers.get(t, ())]
+        hands_on = any(c is None or c.linear for c in after if c is not cluster)
+        cluster.linear &= several[cluster] > (0 if hands_on else 1)

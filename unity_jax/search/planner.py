@@ -125,7 +125,7 @@ class Planner:
         if now is None or self.rivals or not now.fits(self.limit) or now is not self._proposals.get(now.mesh):
             return True
         there = self._solved(now.mesh)
-        longer = arithmetic_seconds(there.built, there.assignment) - self._builder(mesh).least_seconds()
+        longer = arithmetic_seconds(there.built, there.assignment) - least_seconds(self._problem(mesh))
         return now.timeline.exposed_communication_seconds + longer >= LIMITS.mesh_saves * now.seconds
 
     def _is_enough(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
