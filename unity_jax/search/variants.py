@@ -13,7 +13,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -204,25 +204,37 @@ class Moves:
         **Arguments:** `before`: the fingerprint of the graph before.
         """
         graph, near, steps = first.graph, first.near, [first.step]
-        total = self.apart(graph).work
-        while following := self._following(graph, near, total, [inverse(step.rule) for step in steps]):
-            graph, new, step, total = following
+        total, new, touched, left = self.apart(graph).work, near, near, list[Place]()
+        while True:
+            finder, undoing = Finder(graph, self.apart, emitted=self.emitted), {inverse(step.rule) for step in steps}
+            rules = [rule for rule in self.rules if rule.name not in undoing]
+            here = new | near & finder.above(touched)
+            found = {p.spots: p for p in finder.places(rules, here, 0.0, saving=True)}
+            for place in left:  # of what is not near the last step, little has changed
+                if place.rule.name not in undoing and place.root in graph.producer and place.spots not in found:
+                    again = finder.again(place)
+                    if again is not None and again.gain.work > 0:
+                        found[place.spots] = again
+            following = self._following(finder, found.values(), total)
+            if following is None:
+                return graph, steps
+            old, (graph, new, step, total, left) = graph, following
             if self.number(graph) == before:
                 return None
-            near = still(near | new, graph)
+            near, new = still(near | new, graph), still(new, graph)
+            read = {t for op in {*old.ops}.difference(graph.ops) for t in op.inputs}  # and maybe no more
+            touched = new.union(graph.producer[t] for t in read if t in graph.producer)
             steps.append(step)
-        return graph, steps
 
     def _following(
-        self, graph: Graph, near: Collection[Op], total: float, undoing: Collection[str]
-    ) -> tuple[Graph, frozenset[Op], Step, float] | None:
-        """The best of the steps near some ops that save time op by op and undo nothing, and the total after it."""
-        finder = Finder(graph, self.apart, emitted=self.emitted)
-        rules = [rule for rule in self.rules if rule.name not in undoing]
-        for place in sorted(finder.places(rules, near, 0.0, saving=True), key=lambda p: -p.gain.work):
+        self, finder: Finder, places: Iterable[Place], total: float
+    ) -> tuple[Graph, frozenset[Op], Step, float, list[Place]] | None:
+        """The best step at some places that saves time op by op, the total after it, and the places that are left."""
+        waiting = sorted(places, key=lambda p: -p.gain.work)
+        for place in waiting:
             made = rewrite(finder, place)
             if made is not None and (now := self.apart(made[0]).work) < (1 - LIMITS.saves**2) * total:
-                return *made, now
+                return *made, now, [p for p in waiting if p is not place]
         return None
 
 
