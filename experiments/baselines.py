@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,10 +39,11 @@ from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import Expert, expert_seeds, experts
+from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
-from unity_jax.search.planner import Planner
 from unity_jax.search.rings import with_rings
 from unity_jax.search.rule_cache import RuleCache
+from unity_jax.search.unfold import unfolded
 from unity_jax.xla.op_classes import PRODUCTS
 from unity_jax.xla.traffic import Traffic
 
@@ -112,9 +114,13 @@ def others(
 
 def unrewritten(program: Program, machine: Machine, chosen: Candidate, limit: float | None = None) -> Candidate:
     """The planner's answer for a program as it is written, which is the chosen one if that rewrites nothing."""
-    if not chosen.program.rewrites:
-        return chosen
-    return Planner(program, machine, limit).plan(mesh_candidates(machine.num_devices, machine))
+    return _parallelized(program, machine, limit) if chosen.program.rewrites else chosen
+
+
+def _parallelized(program: Program, machine: Machine, limit: float | None) -> Candidate:
+    """The planner's answer for a program as it is."""
+    meshes = mesh_candidates(machine.num_devices, machine)
+    return search.plan(program, machine, limit, NO_PINS, meshes, (), SearchOptions(rewrite=False))
 
 
 def baselines(
@@ -126,11 +132,12 @@ def baselines(
     stored padded, where the devices do not divide them (`padded_program`).
     """
     limit = machine.device.memory_bytes if limit is None else limit
-    of = [Experts(p, machine) for p in (program, stored) if p is not None]
+    of = {e.program: e for e in (Experts(p, machine) for p in (program, stored) if p is not None)}
     found: dict[str, Candidate] = {}
     for style in STYLES:
-        if plans := [c for experts_of in of for c in experts_of(style, limit)]:
-            found[style] = ringed(plans, limit)
+        if plans := [c for experts_of in of.values() for c in experts_of(style, limit)]:
+            chosen = ringed(plans, limit)
+            found[style] = of[chosen.program].whole(chosen)
     found[BEST] = best(list(found.values()), limit)
     return {name: c for name, c in found.items() if name != "others"}
 
@@ -166,10 +173,13 @@ def checked(plan: Candidate) -> float:
 
 
 class Experts:
-    """Completes experts to plans; holds what styles share."""
+    """Completes experts to plans; holds what styles share. Of a deep program the folded one is planned for, as the
+    planner does, and the best of a style is done on the whole."""
 
-    def __init__(self, program: Program, machine: Machine) -> None:
-        self.program, self.machine, self.rules = program, machine, RuleCache()
+    def __init__(self, whole: Program, machine: Machine) -> None:
+        self.deep = search.deep(whole, NO_PINS)
+        program = whole if self.deep is None else self.deep.program
+        self.of, self.program, self.machine, self.rules = whole, program, machine, RuleCache()
         state = [program.graph.inputs[i] for i in program.ties.values()]
         self.uneven = any(t.rank > 1 and all(n % machine.num_devices for n in t.shape) for t in state)
         self.traffic = Traffic.of(program.graph, machine.device.compiler)
@@ -189,6 +199,10 @@ class Experts:
             yield from kept
             if kept and not any(c.fits(limit) for c in kept):
                 yield from self._plans(mesh, styles, keep=False)
+
+    def whole(self, plan: Candidate) -> Candidate:
+        """A plan done on the whole program."""
+        return plan if self.deep is None else unfolded(self.of, self.deep, plan, math.inf, NO_PINS, ())
 
     def _plans(self, mesh: MeshAxes, styles: Sequence[Expert], keep: bool) -> list[Candidate]:
         if not styles:
@@ -223,5 +237,4 @@ def sequential(
     rewritten = alone(program, machine).program
     if known is not None and not rewritten.rewrites and not known.program.rewrites:
         return known
-    meshes = mesh_candidates(machine.num_devices, machine)
-    return Planner(rewritten, machine, limit).plan(meshes)
+    return _parallelized(rewritten, machine, limit)

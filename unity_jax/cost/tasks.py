@@ -127,7 +127,7 @@ class _Writer:
         for group in together(self.alike, after, ends, threshold):
             parts = tuple(self.tasks[s.at] for s in group)
             last, first = max(s.at for s in group), group[0].of
-            layers = in_one(group, threshold, parts[0].times) if group[0].kind in across else 1.0
+            layers = in_one(group, threshold, parts[0].times) if group[0].alike in across else 1.0
             if len(parts) == 1 and layers == 1.0:
                 continue
             nbytes = sum(s.of.bytes for s in group)
@@ -198,7 +198,8 @@ class _Writer:
                 if alike is not None:
                     size = local_bytes(op.outputs[0], self.mesh) * part
                     (at,) = after
-                    self.alike.append(Sent((self.times, alike), size, at, replace(c, bytes=round(c.bytes * part))))
+                    of = replace(c, bytes=round(c.bytes * part))
+                    self.alike.append(Sent(alike, size, at, of, self.times))
                 after = self._compute(turned, after, op)
         return after
 

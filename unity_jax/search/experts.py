@@ -203,9 +203,11 @@ class _Completion:
             node = self.built.nodes[j]
             if node.ops:
                 narrow = self._tensor_parallel if node.kind == "op" else self._elementwise
-                every = (narrow(node, e, chosen[:, c]) if e.model else None for c, e in enumerate(experts))
-                narrowed = [a if n is None or not (a & n).any() else a & n for a, n in zip(allowed[j], every, strict=True)]
-                allowed[j] = np.array(narrowed)
+                narrowed = allowed[j].copy()
+                for c, expert in enumerate(experts):
+                    if expert.model:
+                        narrowed[c] &= narrow(node, expert, chosen[:, c])
+                allowed[j] = np.where(narrowed.any(axis=1)[:, None], narrowed, allowed[j])
             chosen[j] = self._best(j, chosen, decided, allowed[j], others=allowed)
             decided[j] = True
             stack += [n.node for n in reversed(self.neighbours[j]) if not decided[n.node] and self.lazy[n.node]]

@@ -26,7 +26,7 @@ from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
-from unity_jax.search.fold import folded
+from unity_jax.search.fold import Folded, folded
 from unity_jax.search.identity import identity
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
@@ -63,26 +63,31 @@ def plan(
     """
     if not may_rewrite(machine, options) and machine.num_devices == 1:
         return identity(program, machine, meshes[0])
-    deep = None if towers(program.graph) else folded(program, pins)
-    if deep is None:
+    layers = deep(program, pins)
+    if layers is None:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
-    whole, follows = deep, None
+    whole, follows = layers, None
     if followed is not None:
-        whole = folded(followed, pins) or deep if followed.graph is not program.graph else deep
+        whole = folded(followed, pins) or layers if followed.graph is not program.graph else layers
         follows = whole.program
     most = within = machine.device.memory_bytes if limit is None else limit
     for _ in range(LIMITS.tightened):
-        small = _plan(deep.program, machine, within, deep.pins, meshes, rules, options, follows)
+        small = _plan(layers.program, machine, within, layers.pins, meshes, rules, options, follows)
         if follows is not None and small.program.graph is follows.graph:
             assert followed is not None
             done = followed.rewritten(followed.graph, small.program.rewrites)
             found = unfolded(done, whole, small, limit, pins, rules)
         else:
-            found = unfolded(program, deep, small, limit, pins, rules)
+            found = unfolded(program, layers, small, limit, pins, rules)
         if found.fits(most) or not small.fits(within):
             break
         within -= found.memory.peak_bytes - most  # the folded program says it needs less
     return found if options.compile_candidates else found.noting(rivals=())
+
+
+def deep(program: Program, pins: Pins) -> Folded | None:
+    """The folded program that is planned in place of a deep one; of towers, which are stacked, none may be missing."""
+    return None if towers(program.graph) else folded(program, pins)
 
 
 def _plan(

@@ -61,12 +61,19 @@ _OPERANDS = ("after", "reads", "makes")
 
 
 class Sent(NamedTuple):
-    """A collective: `kind`: those of one may be combined; `nbytes`: of its result; `at`: its step."""
+    """A collective: `kind`: those of one may be combined; `nbytes`: of its result; `at`: its step; `times`: for how
+    many it stands, one of each layer."""
 
     kind: Hashable
     nbytes: float
     at: int
     of: Collective
+    times: int = 1
+
+    @property
+    def alike(self) -> Hashable:
+        """What those have in common that may be combined, of one layer."""
+        return self.kind, self.times
 
 
 def kind(op: Op, target: Target) -> Hashable | None:
@@ -99,13 +106,13 @@ def together(
     alike: dict[Hashable, list[int]] = {}
     for i in order:
         if sent[i].nbytes <= threshold:
-            alike.setdefault(sent[i].kind, []).append(i)
+            alike.setdefault(sent[i].alike, []).append(i)
     taken: set[int] = set()
     for first in order:
         if first in taken:
             continue
         group, size, members, needed = [first], sent[first].nbytes, 1 << first, needs[first]
-        for i in alike[sent[first].kind] if size <= threshold else ():
+        for i in alike[sent[first].alike] if size <= threshold else ():
             if i == first or i in taken:
                 continue
             if size + sent[i].nbytes > threshold or needs[i] & members or needed >> i & 1:
@@ -122,17 +129,17 @@ def together(
 
 def across_layers(
     sent: Sequence[Sent], after: Sequence[Sequence[int]], ends: Sequence[int]
-) -> frozenset[tuple[int, Hashable]]:
-    """The kinds of collectives of which those of one layer do not wait for those of another one.
+) -> frozenset[Hashable]:
+    """What is alike (`Sent.alike`) of which the collectives of one layer do not wait for those of another one.
 
-    **Arguments:** `sent`: of kinds that begin with the number of layers that one stands for; the rest as in `together`.
+    **Arguments:** as in `together`.
     """
-    if all(s.kind[0] == 1 for s in sent):
+    if all(s.times == 1 for s in sent):
         return frozenset()
-    every = together([s._replace(kind=s.kind[1]) for s in sent], after, ends, math.inf)
-    at = {s.at: s.kind for s in sent}
-    found = ({at[s.at] for s in group} for group in every)
-    return frozenset(kind for kinds in found if len(kinds) > 1 for kind in kinds if kind[0] > 1)
+    of = {s.at: s for s in sent}
+    groups = together([s._replace(times=1) for s in sent], after, ends, math.inf)
+    found = ({of[s.at] for s in group} for group in groups)
+    return frozenset(s.alike for group in found if len({s.times for s in group}) > 1 for s in group if s.times > 1)
 
 
 def in_one(group: Sequence[Sent], threshold: float, layers: int) -> float:
