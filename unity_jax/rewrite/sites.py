@@ -193,23 +193,28 @@ class Finder:
     def gains(self, found: Sequence[Match], saving: bool = False) -> tuple[Seconds, Seconds] | None:
         """What the ops take which go, less what those take that come: as things are, and as is to be hoped, see
         `Place`; None where the target does not exist, or saves no work and is to (`saving`)."""
+        goes = self._goes(found) if saving else []  # seconds op by op are known; what they come to is to be emitted
+        if saving and goes[0].work <= 0:
+            return None
         try:
             made, results = target_ops(found[0], self.view)
         except CannotEmit:
             return None
-        roots = {r.tensor: None for m in found for r in m.roots}
-        inner = {v.tensor for m in found for v, _ in m.terms.values()}.difference(roots, self.graph.outputs)
-        gone = [self._gone(found, {*roots}), self._gone(found, {*roots, *inner})]
-        if len(gone[0]) == len(gone[1]):
-            gone.pop()
-        goes = [self.seconds(part(sorted(g, key=self.position.__getitem__), list(roots))) for g in gone]
-        if saving and goes[0].work <= 0:
-            return None
+        goes = goes or self._goes(found)
         come = self.seconds(part(unknown(made, self.view), results.values()))
         times = sum(m.roots[0].tensor.times for m in found) / found[0].roots[0].tensor.times
         if saving and goes[0].work <= times * come.work:
             return None
         return goes[0].less(come, times), goes[-1].less(come, times)
+
+    def _goes(self, found: Sequence[Match]) -> list[Seconds]:
+        """What the ops take that go: as things are, and if nothing else needed what the rule looks through."""
+        roots = {r.tensor: None for m in found for r in m.roots}
+        inner = {v.tensor for m in found for v, _ in m.terms.values()}.difference(roots, self.graph.outputs)
+        gone = [self._gone(found, {*roots}), self._gone(found, {*roots, *inner})]
+        if len(gone[0]) == len(gone[1]):
+            gone.pop()
+        return [self.seconds(part(sorted(g, key=self.position.__getitem__), list(roots))) for g in gone]
 
     def _gone(self, found: Sequence[Match], roots: set[Tensor]) -> set[Op]:
         """The ops that nothing needs once these are made in another way, or not at all."""

@@ -20,7 +20,7 @@ from .eliminate import completed, easy, eliminated, excesses
 from .network import Network
 
 EASY = 2.0**14  # entries of tables that eliminating a variable ahead may bring; messages pass between the others
-STALLED = 1e-5  # the part of a bound that a pass there and back must add for another to be worth it
+STALLED = 2e-4  # the part of a bound that a pass there and back must add for another to be worth it
 FORBIDDEN = 2.0**50  # stands for inf: more than any sum of costs, and sums of a few stay exact
 
 

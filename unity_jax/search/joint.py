@@ -126,7 +126,7 @@ def _plan(
     likely = list(dict.fromkeys([first.mesh, chosen.mesh, *near]))
     searched += planner.searched(meshes)
     for program in _distinct(c.program for c in found):
-        for part, follows in _divided(planner, likely, program):
+        for part, follows in _divided(planner, likely, planner.tried(meshes), program):
             if part:
                 other = planner.like(program, follows=follows)
                 chosen = other.plan(part, [chosen])
@@ -142,14 +142,17 @@ def _distinct(programs: Iterable[Program]) -> list[Program]:
     return list(found.values())
 
 
-def _divided(planner: Planner, meshes: Sequence[MeshAxes], program: Program) -> list[tuple[list[MeshAxes], bool]]:
+def _divided(
+    planner: Planner, likely: Sequence[MeshAxes], tried: Sequence[MeshAxes], program: Program
+) -> list[tuple[list[MeshAxes], bool]]:
     """The meshes for which a variant is planned anew, and those for which its plan follows that of the program as it
-    is: those for which that one is not proved to be the best, either. Stacked towers change all layouts: they are
-    planned anew for all."""
+    is: those for which that one is not proved to be the best, either. Stacked towers change all layouts, and which mesh
+    is best: they are planned anew for all that were tried."""
     names = {rule.name for rule in stacking()}
-    stacked = any(step.rule in names for done in program.rewrites for _, step in done.steps)
-    proved = [m for m in meshes if stacked or planner.is_proved(m)]
-    return [(proved, False), ([m for m in meshes if m not in proved], True)]
+    if any(step.rule in names for done in program.rewrites for _, step in done.steps):
+        return [(list(dict.fromkeys([*likely, *tried])), False)]
+    proved = [m for m in likely if planner.is_proved(m)]
+    return [(proved, False), ([m for m in likely if m not in proved], True)]
 
 
 def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) -> Candidate:

@@ -9,6 +9,7 @@ Shared reshards are priced as they are: a layout that another consumer makes any
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable
 
@@ -23,7 +24,6 @@ class Local:
 
     def __init__(self, model: Model, assignment: np.ndarray) -> None:
         self.model = model
-        self.x = np.array(assignment, np.int64)
         store = model.store
         self.unary = [store[u] for u in model.unary]
         self.pairs: list[list[tuple[int, np.ndarray]]] = [[] for _ in model.domains]
@@ -34,7 +34,17 @@ class Local:
         for rest in model.rests:
             for position, node in enumerate(rest.nodes):
                 self.rests[node].append((rest, position))
-        self.wanted = {id(r): self._count(r) for r in model.rests}
+        self._start(assignment)
+
+    def at(self, assignment: np.ndarray) -> Local:
+        """The same terms around another assignment."""
+        other = copy.copy(self)
+        other._start(assignment)
+        return other
+
+    def _start(self, assignment: np.ndarray) -> None:
+        self.x = np.array(assignment, np.int64)
+        self.wanted = {id(r): self._count(r) for r in self.model.rests}
 
     def _count(self, rest: Rest) -> np.ndarray:
         store = self.model.store

@@ -45,12 +45,13 @@ def optimum(
     net, plan = planned(small, table_limit)
     if plan is not None and plan.work <= LIMITS.tried_work:
         return _exact(small, net, plan, table_limit)
-    known = [improved(model, s) for s in (*seeds(), _first(small))]
+    here = Local(model, np.zeros(len(model.domains)))
+    known = [improved(here, s) for s in (*seeds(), _first(small))]
     best, floor = min(known, key=lambda k: k.cost), -np.inf
     for _ in range(rounds):
         bound = lower_bound(network(small, table_limit, relaxed=True), LIMITS.sweeps, table_limit)
         floor = max(floor, bound.value)
-        best = min(best, improved(model, small.original(bound.assignment)), key=lambda k: k.cost)
+        best = min(best, improved(here, small.original(bound.assignment)), key=lambda k: k.cost)
         if _is_close(best, floor) and plan is None:
             break
         fixed = _fixed(small, bound, best.cost)
@@ -60,7 +61,7 @@ def optimum(
             break
         ranks = bound.least
         for _ in range(LIMITS.tries):
-            better = _restricted(model, small, ranks, [best.assignment, *seeds()], table_limit)
+            better = _restricted(here, small, ranks, [best.assignment, *seeds()], table_limit)
             if better is None or better.cost >= best.cost:
                 break
             best = better
@@ -106,12 +107,15 @@ def _first(model: Model) -> np.ndarray:
     return model.original([int(np.argmin(model.store[u])) for u in model.unary])
 
 
-def improved(model: Model, assignment: np.ndarray) -> Optimum:
-    """An assignment improved by single changes."""
-    start = [int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]
-    here = Local(model, np.array(start))
-    here.descend()
-    return Optimum(model.original(here.x), here.total(), -np.inf)
+def improved(here: Local, assignment: np.ndarray) -> Optimum:
+    """An assignment of a model improved by single changes.
+
+    **Arguments:** `here`: the terms of the model, around any assignment.
+    """
+    model = here.model
+    found = here.at(np.array([int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]))
+    found.descend()
+    return Optimum(model.original(found.x), found.total(), -np.inf)
 
 
 def _around(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:
@@ -130,7 +134,7 @@ def _around(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:
 
 
 def _restricted(
-    model: Model, small: Model, ranks: dict[int, np.ndarray], known: Sequence[np.ndarray], table_limit: int
+    here: Local, small: Model, ranks: dict[int, np.ndarray], known: Sequence[np.ndarray], table_limit: int
 ) -> Optimum | None:
     """The best over known strategies and as many others as fit, those with the least rank first; None if none fit."""
     limit = min(table_limit, LIMITS.tried_table)
@@ -156,7 +160,7 @@ def _restricted(
         trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n)))
         net, plan = planned(trial, table_limit)
         if plan is not None and plan.largest <= limit and plan.work <= LIMITS.tried_work:
-            return improved(model, trial.original(minimize(net, plan, table_limit).assignment))
+            return improved(here, trial.original(minimize(net, plan, table_limit).assignment))
         if low == 0:
             return None
         low //= 2

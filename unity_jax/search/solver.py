@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .limits import LIMITS
+from .local import Local
 from .memory import within
 from .model import Model
 from .optimum import improved, optimum
@@ -64,7 +65,7 @@ def adapted(problem: Problem, keep: Sequence[np.ndarray], store: Store, improvin
     """The best assignment among some strategies of each node; `improving`: and then by single changes, if cheaper."""
     model = Model.of(problem, store)
     found = optimum(model.choose(lambda i: np.isin(model.values(i), keep[i])), list, LIMITS.table)
-    return improved(model, found.assignment).assignment if improving else found.assignment
+    return improved(Local(model, found.assignment), found.assignment).assignment if improving else found.assignment
 
 
 def store_for(problem: Problem, known: Store | None = None) -> Store:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.program import Program
-from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.rule import Rule
 from unity_jax.search.candidate import Candidate, Pins, best
 from unity_jax.search.fold import Folded, folded, replayed
@@ -39,7 +38,7 @@ def rewritten(
     if small.graph is deep.program.graph:
         return whole, deep.like
     before = len(whole.rewrites)
-    graph, done = replayed(whole.graph, deep.program.graph, small.rewrites[before:], rules, _nothing)
+    graph, done = replayed(whole.graph, deep.program.graph, small.rewrites[before:], rules)
     program = whole.rewritten(graph, (*whole.rewrites, *done))
     again = folded(program, pins)
     if again is None:
@@ -48,10 +47,6 @@ def rewritten(
     numbers = {n: t for t, n in numbered(small.graph, known).items()}
     same = {t: numbers[n] for t, n in numbered(again.program.graph, known).items() if n in numbers}
     return program, {t: same.get(s) or deep.like.get(t, t) for t, s in again.like.items()}
-
-
-def _nothing(graph: Graph) -> Seconds:
-    return Seconds(0.0)
 
 
 def numbered(graph: Graph, known: dict[object, int]) -> dict[Tensor, int]:
