@@ -39,6 +39,7 @@ from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import Expert, expert_seeds, experts
+from unity_jax.search.fold import folded
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.rings import with_rings
@@ -177,7 +178,7 @@ class Experts:
     planner does, and the best of a style is done on the whole."""
 
     def __init__(self, whole: Program, machine: Machine) -> None:
-        self.deep = search.deep(whole, NO_PINS)
+        self.deep = folded(whole, NO_PINS)
         program = whole if self.deep is None else self.deep.program
         self.of, self.program, self.machine, self.rules = whole, program, machine, RuleCache()
         state = [program.graph.inputs[i] for i in program.ties.values()]

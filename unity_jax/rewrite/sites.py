@@ -314,7 +314,8 @@ class Kinds:
             else:
                 own = (op.signature, _result(op, t))
                 if depth:
-                    own = (self._kind(t, 0), tuple(self._kind(i, depth - 1) for i in op.inputs))
+                    before = (0 if i.enters or i.leaves else depth - 1 for i in op.inputs)  # layers of a folded program
+                    own = (self._kind(t, 0), tuple(map(self._kind, op.inputs, before)))  # are alike
             self._found[key] = self.known.setdefault(own, len(self.known))
         return self._found[key]
 

@@ -81,6 +81,7 @@ class _Build:
         self.member_keys: dict[Op, Hashable] = {}
         self.readers = _count_readers(builder.graph)
         self.readers_times = _least_times(builder.graph)
+        self.ends = frozenset((*builder.graph.inputs, *builder.graph.outputs))
         self.leaves = {t.leaves: t for op in builder.graph.ops for t in op.outputs if t.leaves}
         self.between: list[tuple[Tensor, Port]] = []  # who reads what leaves a layer in the next one
 
@@ -178,7 +179,7 @@ class _Build:
 
     def _graph(self, graph: Graph, repeat: int) -> None:
         uniform = {t for op in graph.ops if is_free(op) for t in op.outputs}
-        member = clusters(graph, uniform)
+        member = clusters(graph, uniform, self.ends)
         done: dict[Cluster, int] = {}
         for op in graph.ops:
             if is_free(op):

@@ -9,7 +9,7 @@ ops may not.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.ops.rules import is_pointwise, linear_sets
@@ -45,10 +45,11 @@ def _is_zero(t: Tensor) -> bool:
     return t.literal is not None and not t.literal.any()
 
 
-def clusters(graph: Graph, uniform: set[Tensor]) -> dict[Op, Cluster]:
+def clusters(graph: Graph, uniform: set[Tensor], ends: Collection[Tensor]) -> dict[Op, Cluster]:
     """The cluster of every elementwise op of one graph (its sub-graphs have their own).
 
-    **Arguments:** `uniform`: tensors that hold one value everywhere (broadcast scalars).
+    **Arguments:** `uniform`: tensors that hold one value everywhere (broadcast scalars); `ends`: what is no partial sum
+    in any case: arguments and results of a program, but not what a loop carries.
     """
     found: dict[Op, Cluster] = {}
     home: dict[Tensor, tuple[int, Cluster]] = {}
@@ -63,17 +64,18 @@ def clusters(graph: Graph, uniform: set[Tensor]) -> dict[Op, Cluster]:
         cluster.ops.append(op)
         found[op] = cluster
         home.update((t, (i, cluster)) for t in op.outputs)
-    return _merged(graph, found)
+    return _merged(graph, found, ends)
 
 
-def _merged(graph: Graph, found: dict[Op, Cluster]) -> dict[Op, Cluster]:
+def _merged(graph: Graph, found: dict[Op, Cluster], ends: Collection[Tensor]) -> dict[Op, Cluster]:
     """The same with those that only one other cluster reads as parts of that."""
     readers: dict[Tensor, list[Op]] = {}
     for op in graph.ops:
         for t in op.inputs:
             readers.setdefault(t, []).append(op)
     every = list(dict.fromkeys(found.values()))
-    _keep_useful(graph, every, found, readers)
+    handed_on = set(graph.outputs).difference(ends)
+    _keep_useful(every, found, readers, ends, handed_on)
     part_of: dict[Cluster, Cluster] = {}
     for cluster in reversed(every):
         near = {found.get(op) for t in cluster.made for op in readers.get(t, ())} - {cluster}
@@ -93,12 +95,17 @@ def _merged(graph: Graph, found: dict[Op, Cluster]) -> dict[Op, Cluster]:
 
 
 def _keep_useful(
-    graph: Graph, every: Sequence[Cluster], found: dict[Op, Cluster], readers: dict[Tensor, list[Op]]
+    every: Sequence[Cluster],
+    found: dict[Op, Cluster],
+    readers: dict[Tensor, list[Op]],
+    ends: Collection[Tensor],
+    handed_on: Collection[Tensor],
 ) -> None:
     """Let only those clusters carry partial sums that gain by it: that add several up, or that hand one on to what may
-    make it smaller. Others are read by what needs it reduced, and reduce no more than what they read."""
+    make it smaller, or to the next iteration. Others are read by what needs it reduced, and reduce no more than what
+    they read."""
     several: dict[Cluster, int] = {}
-    whole = set(graph.inputs)  # what is no partial sum
+    whole = set(ends)
     for cluster in every:
         read = {t for op in cluster.ops for t in op.inputs if t.shape == cluster.shape and t.literal is None}
         several[cluster] = len(read - cluster.made - whole)
@@ -107,4 +114,5 @@ def _keep_useful(
     for cluster in reversed(every):
         after = [found.get(op) for t in cluster.made for op in readers.get(t, ())]
         hands_on = any(c is None or c.linear for c in after if c is not cluster)
+        hands_on |= not cluster.made.isdisjoint(handed_on)
         cluster.linear &= several[cluster] > (0 if hands_on else 1)

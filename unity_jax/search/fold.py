@@ -58,8 +58,11 @@ def folded(program: Program, pins: Pins) -> Folded | None:
         layers = _cut_right(run, graph.ops).split(graph.ops)
         ends, read = {0, len(layers) - 1}, _read_by_one(layers)
         stack, which = _which(read, layer_of, len(layers))
+        is_chain = _is_chain(layers)
+        if stack not in left and not is_chain:
+            continue  # towers beside each other, which are stacked
         kept = {i for i, n in enumerate(which) if n in left.setdefault(stack, ends)}
-        if _is_chain(layers) or not kept:
+        if is_chain or not kept:
             kept = ends
         middle, *cut = (i for i in range(len(layers)) if i not in kept)
         if not cut:

@@ -26,7 +26,7 @@ from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
-from unity_jax.search.fold import Folded, folded
+from unity_jax.search.fold import folded
 from unity_jax.search.identity import identity
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
@@ -63,16 +63,17 @@ def plan(
     """
     if not may_rewrite(machine, options) and machine.num_devices == 1:
         return identity(program, machine, meshes[0])
-    layers = deep(program, pins)
+    layers = folded(program, pins)
     if layers is None:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
     whole, follows = layers, None
+    single = [rule for rule in rules if rule not in stacking()]  # of towers none may be missing
     if followed is not None:
         whole = folded(followed, pins) or layers if followed.graph is not program.graph else layers
         follows = whole.program
     most = within = machine.device.memory_bytes if limit is None else limit
     for _ in range(LIMITS.tightened):
-        small = _plan(layers.program, machine, within, layers.pins, meshes, rules, options, follows)
+        small = _plan(layers.program, machine, within, layers.pins, meshes, single, options, follows)
         if follows is not None and small.program.graph is follows.graph:
             assert followed is not None
             done = followed.rewritten(followed.graph, small.program.rewrites)
@@ -83,11 +84,6 @@ def plan(
             break
         within -= found.memory.peak_bytes - most  # the folded program says it needs less
     return found if options.compile_candidates else found.noting(rivals=())
-
-
-def deep(program: Program, pins: Pins) -> Folded | None:
-    """The folded program that is planned in place of a deep one; of towers, which are stacked, none may be missing."""
-    return None if towers(program.graph) else folded(program, pins)
 
 
 def _plan(
@@ -112,8 +108,8 @@ def _plan(
     if not first.fits(planner.limit):
         first, sketches = planner.plan(meshes), []
     found, searched = _rewritten(planner, first, rules) if first.fits(planner.limit) else ([], Searched())
-    if found and towers(first.program.graph):  # stacked, they suit the mesh that has an axis for them
-        paired = [r for r in rules if r in stacking()]
+    paired = [r for r in rules if r in stacking()]
+    if found and paired and towers(first.program.graph):  # stacked, they suit the mesh that has an axis for them
         for other in sketches:
             if other.mesh != first.mesh and other.fits(planner.limit) and other.seconds <= LIMITS.worse * first.seconds:
                 more, tried = _rewritten(planner, other, paired)
