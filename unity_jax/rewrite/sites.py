@@ -116,15 +116,23 @@ class Finder:
         return frozenset(self.graph.outputs)
 
     def places(
-        self, rules: Sequence[Rule], near: Iterable[Op] | None = None, least: float = -math.inf, saving: bool = False
+        self,
+        rules: Sequence[Rule],
+        near: Iterable[Op] | None = None,
+        least: float = -math.inf,
+        saving: bool = False,
+        changed: Iterable[Op] | None = None,
     ) -> Iterator[Place]:
         """Every place for these rules.
 
         **Arguments:** `near`: look only at what these ops make and what reads it; `least`: leave out a place if as many
         times the gain of its first spot as it has spots would be less, on one device; `saving`: leave out what saves no
-        work.
+        work; `changed`: leave out kinds of places of which none is near these.
         """
         every = {name: self._by_kind(found) for name, found in _anchors(self.graph, self.view, near).items()}
+        if changed is not None:
+            fresh = {t for found in _anchors(self.graph, self.view, changed).values() for t in found}
+            every = {name: [k for k in kinds if not fresh.isdisjoint(k)] for name, kinds in every.items()}
         known: set[object] = set()
         possible: dict[Outline, list[list[Tensor]]] = {}
         for rule in rules:

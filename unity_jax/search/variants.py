@@ -204,12 +204,12 @@ class Moves:
         **Arguments:** `before`: the fingerprint of the graph before.
         """
         graph, near, steps = first.graph, first.near, [first.step]
-        total, new, touched, left = self.apart(graph).work, near, near, list[Place]()
+        total, touched, left = self.apart(graph).work, near, list[Place]()
         while True:
             finder, undoing = Finder(graph, self.apart, emitted=self.emitted), {inverse(step.rule) for step in steps}
             rules = [rule for rule in self.rules if rule.name not in undoing]
-            here = new | near & finder.above(touched)
-            found = {p.spots: p for p in finder.places(rules, here, 0.0, saving=True)}
+            changed = near & finder.above(touched)
+            found = {p.spots: p for p in finder.places(rules, near, 0.0, True, changed)}
             for place in left:  # of what is not near the last step, little has changed
                 if place.rule.name not in undoing and place.root in graph.producer and place.spots not in found:
                     again = finder.again(place)
@@ -221,9 +221,9 @@ class Moves:
             old, (graph, new, step, total, left) = graph, following
             if self.number(graph) == before:
                 return None
-            near, new = still(near | new, graph), still(new, graph)
+            near = still(near | new, graph)
             read = {t for op in {*old.ops}.difference(graph.ops) for t in op.inputs}  # and maybe no more
-            touched = new.union(graph.producer[t] for t in read if t in graph.producer)
+            touched = still(new, graph).union(graph.producer[t] for t in read if t in graph.producer)
             steps.append(step)
 
     def _following(
