@@ -1,15 +1,21 @@
-"""XLA:TPU gathers arguments, which waits for nothing, at the start of the program or of an iteration: its
-latency-hiding scheduler goes backward and delays what follows no collective as long as it can (`kStartAtZeroDepth` in
-https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc).
+"""XLA:TPU gathers what waits for no other collective, an argument or what is made of arguments alone, at the start of
+the program or of an iteration: its latency-hiding scheduler goes backward and delays what follows no collective as long
+as it can (`kStartAtZeroDepth` in https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc).
 
     sort makes b0;  combine makes b1;  add reads b0 b1   ->   combine makes b1;  sort makes b0;  add reads b0 b1
 """
 
 from __future__ import annotations
 
-from unity_jax.xla.module import Module
+from unity_jax.xla.module import Instruction, Module
 
 
 def start_at_zero_depth(module: Module) -> None:
-    arguments = {*module.arguments.values()}
-    module.schedule.sort(key=lambda i: not (i.opcode == "combine" and arguments.issuperset(map(module.made, i.after))))
+    zero, first = {*module.arguments.values()}, set[Instruction]()
+    for i in module.schedule:
+        if all(a in zero and not a.collectives for a in map(module.made, i.after)):
+            zero.add(i)
+    for i in reversed(module.schedule):
+        if i in first or (i in zero and i.opcode == "combine"):
+            first.update((i, *map(module.made, i.after)))
+    module.schedule.sort(key=lambda i: i not in first)
