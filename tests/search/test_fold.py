@@ -118,6 +118,33 @@ def test_every_layer_is_planned_as_the_one_that_stands_for_it() -> None:
         assert plan.seconds <= expert.seconds * (1 + LIMITS.saves) or not expert.fits(planner.limit), name
 
 
+@pytest.mark.parametrize("layers", [18, 19])
+def test_layers_of_one_product_take_turns(layers: int) -> None:
+    """Columns of a matrix are split, then rows of the next one: what lies between needs no collective."""
+
+    def dense(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            y = x
+            for w in weights:
+                y = jax.nn.relu(y @ w)
+            return (y.astype(F32) ** 2).mean()
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    args = [Shape((4096, 4096), BF16)] * layers, Shape((1024, 4096), BF16)
+    whole = trace(dense, args, {}, donate_argnums=0)
+    small = of(whole).program
+    assert counted(small.graph) == counted(whole.graph)
+    stood = sorted(t.times for t in small.graph.inputs)
+    assert stood[-2:] == [(layers - 4) // 2] * 2 and set(stood[:-2]) == {1}
+    planner = Planner(whole, H100)
+    plan = joint.plan(whole, H100, None, NO_PINS, [mesh(8)], [], SearchOptions(rewrite=False))
+    built = planner._problem(mesh(8))
+    for name, seed in expert_seeds(whole, built, mesh(8), planner.rules).items():
+        expert = planner._finish(built, seed, True, name)
+        assert plan.seconds <= expert.seconds * (1 + LIMITS.saves) or not expert.fits(planner.limit), name
+
+
 def test_a_whole_that_is_rewritten_is_folded_to_what_was_rewritten() -> None:
     """Products of low rank are multiplied in another order, in every layer."""
 
