@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from graphlib import TopologicalSorter
 
 import numpy as np
 
@@ -46,7 +47,8 @@ def repeated(tasks: Sequence[Task], times: int) -> list[Task]:
         first.append(again[-1] + 1 if again else 0)
         again.append(first[-1] + repeats)
     read = {j for i, task in enumerate(tasks) if not mine[i] for j in task.after if mine[j]}
-    ends = {_kind(tasks[j]): j for j in sorted(read)}  # what other layers read of this one
+    turn = _passes(tasks, mine)
+    ends = {(turn[j], _kind(tasks[j])): j for j in sorted(read)}  # what other layers read of this one
     found = []
     for i, task in enumerate(tasks):
         if not mine[i]:
@@ -55,8 +57,18 @@ def repeated(tasks: Sequence[Task], times: int) -> list[Task]:
             continue
         found.append(dataclasses.replace(task, after=tuple(first[j] for j in task.after)))
         waits = [again[j] for j in task.after]
-        waits += [first[ends[kind]] for j in task.after if not mine[j] and (kind := _kind(tasks[j])) in ends]
+        others = ((turn[i], _kind(tasks[j])) for j in task.after if not mine[j])
+        waits += [first[ends[other]] for other in others if other in ends]
         found.append(dataclasses.replace(_part(task, times), after=tuple(dict.fromkeys(waits))))
+    return found
+
+
+def _passes(tasks: Sequence[Task], mine: Sequence[bool]) -> list[int]:
+    """Of each task how often its layer has been left before: forward, backward, update. What its tasks wait for, and
+    those of the layer before, is of the same pass: else they could wait for each other."""
+    found = [0] * len(tasks)
+    for i in TopologicalSorter({i: task.after for i, task in enumerate(tasks)}).static_order():
+        found[i] = max((found[j] + (mine[j] and not mine[i]) for j in tasks[i].after), default=0)
     return found
 
 

@@ -135,7 +135,7 @@ class _Writer:
             whole = replace(first, bytes=nbytes, seconds=seconds)
             waits = tuple(dict.fromkeys(i for part in parts for i in part.after))
             for s in group:
-                self.tasks[s.at] = Task(COMPUTE, 0.0, (last,))
+                self.tasks[s.at] = Task(COMPUTE, 0.0, (last,), times=self.tasks[s.at].times)
             combined = parts if len(parts) > 1 else ()
             self.tasks[last] = replace(parts[-1], seconds=seconds, after=waits, collective=whole, parts=combined)
 

@@ -107,6 +107,7 @@ class _Run:
         while self.left:
             self._advance(machine)
             self._start()
+        assert not any(self.waits), "tasks wait for each other"
 
     def _offer(self, found: Iterable[int]) -> None:
         """These tasks wait for nothing any more; those that take no time end at once, and with them what they held."""
