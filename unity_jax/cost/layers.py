@@ -33,7 +33,9 @@ def simulated(tasks: Sequence[Task], machine: Machine) -> Timeline:
         step += (times - 1) * max(0.0, twice.step_seconds - once.step_seconds)
         compute += (times - 1) * (twice.compute_seconds - once.compute_seconds)
         communication += (times - 1) * (twice.communication_seconds - once.communication_seconds)
-    return dataclasses.replace(once, step_seconds=step, compute_seconds=compute, communication_seconds=communication)
+    return dataclasses.replace(
+        once, step_seconds=step, compute_seconds=compute, communication_seconds=communication
+    )
 
 
 def repeated(tasks: Sequence[Task], times: int) -> list[Task]:
