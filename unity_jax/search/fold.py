@@ -34,6 +34,9 @@ from unity_jax.xla.op_classes import PRODUCTS
 LEFT = 3
 """Layers of a run that are left: the first, one that stands for all in the middle, the last."""
 
+BEGINS = 8
+"""Beginnings of a layer that are compared, those first where most turn from one layer to the next."""
+
 LIKE = 1
 """How many ops before a place must be equal for the whole to be rewritten there as the folded program is: few, since
 layers of few ops are near the ends of the three."""
@@ -59,7 +62,7 @@ def folded(program: Program, pins: Pins) -> Folded | None:
     turns: dict[int, int] = {}  # of each stack, how many layers take turns
     gone: set[Op] = set()
     for run in _runs(graph.ops, pins.tensors):
-        layers = _cut_right(run, graph.ops).split(graph.ops)
+        layers = _cut_right(run, graph.ops, layer_of).split(graph.ops)
         read, is_chain = _read_by_one(layers), _is_chain(layers)
         stack, which = _which(read, layer_of, len(layers))
         if stack not in left and not is_chain:
@@ -222,26 +225,57 @@ def _runs(ops: Sequence[Op], pinned: Mapping[Tensor, Layout]) -> list[_Run]:
     taken, chosen = np.zeros(len(ops), bool), []
     layers = max(found, key=lambda r: r.cut).layers if found else 0  # of shorter periods there are parts of layers
     for run in sorted(found, key=lambda r: (-r.cut * (1 + (r.layers == layers)), r)):
-        if run.cut >= LIMITS.cut * len(ops) and not taken[run.start : run.stop].any():
-            taken[run.start : run.stop] = True
-            chosen.append(run)
+        free = run.start + np.flatnonzero(~taken[run.start : run.stop])
+        if len(free) and np.ptp(free) < len(free):  # what an earlier one took is at an end
+            left = run._replace(start=int(free[0]), stop=int(free[-1]) + 1)
+            if left.cut >= LIMITS.cut * len(ops):
+                taken[left.start : left.stop] = True
+                chosen.append(left)
     return sorted(chosen)
 
 
-def _cut_right(run: _Run, ops: Sequence[Op]) -> _Run:
-    """The run begun where fewest tensors go from layer to layer, as many layers as there are being left: layers that
-    follow each other without reading each other have an order of their own."""
+def _cut_right(run: _Run, ops: Sequence[Op], layer_of: Mapping[Tensor, tuple[int, int]]) -> _Run:
+    """The run begun where each layer reads of earlier runs what belongs to one layer there, and then where fewest
+    tensors go from layer to layer, as many layers as there are being left: layers that follow each other without
+    reading each other have an order of their own."""
     made = {t: at for at, op in enumerate(ops[run.start : run.stop]) for t in op.outputs}
     crossed = np.zeros(run.period + 1, np.int64)  # at each beginning, but what crosses all of them
+    reads = list[tuple[int, int]]()
     for at, op in enumerate(ops[run.start : run.stop]):
+        reads += ((at, layer_of[t][1]) for t in op.inputs if t in layer_of)
         for begin in {made[t] for t in op.inputs if t in made}:
             if at - begin < run.period:
                 first, last = (begin + 1) % run.period, at % run.period
                 crossed[first] += 1
                 crossed[last + 1] -= 1
                 crossed[0] += first > last
+    crossed = np.cumsum(crossed)[:-1]
     free = (run.stop - run.start) % run.period
-    return run._replace(start=run.start + int(np.argmin(np.cumsum(crossed)[: free + 1])))
+    if not reads:
+        return run._replace(start=run.start + int(np.argmin(crossed[: free + 1])))
+    at, of = np.array(reads).T
+    begins = _turns(at, of, run.period)
+    likely = sorted(range(run.period), key=lambda b: (-begins[b], crossed[b]))[:BEGINS]
+    best = min((_strays((at - b) // run.period, of), b > free, crossed[b], b) for b in {0, *likely})
+    return run._replace(start=run.start + best[-1])
+
+
+def _turns(at: np.ndarray, of: np.ndarray, period: int) -> np.ndarray:
+    """How often, for each beginning of a period, ops at `at` turn there from reading of one layer to another."""
+    turn = np.flatnonzero(np.diff(of))
+    found = np.zeros(2 * period + 1, np.int64)
+    first = (at[turn] + 1) % period
+    np.add.at(found, first, 1)
+    np.add.at(found, first + np.minimum(at[turn + 1] - at[turn], period), -1)
+    return np.cumsum(found)[:-1].reshape(2, period).sum(axis=0)
+
+
+def _strays(layer: np.ndarray, of: np.ndarray) -> int:
+    """How many reads of layers are not of that layer which they read most of."""
+    pairs, count = np.unique(np.stack([layer, of]), axis=1, return_counts=True)
+    most = np.zeros(np.ptp(layer) + 1, np.int64)
+    np.maximum.at(most, pairs[0] - layer.min(), count)
+    return len(of) - int(most.sum())
 
 
 def _kind(op: Op, numbers: dict[object, int], pinned: Mapping[Tensor, Layout]) -> object:
@@ -264,9 +298,10 @@ def _periodic(kinds: np.ndarray, period: int) -> Iterator[_Run]:
     """Maximal runs of one period with more layers than are left."""
     same = np.concatenate([[False], kinds[period:] == kinds[:-period], [False]])
     edges = np.flatnonzero(same[1:] != same[:-1])
-    for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        if stop - start >= LEFT * period:
-            yield _Run(start, stop + period, period)
+    starts, stops = edges[::2], edges[1::2]
+    long = stops - starts >= LEFT * period
+    for start, stop in zip(starts[long].tolist(), stops[long].tolist(), strict=True):
+        yield _Run(start, stop + period, period)
 
 
 # The whole again

@@ -67,7 +67,7 @@ class Limits:
     alike: float = 0.005
     """How much slower than the best one a plan of a folded program may be that is done on the whole, too: of BERT with
     12 layers on eight H100, experts' plans take .997 to 1.041 times as long as by the folded program."""
-    periods: int = 64
+    periods: int = 512
     """How many distances from an op to the next of its kind are tried, the commonest first."""
     cut: float = 0.01
     """The part of a program's ops that a run of layers must let go of."""
