@@ -82,6 +82,22 @@ def test_three_layers_stand_for_all(layers: int) -> None:
     assert len(set(small.ties.values())) == len(small.donated) == len(small.ties)
 
 
+def test_what_an_op_reads_stands_for_what_its_like_read() -> None:
+    """Of the same layer, that is, in every pass; but for what goes from layer to layer, of which gradients of three
+    weights read what enters the first layer that is cut out."""
+    model = models.get("bert", "tiny", layers=12)
+    whole = trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0)
+    small, like, _ = of(whole)
+    maker = {t: op for op in small.graph.ops for t in op.outputs}
+    others = [
+        op.name
+        for op in whole.graph.ops
+        for t, stands in zip(op.inputs, maker[like[op.outputs[0]]].inputs, strict=True)
+        if t.literal is None and like[t] is not stands and not (stands.enters or like[t].leaves)
+    ]
+    assert others == ["dot_general"] * 3
+
+
 def test_what_is_not_deep_is_not_folded() -> None:
     assert folded(program(4), NO_PINS) is None
 
