@@ -17,7 +17,7 @@ from unity_jax.pcg.graph import Graph
 from unity_jax.program import Program, trace
 from unity_jax.rewrite.library import searched
 from unity_jax.search import joint
-from unity_jax.search.candidate import NO_PINS
+from unity_jax.search.candidate import NO_PINS, Candidate
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.fold import Folded, folded
 from unity_jax.search.limits import LIMITS
@@ -66,6 +66,15 @@ def counted(graph: Graph) -> Counter[str]:
     for op in graph.ops:
         found[f"{op.name} {op.signature[1:3]} {op.backward}"] += op.times
     return found
+
+
+def assert_no_expert_is_faster(plan: Candidate, whole: Program) -> None:
+    """Of those for eight H100 whose plans fit."""
+    planner = Planner(whole, H100)
+    built = planner._problem(mesh(8))
+    for name, seed in expert_seeds(whole, built, mesh(8), planner.rules).items():
+        expert = planner._finish(built, seed, True, name)
+        assert plan.seconds <= expert.seconds * (1 + LIMITS.saves) or not expert.fits(planner.limit), name
 
 
 @pytest.mark.parametrize("layers", [8, 12])
@@ -127,11 +136,7 @@ def test_every_layer_is_planned_as_the_one_that_stands_for_it() -> None:
     layouts = {path: plan.decisions.layouts[t] for path, t in named}
     for leaf in ("up", "down", "scale"):
         assert len({layouts[f"[0]['layer_{i}']['{leaf}']"] for i in range(1, 11)}) == 1
-    planner = Planner(whole, H100)
-    built = planner._problem(mesh(8))
-    for name, seed in expert_seeds(whole, built, mesh(8), planner.rules).items():
-        expert = planner._finish(built, seed, True, name)
-        assert plan.seconds <= expert.seconds * (1 + LIMITS.saves) or not expert.fits(planner.limit), name
+    assert_no_expert_is_faster(plan, whole)
 
 
 @pytest.mark.parametrize("layers", [18, 19])
@@ -153,12 +158,8 @@ def test_layers_of_one_product_take_turns(layers: int) -> None:
     assert counted(small.graph) == counted(whole.graph)
     stood = sorted(t.times for t in small.graph.inputs)
     assert stood[-2:] == [(layers - 4) // 2] * 2 and set(stood[:-2]) == {1}
-    planner = Planner(whole, H100)
     plan = joint.plan(whole, H100, None, NO_PINS, [mesh(8)], [], SearchOptions(rewrite=False))
-    built = planner._problem(mesh(8))
-    for name, seed in expert_seeds(whole, built, mesh(8), planner.rules).items():
-        expert = planner._finish(built, seed, True, name)
-        assert plan.seconds <= expert.seconds * (1 + LIMITS.saves) or not expert.fits(planner.limit), name
+    assert_no_expert_is_faster(plan, whole)
 
 
 def test_a_whole_that_is_rewritten_is_folded_to_what_was_rewritten() -> None:

@@ -235,9 +235,9 @@ def _runs(ops: Sequence[Op], pinned: Mapping[Tensor, Layout]) -> list[_Run]:
 
 
 def _cut_right(run: _Run, ops: Sequence[Op], layer_of: Mapping[Tensor, tuple[int, int]]) -> _Run:
-    """The run begun where each layer reads of earlier runs what belongs to one layer there, and then where fewest
-    tensors go from layer to layer, as many layers as there are being left: layers that follow each other without
-    reading each other have an order of their own."""
+    """The run begun where each layer reads of earlier runs what belongs to one layer there; of such beginnings those
+    that leave as many layers as there are, and of these the one that fewest tensors cross from layer to layer: layers
+    that follow each other without reading each other have an order of their own."""
     made = {t: at for at, op in enumerate(ops[run.start : run.stop]) for t in op.outputs}
     crossed = np.zeros(run.period + 1, np.int64)  # at each beginning, but what crosses all of them
     reads = list[tuple[int, int]]()

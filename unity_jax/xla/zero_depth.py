@@ -2,6 +2,9 @@
 the program or of an iteration: its latency-hiding scheduler goes backward and delays what follows no collective as long
 as it can (`kStartAtZeroDepth` in https://github.com/openxla/xla/blob/main/xla/service/latency_hiding_scheduler.cc).
 
+Not followed is that beyond half of its memory limit it goes by memory first (`MemoryPressurePolicy` there): what is
+predicted of a plan that nearly fills a chip is too much.
+
     sort makes b0;  combine makes b1;  add reads b0 b1   ->   combine makes b1;  sort makes b0;  add reads b0 b1
 """
 
