@@ -1,9 +1,12 @@
 """What each pass makes of a small planned program, as text: tests/xla/snapshots/, one page for each."""
 
+import dataclasses
+
 import pytest
 
 from tests.xla.written import PROGRAMS, SNAPSHOTS, before_and_after, module
 from unity_jax.xla.pipelines import PIPELINES, compiled
+from unity_jax.xla.zero_depth import start_at_zero_depth
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -31,3 +34,17 @@ def test_a_module_is_compiled_by_the_pipeline_of_its_device():
     ]
     assert not {*found.schedule}.intersection(found.arguments.values())
     assert all(body.schedule for i in found.schedule for body in i.bodies)
+
+
+@pytest.mark.parametrize(("times", "early"), [(2, True), (1.9, False)])
+def test_gathers_are_early_as_far_as_half_of_the_memory_has_room(times, early):
+    """Beside the arguments and what the program holds at its peak: the sorted array and the gathered one."""
+    found = module(*PROGRAMS["start_at_zero_depth"])
+    for run in PIPELINES["tpu"][: PIPELINES["tpu"].index(start_at_zero_depth)]:
+        run(found)
+    array = 2**15  # bytes, in tiles
+    memory = int(sum(map(found.storage, found.graph.inputs)) + times * (2 * array + array))
+    found.storage.device = dataclasses.replace(found.storage.device, memory_bytes=memory)
+    start_at_zero_depth(found)
+    opcodes = [i.opcode for i in found.schedule]
+    assert (opcodes.index("combine") < opcodes.index("sort")) is early

@@ -21,7 +21,7 @@ in a BERT of two layers)."""
 
 def temporary_bytes(module: Module) -> tuple[int, list[Buffer]]:
     """The most bytes of buffers that are not results, as the compiler counts them, and what is live then."""
-    ranges, buffers = _ranges(module)
+    ranges, buffers = live_ranges(module)
     heap = Heap() if module.target.heap else None
     peak = ranges.run(heap)
     live = [buffers[b] for b in ranges.live(peak.position) if ranges.size[b]]
@@ -30,13 +30,13 @@ def temporary_bytes(module: Module) -> tuple[int, list[Buffer]]:
     return packed_bytes(ranges.spans()) if module.target.packs else peak.bytes, live
 
 
-def _ranges(module: Module) -> tuple[LiveRanges, list[Buffer]]:
+def live_ranges(module: Module) -> tuple[LiveRanges, list[Buffer]]:
     """The live ranges of a scheduled module, and its buffers."""
     steps, buffers = by_number(module.schedule)
     readers = [0] * len(buffers)
     for b in (b for step in steps for b in step.reads):
         readers[b] += 1
-    bodies = {n: tuple(_ranges(b)[0] for b in i.bodies) for n, i in enumerate(module.schedule) if i.bodies}
+    bodies = {n: tuple(live_ranges(b)[0] for b in i.bodies) for n, i in enumerate(module.schedule) if i.bodies}
     return LiveRanges(steps, range(len(steps)), [b.temporary for b in buffers], readers, bodies), buffers
 
 

@@ -59,7 +59,7 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
 
 def compiled(module: Module) -> Module:
     """A module after all passes of the compiler of its device, as are its bodies."""
-    for inner in list(module.walk()):
-        for run in PIPELINES[module.storage.device.compiler]:
+    for run in PIPELINES[module.storage.device.compiler]:
+        for inner in list(module.walk()):
             run(inner)
     return module
