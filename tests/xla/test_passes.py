@@ -4,17 +4,16 @@ import dataclasses
 
 import pytest
 
-from tests.xla.written import PROGRAMS, SNAPSHOTS, before_and_after, module
+from tests.xla.written import PROGRAMS, SNAPSHOTS, before, before_and_after, module
 from unity_jax.xla.pipelines import PIPELINES, compiled
-from unity_jax.xla.zero_depth import start_at_zero_depth
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_a_pass_makes_of_a_program(name):
     found = before_and_after(name)
     assert found == (SNAPSHOTS / f"{name}.txt").read_text()
-    before, after = found.split(f"-> {name}\n")
-    assert before.strip() != after.strip()
+    was, after = found.split(f"-> {name}\n")
+    assert was.strip() != after.strip()
 
 
 def test_every_pass_has_a_page():
@@ -39,9 +38,7 @@ def test_a_module_is_compiled_by_the_pipeline_of_its_device():
 @pytest.mark.parametrize(("times", "early"), [(2, True), (1.9, False)])
 def test_gathers_are_early_as_far_as_half_of_the_memory_has_room(times, early):
     """Beside the arguments and what the program holds at its peak: the sorted array and the gathered one."""
-    found = module(*PROGRAMS["start_at_zero_depth"])
-    for run in PIPELINES["tpu"][: PIPELINES["tpu"].index(start_at_zero_depth)]:
-        run(found)
+    found, start_at_zero_depth = before("start_at_zero_depth")
     array = 2**15  # bytes, in tiles
     memory = int(sum(map(found.storage, found.graph.inputs)) + times * (2 * array + array))
     found.storage.device = dataclasses.replace(found.storage.device, memory_bytes=memory)

@@ -23,7 +23,7 @@ from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.emission import emit
 from unity_jax.xla.layout_assignment import Storage
 from unity_jax.xla.module import Module
-from unity_jax.xla.pipelines import PIPELINES
+from unity_jax.xla.pipelines import PIPELINES, Pass
 from unity_jax.xla.traffic import Traffic
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -138,16 +138,22 @@ def module(on: str, fn, arguments, plan: str | By) -> Module:
     return emit(graph, found, Storage(graph, found, mesh, machine.device), machine, Estimates(machine))
 
 
-def before_and_after(name: str) -> str:
-    """The text of a module before a pass and after it, behind those that come first."""
+def before(name: str) -> tuple[Module, Pass]:
+    """A module behind the passes that come before one, and that pass."""
     found = module(*PROGRAMS[name])
     for run in PIPELINES[found.storage.device.compiler]:
         if run.__name__ == name:
-            before = str(found)
-            run(found)
-            return f"{before}\n\n-> {name}\n\n{found}\n"
+            return found, run
         run(found)
-    raise ValueError(f"{name} is no pass for {PROGRAMS[name][2]}")
+    raise ValueError(f"{name} is no pass for {PROGRAMS[name][0]}")
+
+
+def before_and_after(name: str) -> str:
+    """The text of a module before a pass and after it, behind those that come first."""
+    found, run = before(name)
+    text = str(found)
+    run(found)
+    return f"{text}\n\n-> {name}\n\n{found}\n"
 
 
 if __name__ == "__main__":
