@@ -1,5 +1,6 @@
 """The command line: the same functions, clear errors, exit statuses."""
 
+import re
 import subprocess
 import sys
 
@@ -125,6 +126,13 @@ def test_sweep_with_work_for_each_device(capsys, script):
     assert status == 0
     efficiencies = [float(line.split()[-1].rstrip("%")) for line in text.splitlines() if line.strip()[:1].isdigit()]
     assert efficiencies[0] == 100 and 25 < efficiencies[1] <= 100  # the same work each, and more to communicate
+
+
+def test_a_plan_is_compiled_where_it_is_asked_for(capsys, script):
+    status, text, _ = run(capsys, "plan", f"{script}:decorated", "--machine", "cpu:8", "--verify")
+    assert status == 0 and "; compiled\n" in text
+    status, _, error = run(capsys, "plan", f"{script}:plain", "--machine", "v100-summit:1x6", "--verify")
+    assert status == 2 and re.search("compile_candidates=1: (nothing compiles for 'v100-summit:1x6'|.*gpu-aot)", error)
 
 
 def test_a_plan_that_does_not_fit(capsys, script):

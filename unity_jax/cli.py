@@ -14,6 +14,7 @@ as strings. It returns the train step, plain or decorated with `auto_shard`, and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -21,6 +22,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -93,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     for made in (explaining, verifying):
         made.add_argument("--plan", type=_saved, metavar="FILE", help="a plan to use, as `unity plan --out` writes")
     planning.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
+    text = "compile it for the machine, and plan again if its program needs more memory than the limit"
+    planning.add_argument("--verify", action="store_true", help=text)
     explaining.add_argument("--at", default="*", metavar="PATTERN", help="part of a path, a scope or file:line")
     verifying.add_argument("--topology", required=True, help="v5e:2x4, v5p:2x2x2, h100:8, ...")
     sweeping.add_argument("--machine", required=True, help="v5e, v5p, h100, ..., or a machine file")
@@ -118,7 +122,11 @@ def _rules(rules: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     step, args = _target(options, options.machine, options.words)
-    plan = step.plan(*args)
+    if options.verify:
+        given = step._given["options"]
+        step = auto_shard(step, options=replace(given, compile_candidates=max(given.compile_candidates, 1)))
+    with written() if options.verify else contextlib.nullcontext():
+        plan = step.plan(*args)
     print(plan, end="")
     if options.out:
         _writable("--out", options.out, plan.save)

@@ -102,7 +102,7 @@ def _alternatives(plan: PlanValue, index: int) -> Iterator[str]:
         yield "  no other layout: its dimensions do not divide"
     for layout in others[:ALTERNATIVES]:
         wanted = Pins({**pins.tensors, tensor: layout}, pins.outputs)
-        found = Planner(program, machine, plan.memory_limit, wanted).plan([axes])
+        found = Planner(program, machine, plan.within, wanted).plan([axes])
         verdict = _verdict(plan, found.seconds, found.memory.peak_bytes)
         yield f"  instead {layout.typeof(tensor.shape, tensor.dtype)}: {verdict}"
     if len(others) > ALTERNATIVES:
@@ -114,7 +114,7 @@ def _verdict(plan: PlanValue, step: float, peak: int) -> str:
     mine = plan.predicted.step_seconds
     ratio = step / mine if mine else 1.0
     words = "as fast" if abs(ratio - 1) < 5e-3 else f"{ratio:.3g}x the time" if ratio > 1 else f"{1 - ratio:.1%} faster"
-    memory = f"peak {size(peak)}" if peak <= plan.memory_limit else f"DOES NOT FIT ({size(peak)})"
+    memory = f"peak {size(peak)}" if peak <= plan.within else f"DOES NOT FIT ({size(peak)})"
     return f"{words} ({seconds(step)}), {memory}"
 
 

@@ -72,6 +72,7 @@ def _plan_json(plan: PlanValue) -> dict[str, Any]:
         "machine": plan.machine,
         "machine_hash": plan.machine_hash,
         "memory_limit": plan.memory_limit,
+        "margin": plan.margin,
         "mesh": {"names": axes.names, "sizes": axes.sizes, "order": axes.order},
         "unequal": plan.unequal,
         "label": plan.label,
@@ -174,4 +175,5 @@ def _plan(data: dict[str, Any], kind: type[P]) -> P:
         Searched.from_json(data["searched"]) if "searched" in data else UNKNOWN,
         str(data.get("machine_hash", "")),  # files that were written before it was known have none
         tuple(map(from_json, data.get("saving", ()))),
+        int(data.get("margin", 0)),
     )

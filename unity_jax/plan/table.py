@@ -38,7 +38,7 @@ def table(plan: PlanValue) -> str:
         lines.append(f"  searched     {extent(plan.searched)}")
     lines.append(f"  work         {p.flops:.3g} flops per device")
     lines.append(
-        f"  peak memory  {size(p.peak_bytes)} of {size(plan.memory_limit)} per device"
+        f"  peak memory  {size(p.peak_bytes)} of {size(plan.memory_limit)} per device{_margin(plan)}"
         + ("" if plan.fits else "  DOES NOT FIT; largest at the peak:")
     )
     if not plan.fits:
@@ -60,6 +60,13 @@ def table(plan: PlanValue) -> str:
     return text
 
 
+def _margin(plan: PlanValue) -> str:
+    """Of a plan that the compiler corrected."""
+    if not plan.margin:
+        return ""
+    return f", {size(abs(plan.margin))} {'kept for what the compiler adds' if plan.margin > 0 else 'less as compiled'}"
+
+
 def extent(searched: Searched) -> str:
     """`1 of 3 meshes, exactly; 5 of 32 rewritten programs`."""
     tried, every = len(searched.meshes), len(searched.meshes) + len(searched.skipped)
@@ -73,7 +80,8 @@ def extent(searched: Searched) -> str:
     else:
         ended = ", where the budget ended" if searched.out_of_budget else ""
         rewrites = f"{searched.variants} of {searched.allowed} rewritten programs{ended}"
-    compiled = f"; the best of {searched.compiled} as compiled" if searched.compiled else ""
+    best = f"; the best of {searched.compiled} as compiled" if searched.compiled > 1 else "; compiled"
+    compiled = best if searched.compiled else ""
     return f"{meshes}, {how}; {rewrites}{compiled}"
 
 
