@@ -136,8 +136,14 @@ def test_a_plan_is_compiled_where_it_is_asked_for(capsys, script):
 
 
 def test_a_plan_that_does_not_fit(capsys, script):
-    status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", "v5e:2x2", "--memory-limit", "1e3")
-    assert status == 1 and "DOES NOT FIT" in text
+    status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", "v5e:2x2", "--memory-limit", "1KiB")
+    assert status == 1 and "of 1 KiB per device  DOES NOT FIT" in text
+
+
+def test_what_is_in_memory(capsys, script):
+    status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", "v5e:2x2", "--memory", "--memory-limit", "8G")
+    assert status == 0 and "of 7.451 GiB per device" in text
+    assert "Memory of step on each device: " in text and "train_for_cli.py:9" in text
 
 
 @pytest.mark.parametrize(
@@ -154,6 +160,7 @@ def test_a_plan_that_does_not_fit(capsys, script):
         (["plan", "models:step", "none"], "argument WORD: no model 'none'; there are: a3c"),
         (["plan", "{script}:plain", "--machine", "abacus:8"], "argument --machine: unknown machine 'abacus'"),
         (["plan", "{script}:plain", "--machine", "no.json"], "argument --machine: there is no machine file 'no.json'"),
+        (["plan", "{script}:plain", "--memory-limit", "16 apples"], "argument --memory-limit: '16 apples' is not"),
         (["plan", "{script}:plain", "--memory-limit", "-1"], "argument --memory-limit: '-1' is not a positive"),
         (["plan", "{script}:plain", "--machine", "cpu:2", "--out", "no/such/p"], "argument --out: [Errno 2] No such"),
         (["explain", "{script}:plain", "--machine", "cpu:2", "--at", "nowhere"], "argument --at: no argument and no"),

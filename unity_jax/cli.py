@@ -20,6 +20,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -88,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("target", metavar="FACTORY", help="module:name or path/to/file.py:name")
         what = "passed to the factory" + ("; {devices} in it becomes their number" if made is sweeping else "")
         made.add_argument("words", metavar="WORD", nargs="*", help=what)
-        made.add_argument("--memory-limit", type=_positive, metavar="BYTES", help="per device")
+        made.add_argument("--memory-limit", type=_bytes, metavar="BYTES", help="per device, as 16e9 or 14.5GiB")
     for made in (planning, explaining, verifying):
         known = "default: the topology" if made is verifying else "default: the devices of this process"
         made.add_argument("--machine", type=_machine, help=f"v5e:2x4, h100:2x8, cpu:8, or a machine file; {known}")
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     planning.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
     text = "compile it for the machine, and plan again if its program needs more memory than the limit"
     planning.add_argument("--verify", action="store_true", help=text)
+    planning.add_argument("--memory", action="store_true", help="print what is in memory, by kind and by line")
     explaining.add_argument("--at", default="*", metavar="PATTERN", help="part of a path, a scope or file:line")
     verifying.add_argument("--topology", required=True, help="v5e:2x4, v5p:2x2x2, h100:8, ...")
     sweeping.add_argument("--machine", required=True, help="v5e, v5p, h100, ..., or a machine file")
@@ -128,6 +130,8 @@ def _plan(options: argparse.Namespace) -> int:
     with written() if options.verify else contextlib.nullcontext():
         plan = step.plan(*args)
     print(plan, end="")
+    if options.memory:
+        print(f"\n{plan.memory()}", end="")
     if options.out:
         _writable("--out", options.out, plan.save)
     return 0 if plan.fits else 1
@@ -269,14 +273,20 @@ def _counts(text: str) -> list[int]:
     return found
 
 
-def _positive(text: str) -> float:
+def _bytes(text: str) -> float:
+    match = re.fullmatch(r"([0-9.e+]+) *([KMGT]i?)?B?", text.strip())
     try:
-        found = float(text)
+        found = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
     except ValueError:
         found = 0.0
     if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes, as 16e9")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes, as 16e9 or 14.5GiB")
     return found
+
+
+_UNITS = {None: 1} | {f"{k}i": 2 ** (10 * n) for n, k in enumerate("KMGT", 1)} | {
+    k: 10 ** (3 * n) for n, k in enumerate("KMGT", 1)
+}
 
 
 def _writable(argument: str, path: Path, write: Callable[[Path], None]) -> None:
