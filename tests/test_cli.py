@@ -128,6 +128,16 @@ def test_sweep_with_work_for_each_device(capsys, script):
     assert efficiencies[0] == 100 and 25 < efficiencies[1] <= 100  # the same work each, and more to communicate
 
 
+def test_sweep_over_memory_limits(capsys):
+    words = ["tests.residuals.cli_step:layers", "--machine", "h100", "--devices", "8"]
+    status, text, _ = run(capsys, "sweep", *words, "--memory-limit", "1GiB,16MiB,1KiB")
+    assert status == 1 and "limit" in text
+    free, saving, none = (line for line in text.splitlines() if line.strip().startswith("8 "))
+    assert "1 GiB" in free and "recomputes" not in free and "100%" in free
+    assert "16 MiB" in saving and "recomputes" in saving and "!" not in saving
+    assert "1 KiB" in none and "!" in none
+
+
 def test_a_plan_is_compiled_where_it_is_asked_for(capsys, script):
     status, text, _ = run(capsys, "plan", f"{script}:decorated", "--machine", "cpu:8", "--verify")
     assert status == 0 and "; compiled\n" in text

@@ -3,6 +3,7 @@ check`, `unity rules generate` (also `python -m unity_jax ...`).
 
     unity plan train.py:make_step --machine v5e:4x4 --out plan.json
     unity sweep train.py:make_step --machine v5e --devices 8,16,32
+    unity sweep train.py:make_step --machine h100 --devices 8 --memory-limit 20GiB,40GiB,80GiB
     unity verify models:step bert tiny --topology v5e:2x4
     unity rules check rules.json
 
@@ -19,6 +20,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -82,14 +84,15 @@ def _parser() -> argparse.ArgumentParser:
     planning = command("plan", _plan, "search for the best plan and print it")
     explaining = command("explain", _explain, "say why arguments and operations are laid out as they are")
     verifying = command("verify", _verify, "compile for a TPU or GPU topology, and compare with what was predicted")
-    sweeping = command("sweep", _sweep, "plan for several numbers of devices of a machine, and compare")
+    sweeping = command("sweep", _sweep, "plan for several numbers of devices or memory limits, and compare")
     measuring = command("calibrate", _calibrate, "measure the devices at hand, for plans that know them")
 
     for made in (planning, explaining, verifying, sweeping):
         made.add_argument("target", metavar="FACTORY", help="module:name or path/to/file.py:name")
         what = "passed to the factory" + ("; {devices} in it becomes their number" if made is sweeping else "")
         made.add_argument("words", metavar="WORD", nargs="*", help=what)
-        made.add_argument("--memory-limit", type=_bytes, metavar="BYTES", help="per device, as 16e9 or 14.5GiB")
+        read, metavar = (_limits, "BYTES,BYTES,...") if made is sweeping else (_bytes, "BYTES")
+        made.add_argument("--memory-limit", type=read, metavar=metavar, help="per device, as 16e9 or 14.5GiB")
     for made in (planning, explaining, verifying):
         known = "default: the topology" if made is verifying else "default: the devices of this process"
         made.add_argument("--machine", type=_machine, help=f"v5e:2x4, h100:2x8, cpu:8, or a machine file; {known}")
@@ -172,7 +175,8 @@ def _sweep(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise _Wrong(f"argument --machine or --devices: {error}") from None
     plans, grows = [], any("{devices}" in word for word in options.words)
-    for machine in track(machines, "planning", console=Console(stderr=True), transient=True):
+    every = list(itertools.product(machines, options.memory_limit or [None]))
+    for machine, options.memory_limit in track(every, "planning", console=Console(stderr=True), transient=True):
         words = [word.replace("{devices}", str(machine.num_devices)) for word in options.words]
         step, args = _target(options, machine, words)
         plans.append(step.plan(*args))
@@ -282,6 +286,10 @@ def _bytes(text: str) -> float:
     if not 0 < found < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes, as 16e9 or 14.5GiB")
     return found
+
+
+def _limits(text: str) -> list[float]:
+    return [_bytes(word) for word in text.split(",")]
 
 
 _UNITS = {None: 1} | {f"{k}i": 2 ** (10 * n) for n, k in enumerate("KMGT", 1)} | {

@@ -97,24 +97,29 @@ def _wrapped(line: str) -> str:
 
 
 def sweep(plans: Sequence[PlanValue], grows: bool) -> str:
-    """Plans of one function for several numbers of devices, one a row.
+    """Plans of one function for several numbers of devices or memory limits, one a row.
 
     **Arguments:** `grows`: whether the work is so much for each device (weak scaling), and not the same for all plans.
     **Returns:** `efficiency` is the work done per second and device, over that of the first plan; `!` marks a plan that
     needs more memory than there is.
     """
-    rows = columns("devices", "mesh", "found by", "step", "exposed", "memory", "efficiency", right=range(3, 7))
+    limited = len({plan.memory_limit for plan in plans}) > 1
+    names = ("devices", *["limit"] * limited, "mesh", "found by", "step", "exposed", "memory", "efficiency")
+    rows = columns(*names, *["saves memory"] * limited, right=range(3 + limited, 7 + limited))
     first = plans[0]
     for plan in plans:
         p, spread = plan.predicted, 1 if grows else plan.axes.num_devices / first.axes.num_devices
+        saves = ", ".join(dict.fromkeys(how.name for how in plan.saving))
         rows.add_row(
             str(plan.axes.num_devices),
+            *[size(plan.memory_limit)] * limited,
             str(plan.axes),
             plan.label,
             seconds(p.step_seconds),
             seconds(p.exposed_communication_seconds),
             size(p.peak_bytes) + "!" * (not plan.fits),
             f"{first.predicted.step_seconds / p.step_seconds / spread:.0%}",
+            *[saves] * limited,
         )
     machines = ", ".join(dict.fromkeys(plan.machine for plan in plans))
     return f"Plans of {first.function} for {machines}\n\n{render(rows)}"

@@ -41,6 +41,10 @@ class Recompute:
         where = graph.producer[largest].source
         return Recompute(positions(graph, choice.values), compiler, where, count, round(nbytes), choice.seconds)
 
+    @property
+    def name(self) -> str:
+        return "recomputes"
+
     def __str__(self) -> str:
         times = f"{self.count} values, " if self.count > 1 else ""
         return f"recomputes {short_source(self.where)} ({times}{size(self.bytes)})"
@@ -69,6 +73,10 @@ class Chunk:
     parts: int
     where: str
     bytes: int
+
+    @property
+    def name(self) -> str:
+        return "chunked loss"
 
     def __str__(self) -> str:
         return f"chunked loss in {self.parts} parts at {short_source(self.where)} ({size(self.bytes)})"
