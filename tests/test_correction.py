@@ -27,7 +27,7 @@ def no_cache(monkeypatch):
         ([(90, 120), (65, 110), (50, 100)], 2, 45),
         ([(90, 120), (65, 110), (50, 105), (40, 101)], 3, 61),  # it is within no limit: the plan says so
         ([(90, 120), (85, 99)], 1, 14),  # needs too much by prediction, and does not as compiled
-        ([(90, 120), (85, 110), (85, 110), (85, 110)], 3, 25),
+        ([(90, 120), (85, 110), (60, 70)], 1, 25),  # no plan fits, and this one does not either
         ([(90, math.inf), (75, 85)], 1, 20),  # the compiler does not say how much
     ],
 )

@@ -30,7 +30,8 @@ def corrected(
     predicted: Callable[[T], int],
     again: Callable[[int], T],
 ) -> tuple[T, int]:
-    """The first plan whose program is within the limit, or the last one that was tried.
+    """The first plan whose program is within the limit, or the last one that was tried: none is made behind one that
+    does not fit by prediction.
 
     **Arguments:** `name` of the function; `limit` in bytes per device; what the program of a plan `needs` as compiled
     (infinity if the compiler does not say), and was `predicted` to need; `again` makes a plan that leaves a margin of
@@ -42,8 +43,9 @@ def corrected(
     while True:
         peak = needs(found)
         beyond = round(peak if math.isfinite(peak) else UNTOLD * max(limit, predicted(found))) - predicted(found)
-        if peak <= limit or not left:
-            return found, margin if peak <= limit and predicted(found) + margin <= limit else beyond
+        fits = predicted(found) + margin <= limit
+        if peak <= limit or not fits or not left:
+            return found, margin if peak <= limit and fits else beyond
         margin, left = beyond, left - 1
         many = size(peak) if math.isfinite(peak) else "more than there is"
         within = size(max(limit - margin, 0))
