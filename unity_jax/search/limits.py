@@ -30,6 +30,9 @@ class Limits:
     short: float = 2.0
     """How many times as much memory as there is a plan for a coarser mesh takes, where a plan for a finer one without a
     limit is only to tell how fast one could be: it is made of seeds, and searched for if it wins."""
+    needs: float = 1.25
+    """Times the limit that a plan of an expert takes by the problem's liveness that is not made: over the zoo that is
+    .66 to 1.01 of what plans need."""
     tightened: int = 3
     """How often a problem is solved under a limit that is tightened."""
     packing_saves: float = 1e-2
