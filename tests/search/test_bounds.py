@@ -71,7 +71,7 @@ def test_what_is_eliminated_whole_is_bounded_exactly(net):
 @given(net=networks(), most=st.sampled_from([1, 3, 9]))
 def test_eliminating_keeps_the_least_cost_of_every_value_of_the_other_variables(net, most):
     before = least_costs(net)
-    found = eliminated(net, easy(net, most), most)
+    found = eliminated(net, easy(net, most))
     after = least_costs(found.left)
     for v in set(range(len(net.sizes))) - set(found.buckets):
         np.testing.assert_array_equal(before[v], after[v])
