@@ -217,9 +217,7 @@ def _contracted(
 ) -> tuple[tuple[int, ...], int | None, float]:
     """The scope, the table (its least entry taken out, None if nothing is left) and that least entry."""
     joint, at, parts = _layout(factors, v)
-    table, least = store.once(
-        ("eliminate", at, parts), lambda: _contract(store, parts, at, [sizes[n] for n in joint])
-    )
+    table, least = store.once(("eliminate", at, parts), lambda: _contract(store, parts, at, [sizes[n] for n in joint]))
     return tuple([n for n in joint if n != v]), table, least
 
 

@@ -90,8 +90,7 @@ def _fixed(model: Model, bound: Bound, known: float) -> Model:
 
 
 def planned(model: Model, table_limit: int) -> tuple[Network, Order | None]:
-    """The model as a network, and the order to eliminate it in; None if a table would have more entries than the limit.
-    """
+    """The model as a network, and the order to eliminate it in; None if a table would have more entries than that."""
     net = network(model, table_limit)
     return net, order(net.sizes, [scope for scope, _ in net.factors], table_limit)
 
