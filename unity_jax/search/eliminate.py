@@ -1,8 +1,8 @@
 """Exact minimization by eliminating variables: min-plus contraction of a tensor network, one variable at a time.
 
-    minimize(network, order(network)).value   # min over x, in units
-    minimize(...).assignment                                # the x, one entry per variable
-    eliminated(network, easy(network, most))   # only variables that bring small tables
+    minimize(network, order(network)).value       # min over x, in units
+    minimize(...).assignment                      # the x, one entry per variable
+    eliminated(network, easy(network, most))      # only variables that bring small tables
 
 Eliminating v replaces the factors that mention v by one table over v's neighbours, `min over v of their sum` (Dechter,
 Bucket elimination, 1999). Equal contractions are done once.
@@ -233,8 +233,9 @@ def _contract(
         out = np.full(rest, np.inf)
         for part in _parts(rest, PART):
             cuts = [t[(slice(None), *map(_whole, part, t.shape[1:]))] for t in terms]
+            into = out[(*part, ...)]
             for a in range(shape[at]):
-                np.minimum(out[part], _sum([c[a] for c in cuts]), out=out[part])
+                np.minimum(into, _sum([c[a] for c in cuts]), out=into)
     store.largest = max(store.largest, out.size)
     least = float(out.min())
     if not np.isfinite(least):
