@@ -309,7 +309,8 @@ class Search:
         return dataclasses.replace(self.best, program=self.best.program.rewritten(graph, self.done[graph]))
 
     def _worth_a_plan(self, variant: Variant) -> Iterator[Move]:
-        """The moves of a variant that are worth a plan, most promising first; what was tried elsewhere in vain is last.
+        """The moves of a variant that are worth a plan, most promising first; what has been tried elsewhere comes after
+        what is as good, and last if it was in vain.
 
         Not worth one is what costs too much work, and what is too small to matter even on the slowest link, and as the
         start of kernels. A move promises what is to be hoped for; when its turn comes it is made, with what follows
@@ -318,7 +319,7 @@ class Search:
         """
         devices, graph = self.planner.machine.num_devices, variant.program.graph
         cost, least = (LIMITS.worse - 1) * variant.seconds * devices, LIMITS.saves * variant.seconds
-        waiting: list[tuple[bool, int, float, int, bool, Move]] = []
+        waiting: list[tuple[bool, int, bool, float, int, bool, Move]] = []
 
         def wait(number: int, move: Move) -> None:
             place, towers = move.place, isinstance(move.place, Towers)  # what these save, only layouts can tell
@@ -327,8 +328,9 @@ class Search:
             promise = move.repeat * place.hope.on(devices) if saved is None else saved
             if promise >= -cost:
                 is_known = towers or saved is not None
-                failed = not self.tried.get(place.key, True)
-                heapq.heappush(waiting, (failed, late, -promise, number, is_known, move))
+                tried = place.key in self.tried
+                failed = tried and not self.tried[place.key]
+                heapq.heappush(waiting, (failed, late, tried, -promise, number, is_known, move))
 
         for number, move in enumerate(self.moves(graph)):
             place = move.place
