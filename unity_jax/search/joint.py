@@ -27,7 +27,7 @@ from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.fold import folded
-from unity_jax.search.identity import identity
+from unity_jax.search.identity import Alone, identity
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
@@ -233,7 +233,7 @@ def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, 
     """The program rewritten for one device, planned; what its rewrites save together is divided as it is there. And how
     many variants were tried."""
     single = one_device(planner.machine)
-    scout = Planner(start.program, single, math.inf)
+    scout = Alone(start.program, single, planner.rules)
     before = scout.promising(*mesh_candidates(1, single))
     search = Search(scout, moves)
     after = search.run(before)

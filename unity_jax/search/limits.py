@@ -76,17 +76,15 @@ class Limits:
     """The part of a program's ops that a run of layers must let go of."""
 
     # The layout problem
-    table: int = 10**7
+    table: int = 2**20
     """The most entries of any table of an exact solution."""
-    tried_table: float = 2.0**20
-    """Entries of a table that one step of a search may make, where an exact one may use `table`."""
     tried_work: float = 2.0**28
-    """Entries of all tables of one step of a search."""
-    rounds: int = 2
+    """Entries of all sums of one step of a search."""
+    rounds: int = 1
     """Of bounding and fixing."""
-    sweeps: int = 20
+    sweeps: int = 6
     """Passes of messages in each round."""
-    tries: int = 4
+    tries: int = 2
     """Exact solutions over restricted domains in each round."""
     gap: float = 0.005
     """What is not worth another round."""
