@@ -145,6 +145,7 @@ class _Writer:
     def _iterates(self, scan: Op, graph: Graph) -> None:
         """What an iteration of a scan takes besides its kernels on XLA:GPU: one that counts it, and copies of what is
         stacked and no kernel computes as it updates the stack."""
+        self.times = 1
         if self.target.counter_kernel:
             self._compute(self.machine.device.kernel_overhead, (), scan)
         if self.target.fusing.updates_apart:
