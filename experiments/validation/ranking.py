@@ -4,8 +4,8 @@
     python -m experiments.validation.ranking --models bert,mlp --on h100:8 --candidates
     python -m experiments.validation.ranking --programs validation    # their four plans of the corpus `compiled`
 
-Candidates of each tuning program and topology: every expert, 20 seeded random plans, and the planner's choice, compiled
-by `compiled.py` (its corpus `ranking`); of a validation program the planner's choice and the three experts that are
+Candidates of each tuning program and topology: every expert, eight seeded random plans at least, and the planner's
+choice, compiled by `compiled.py` (its corpus `ranking`); of a validation program the planner's choice and the three experts that are
 compiled of it anyway. The predicted and the judged seconds of a step must have a Spearman correlation of at least 0.95
 within each tuning program, and the planner's choice must be judged within 3 % of the best candidate. The exit code
 tells. Printed beside: the correlation over the experts alone, since random plans lie far apart and are easy to tell
@@ -39,7 +39,7 @@ from unity_jax.text import seconds
 
 RESULTS = Path(__file__).parents[1] / "results" / "judged.csv"
 SETTINGS = ("model", "topology")
-RANDOM = 20
+RANDOM = 8
 CORRELATION, NEAR_BEST = 0.95, 1.03
 
 
