@@ -21,7 +21,7 @@ from unity_jax.search.solver import solve
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
 
-TWO_AXES, THREE_AXES = [mesh(2, 4), mesh(4, 2)], [mesh(2, 2, 2)]
+SEVERAL_AXES = mesh(2, 4), mesh(2, 2, 2)
 
 
 def experts_of(plan, axes: MeshAxes):
@@ -47,7 +47,7 @@ def test_never_worse_than_an_expert_on_several_axes(name: str) -> None:
     overrides = {"layers": 1} if name in ("bert", "gpt", "moe") else {}
     plan = planner(program(name, **overrides))
     found = plan.candidates(mesh(8))  # an expert that a coarser mesh can express takes part there only
-    for axes in [*TWO_AXES, *THREE_AXES]:
+    for axes in SEVERAL_AXES:
         found += plan.candidates(axes)
         chosen = best(found, plan.limit)
         fitting = [e for e in experts_of(plan, axes) if e.fits(plan.limit)]
