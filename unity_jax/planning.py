@@ -225,12 +225,14 @@ def rebuild(
 
 
 def _as_saved(program: Program, saved: Plan) -> Program:
-    """A traced program, rewritten and packed as a plan says."""
+    """A traced program, rewritten, changed to need less memory, and packed as a plan says."""
     if saved.rewrites:
         try:
             program = program.rewritten(replay(program.graph, saved.rewrites, searched()), saved.rewrites)
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
+    for how in saved.saving:
+        program = program.saving(how.applied(program.graph).graph, how)
     return pack(program, [(p.packing, p.inputs) for p in saved.packed]) if saved.packed else program
 
 

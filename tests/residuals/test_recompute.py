@@ -53,7 +53,7 @@ def test_any_values_computed_again_give_the_same_bits(name, part):
     chosen = set(random.Random(1).sample(values, round(part * len(values))))
     changed, found = again(of, chosen)
     assert len(changed.graph.ops) > len(of.graph.ops)
-    assert all(t.shape == o.shape and t.dtype == o.dtype for t, o in found.original.items())
+    assert all(t.shape == o.shape and t.dtype == o.dtype for t, o in found.origin.items())
     equal(steps.alone(changed)(steps.flat(of, *args)), steps.alone(of)(steps.flat(of, *args)))
 
 

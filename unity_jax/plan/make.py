@@ -57,6 +57,7 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         stored.packed,
         found.searched,
         machine.hash,
+        program.savings,
         program=program,
         stored=stored,
         graph=graph,

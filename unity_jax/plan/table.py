@@ -49,6 +49,8 @@ def table(plan: PlanValue) -> str:
         lines.append(f"  pace         {plan.unequal}")
     if plan.rewrites:
         lines.append("  rewritten    " + "\n               ".join(map(str, plan.rewrites)))
+    if plan.saving:
+        lines.append("  saves memory " + ",\n               ".join(map(str, plan.saving)))
     if plan.packed:
         lines.append(f"  packed       {held(plan)}")
     text = "\n".join(lines) + "\n\n" + render(_layouts(plan)) + "\n" + render(_collectives(p.collectives))

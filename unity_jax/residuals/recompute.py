@@ -19,16 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.residuals.change import Change
 from unity_jax.rewrite.apply import in_order
 from unity_jax.trace import has_effects, without_dead_code
-
-
-class Recomputed(NamedTuple):
-    """**Fields:** `graph`; `original`: of each value that is computed again, or held behind a barrier, what it equals
-    in the graph before."""
-
-    graph: Graph
-    original: Mapping[Tensor, Tensor]
 
 
 class _Part(NamedTuple):
@@ -43,7 +36,7 @@ def can_repeat(op: Op) -> bool:
     return not op.bodies and not has_effects(op) and bool(op.outputs)
 
 
-def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Recomputed:
+def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Change:
     """The graph whose backward pass computes these values of the forward pass again, from all others that it reads.
 
     What no cotangent can be told of that exists before it is read stays as it is.
@@ -52,7 +45,7 @@ def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Recom
     a cotangent is held back at no cost.
     """
     copies: dict[Tensor, Tensor] = {}
-    original: dict[Tensor, Tensor] = {}
+    origin: dict[Tensor, Tensor] = {}
     ops: list[Op] = []
     held: dict[Tensor, list[Tensor]] = {}  # by the cotangent of each barrier, what it holds back
     passed: dict[tuple[Tensor, Tensor], Tensor] = {}
@@ -60,7 +53,7 @@ def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Recom
     def hold(t: Tensor, tie: Tensor) -> Tensor:
         if (t, tie) not in passed:
             passed[t, tie] = fresh = _fresh(t)
-            original[fresh] = t
+            origin[fresh] = t
             held.setdefault(tie, []).append(t)
         return passed[t, tie]
 
@@ -74,7 +67,7 @@ def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Recom
             inputs = tuple(own.get(t) or (hold(t, part.tie) if t in behind else t) for t in op.inputs)
             outputs = tuple(own[t] for t in op.outputs)
             ops.append(dataclasses.replace(op, inputs=inputs, outputs=outputs, backward=True))
-        original.update((copy, t) for t, copy in own.items())
+        origin.update((copy, t) for t, copy in own.items())
         copies.update((t, copy) for t, copy in own.items() if t in values)
     ties = {tie: hold(tie, tie) for tie in list(held)}
     barriers = [
@@ -84,7 +77,7 @@ def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Recom
     late = {**copies, **ties}
     kept = [_reading(op, late) if op.backward else op for op in graph.ops]
     order = in_order([*kept, *barriers, *ops], {op: i for i, op in enumerate(graph.ops)})
-    return Recomputed(without_dead_code(Graph(graph.inputs, graph.outputs, order)), original)
+    return Change(without_dead_code(Graph(graph.inputs, graph.outputs, order)), origin)
 
 
 def _fresh(t: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.saving import fitting
 from unity_jax.search.searched import Searched
 from unity_jax.search.unfold import unfolded
 from unity_jax.search.variants import Moves, Search, is_better
@@ -57,12 +58,13 @@ def plan(
     program as it is. Of a deep program the folded one is planned.
 
     Rewritten programs are planned for the meshes that came near the best. A program that does not fit as it is is not
-    rewritten: what it needs is memory, which is not what rewriting saves.
+    rewritten: what it needs is memory, which is not what rewriting saves. It is made to keep less (`saving`).
 
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
     if not may_rewrite(machine, options) and machine.num_devices == 1:
-        return identity(program, machine, meshes[0])
+        found, most = identity(program, machine, meshes[0]), machine.device.memory_bytes if limit is None else limit
+        return found if found.fits(most) else fitting(found, most, lambda p: identity(p, machine, meshes[0]))
     layers = folded(program, pins)
     if layers is None:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
@@ -100,14 +102,16 @@ def _plan(
     as_it_is = not may_rewrite(machine, options)
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     if as_it_is:
-        return planner.plan(meshes).noting(searched=planner.searched(meshes))
+        return _fitting(planner, planner.plan(meshes), meshes).noting(searched=planner.searched(meshes))
     if followed is not None:
         return _following(planner, meshes, followed)
     sketches = planner.sketch(meshes)
     first = best(sketches, planner.limit)
     if not first.fits(planner.limit):
-        first, sketches = planner.plan(meshes), []
-    found, searched = _rewritten(planner, first, rules) if first.fits(planner.limit) else ([], Searched())
+        first, sketches = _fitting(planner, planner.plan(meshes), meshes), []
+        if first.program.savings or not first.fits(planner.limit):
+            return first.noting(searched=planner.searched(meshes))
+    found, searched = _rewritten(planner, first, rules)
     paired = [r for r in rules if r in stacking()]
     if found and paired and towers(first.program.graph):  # stacked, they suit the mesh that has an axis for them
         for other in sketches:
@@ -162,7 +166,15 @@ def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) 
             rewrites = shared_out(followed.rewrites, chosen.seconds - better.seconds)
             better = dataclasses.replace(better, program=followed.rewritten(followed.graph, rewrites))
         chosen = better
-    return chosen.noting(searched=searched)
+    return _fitting(planner, chosen, meshes).noting(searched=searched)
+
+
+def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:
+    """A plan, or where it does not fit one that needs less memory, for the meshes that were planned for."""
+    if found.fits(planner.limit):
+        return found
+    tried = planner.tried(meshes)
+    return fitting(found, planner.limit, lambda program: planner.like(program).plan(tried))
 
 
 def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from unity_jax import progress
 from unity_jax.machine.network import slowest
 from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
-from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.mesh import WHOLE, MeshAxes
 from unity_jax.program import Program
 from unity_jax.rewrite.directions import inverse
 from unity_jax.rewrite.estimate import Seconds, by_kernels, one_by_one, saved
@@ -32,10 +32,6 @@ from unity_jax.search.candidate import Candidate
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
-
-WHOLE = MeshAxes((), ())
-"""The mesh on which nothing is split."""
-
 
 def is_better(a: Candidate, b: Candidate, limit: float) -> bool:
     """Whether the plan of a variant is worth its rewrites."""
