@@ -59,3 +59,19 @@ def alone(of):
 
 def flat(of, *args):
     return [*of.constants, *jax.tree.leaves(args)]
+
+
+def classifier(params, x, labels, weights):
+    """A weighted cross entropy over many classes, of a hidden layer."""
+    v, w = params
+    logits = jnp.tanh(x @ v) @ w
+    picked = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    losses = jax.nn.logsumexp(logits, -1) - picked
+    return (losses * weights).sum() / weights.sum()
+
+
+def examples(*rows, width=8, inner=16, classes=100):
+    rng = np.random.default_rng(2)
+    params = tuple(rng.normal(size=s).astype(np.float32) / 4 for s in ((width, inner), (inner, classes)))
+    x = rng.normal(size=(*rows, width)).astype(np.float32)
+    return params, x, rng.integers(classes, size=rows), (rng.random(rows) < 0.7).astype(np.float32)
