@@ -18,7 +18,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.parallel import Shift
 from unity_jax.plan.value import Leaf, PlanValue
-from unity_jax.residuals.record import Saving
+from unity_jax.residuals.record import Recompute, Saving
 from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.candidate import Pins
@@ -133,7 +133,8 @@ def _rewrite(done: Rewrite) -> Iterator[str]:
 
 def _saving(how: Saving) -> str:
     """What it gives, and what it takes."""
-    return f"saves memory: {how}, which takes {seconds(how.seconds)}"
+    takes = f", which takes {seconds(how.seconds)}" if isinstance(how, Recompute) else ""
+    return f"saves memory: {how}{takes}"
 
 
 # Ops

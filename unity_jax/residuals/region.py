@@ -62,9 +62,11 @@ def around(graph: Graph, seed: Tensor, dim: int, parts: int) -> Region | None:
     ops = _convex(graph, _beside(graph, seed))
     if ops is None:
         return None
-    rules = {op: rule_of(op) for op in ops}
     try:
-        rows, factors = _followed(ops, rules, seed, dim)
+        rows, _ = _followed(ops, seed, dim)
+        ops = _narrowed(graph, ops, rows)
+        rules = {op: rule_of(op) for op in ops}
+        rows, factors = _followed(ops, seed, dim)
         for op, factor in factors.items():
             _check(op, rules[op], factor, parts)
         if dim == 0 and any(t.shape[d] % seed.shape[0] for t, d in rows.items()):
@@ -120,10 +122,19 @@ def _is_constant(op: Op) -> bool:
     return op.name in ("iota", "broadcast_in_dim") and all(t.literal is not None for t in op.inputs)
 
 
-def _followed(
-    ops: Sequence[Op], rules: Mapping[Op, Rule], seed: Tensor, dim: int
-) -> tuple[dict[Tensor, int], dict[Op, int]]:
+def _narrowed(graph: Graph, ops: Sequence[Op], rows: Mapping[Tensor, int]) -> tuple[Op, ...]:
+    """Ops, with the casts of what they make by rows that nobody else reads and that make it smaller."""
+    made, found = {t for op in ops for t in op.outputs if t in rows}, set(ops)
+    for t in made.difference(graph.outputs):
+        readers = graph.readers.get(t, ())
+        if len(readers) == 1 and readers[0].name == "convert_element_type" and readers[0].outputs[0].nbytes < t.nbytes:
+            found.update(readers)
+    return tuple(op for op in graph.ops if op in found)
+
+
+def _followed(ops: Sequence[Op], seed: Tensor, dim: int) -> tuple[dict[Tensor, int], dict[Op, int]]:
     """Where the rows are in each array, and which factor of each op they are."""
+    rules = {op: rule_of(op) for op in ops}
     near: dict[Tensor, list[Op]] = {}
     for op in ops:
         for t in dict.fromkeys((*op.inputs, *op.outputs)):

@@ -63,8 +63,7 @@ def plan(
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
     if not may_rewrite(machine, options) and machine.num_devices == 1:
-        found, most = identity(program, machine, meshes[0]), machine.device.memory_bytes if limit is None else limit
-        return found if found.fits(most) else fitting(found, most, lambda p: identity(p, machine, meshes[0]))
+        return _alone(program, machine, limit, meshes[0])
     layers = folded(program, pins)
     if layers is None:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
@@ -169,12 +168,27 @@ def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) 
     return _fitting(planner, chosen, meshes).noting(searched=searched)
 
 
+def _alone(program: Program, machine: Machine, limit: float | None, mesh: MeshAxes) -> Candidate:
+    """The plan of one device, or where it does not fit that of the program so changed that it needs less memory."""
+    most = machine.device.memory_bytes if limit is None else limit
+    found = identity(program, machine, mesh)
+    if found.fits(most):
+        return found
+    return fitting([found], most, lambda _, other, __: identity(other, machine, mesh), lambda _: found)
+
+
 def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:
     """A plan, or where it does not fit one that needs less memory, for the meshes that were planned for."""
     if found.fits(planner.limit):
         return found
     tried = planner.tried(meshes)
-    return fitting(found, planner.limit, lambda program: planner.like(program).plan(tried))
+    free = min(planner.sketch(tried), key=lambda c: c.seconds)
+    return fitting(
+        [free, found],
+        planner.limit,
+        lambda plan, program, like: planner.like(program).as_decided(plan, like),
+        lambda program: planner.like(program).plan(tried),
+    )
 
 
 def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:

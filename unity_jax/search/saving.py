@@ -1,22 +1,27 @@
-"""Less memory for more time: where no plan fits, what the backward pass reads is computed again instead of kept.
+"""Less memory for more time: where no plan fits, the loss is computed by chunks, and what the backward pass reads is
+computed again instead of kept.
 
     step of 57 GiB in 839 ms, where all that is kept would be 155 GiB for a step of 713 ms
 
-Ever more is computed again, best first (`residuals.choice`), until a plan fits: layouts are searched anew for each, so
-that what is kept is split, or computed again, whichever takes less.
+A loss by chunks costs little. Ever more is computed again, best first (`residuals.choice`), until the plan fits, its
+layouts as they were. For what is fastest then, layouts are searched anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from unity_jax.cost.program import local_bytes
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import WHOLE
 from unity_jax.program import Program
+from unity_jax.residuals.change import positions
 from unity_jax.residuals.choice import Choice, choices
-from unity_jax.residuals.record import Recompute
+from unity_jax.residuals.chunks import PARTS
+from unity_jax.residuals.record import Chunk, Recompute, Saving
 from unity_jax.rewrite.estimate import by_kernels
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.rule_cache import RuleCache
@@ -27,34 +32,75 @@ AMOUNTS = (1.0, 1.5, 2.5, math.inf)
 when what made it is gone."""
 
 
-def fitting(found: Candidate, limit: float, plan: Callable[[Program], Candidate]) -> Candidate:
-    """The fastest plan that fits of those that need less memory than one that does not; else that which needs least.
+SEEDS = 8
+"""How many of the largest arrays are tried as the one that a loss is chunked around, of each shape one."""
 
-    **Arguments:** `found`: the best plan of a program as it is; `plan`: makes that of another form of it.
+
+class Follow(Protocol):
+    """Makes the plan of a variant of a program that does what a plan of that does."""
+
+    def __call__(self, plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
+        """**Arguments:** `like`: what the program before has in place of tensors of the variant."""
+
+
+def fitting(
+    starts: Sequence[Candidate], limit: float, follow: Follow, plan: Callable[[Program], Candidate]
+) -> Candidate:
+    """The fastest plan that fits of those that need less memory than some that do not; else that which needs least.
+
+    **Arguments:** `starts`: plans of a program as it is: the fastest, and that which needs least memory; `follow` makes
+    plans of other forms of it that do the same, and `plan` the best one of such a form.
     """
-    tried = [found]
-    for program in _recomputing(found, limit):
-        tried.append(plan(program))
-        if tried[-1].fits(limit):
-            break
-    return best(tried, limit)
+    made = list[Candidate]()
+    for start in starts:
+        by_chunks = _chunked(start, follow)
+        forms = [start] if by_chunks is None else [start, by_chunks]
+        made += forms
+        for form in forms:
+            for recomputing in () if form.fits(limit) else _recomputing(form, limit, follow):
+                made.append(recomputing)
+                if recomputing.fits(limit):
+                    break
+    first = best(made, limit)
+    return first if not first.program.savings else best([first, plan(first.program)], limit)
 
 
-def _recomputing(found: Candidate, limit: float) -> Iterator[Program]:
-    """The program of a plan with ever more values computed again in the backward pass."""
-    program, device, rules = found.program, found.machine.device, RuleCache()
+def _chunked(start: Candidate, follow: Follow) -> Candidate | None:
+    """A plan with its loss by chunks, if it has one."""
+    graph, local = start.program.graph, _local(start)
+    made = [t for op in graph.ops for t in op.outputs if t.times == 1 and t.rank]
+    largest = sorted(made, key=lambda t: -t.nbytes)
+    for seed in list({(t.shape, t.dtype): t for t in reversed(largest)}.values())[: -SEEDS - 1 : -1]:
+        for dim in (*range(1, seed.rank), 0):  # devices hold blocks of what is outermost
+            freed = local.get(seed, seed.nbytes) * (PARTS - 1) // PARTS
+            (at,) = positions(graph, [seed])
+            how = Chunk(at, dim, PARTS, graph.producer[seed].source, freed)
+            with contextlib.suppress(LookupError):
+                return _followed(start, how, follow)
+    return None
+
+
+def _recomputing(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
+    """A plan with ever more values computed again in the backward pass."""
+    program, device, rules = start.program, start.machine.device, RuleCache()
     traffic = Traffic.of(program.graph, device.compiler)
     seconds = by_kernels(device, lambda op: rules.shard(op, WHOLE, ()))
-    every = list(choices(program.graph, traffic, seconds, found.machine.num_devices))
-    local, excess = _local(found), found.memory.peak_bytes - limit
+    every = list(choices(program.graph, traffic, seconds, start.machine.num_devices))
+    local, excess = _local(start), start.memory.peak_bytes - limit
     taken = set[int]()
     for amount in AMOUNTS:
         enough = (i for i, c in enumerate(every) if _freed(c, local) >= amount * excess)
         at = next(enough, len(every) - 1)
         if at >= 0 and at not in taken:
             taken.add(at)
-            how = Recompute.of(program.graph, every[at], device.compiler, _freed(every[at], local))
-            yield program.saving(how.applied(program.graph).graph, how)
+            freed = _freed(every[at], local)
+            yield _followed(start, Recompute.of(program.graph, every[at], device.compiler, freed), follow)
+
+
+def _followed(start: Candidate, how: Saving, follow: Follow) -> Candidate:
+    made = how.applied(start.program.graph)
+    like = {t: origin for t, origin in made.origin.items() if isinstance(origin, Tensor)}
+    return follow(start, start.program.saving(made.graph, how), like)
 
 
 def _freed(choice: Choice, local: dict[Tensor, int]) -> float:
