@@ -32,6 +32,9 @@ AMOUNTS = (1.0, 1.5, 2.5, math.inf)
 when what made it is gone."""
 
 
+LEAST = 0.5
+"""The part of what does not fit that values must free to be computed again: what frees less fits by chance."""
+
 SEEDS = 8
 """How many of the largest arrays are tried as the one that a loss is chunked around, of each shape one."""
 
@@ -91,9 +94,9 @@ def _recomputing(start: Candidate, limit: float, follow: Follow) -> Iterator[Can
     for amount in AMOUNTS:
         enough = (i for i, c in enumerate(every) if _freed(c, local) >= amount * excess)
         at = next(enough, len(every) - 1)
-        if at >= 0 and at not in taken:
+        freed = _freed(every[at], local) if every else 0.0
+        if at not in taken and freed >= LEAST * excess:
             taken.add(at)
-            freed = _freed(every[at], local)
             yield _followed(start, Recompute.of(program.graph, every[at], device.compiler, freed), follow)
 
 
