@@ -68,12 +68,13 @@ def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds],
 class Residuals:
     """What is in memory from the forward to the backward pass.
 
-    **Fields:** `spans`: of each value the kernels between which nothing reads it; `profile`: bytes of all that is live
-    while each kernel runs, arguments aside.
+    **Fields:** `spans`: of each value the kernels between which nothing reads it; `lives`: those that make it and read
+    it last; `profile`: bytes of all that is live while each kernel runs, arguments aside.
     """
 
     graph: Graph
     spans: dict[Tensor, tuple[int, int]]
+    lives: dict[Tensor, tuple[int, int]]
     profile: np.ndarray
 
     @staticmethod
@@ -87,7 +88,7 @@ class Residuals:
                 if t in born:
                     reads[t].append(i)
         change, ends = np.zeros(len(kernels) + 1), set(graph.outputs)
-        spans = {}
+        spans, lives = {}, {}
         for t, first in born.items():
             last = len(kernels) - 1 if t in ends else max(reads[t], default=first)
             early, after = ([i for i in reads[t] if late[i] == side] for side in (False, True))
@@ -96,8 +97,8 @@ class Residuals:
             change[first] += size
             change[last + 1] -= size
             if crosses and t not in ends and can_repeat(graph.producer[t]):
-                spans[t] = max(early, default=first), min(after)
-        return Residuals(graph, spans, np.cumsum(change)[:-1])
+                spans[t], lives[t] = (max(early, default=first), min(after)), (first, last)
+        return Residuals(graph, spans, lives, np.cumsum(change)[:-1])
 
     @property
     def peak(self) -> float:
@@ -108,9 +109,10 @@ class Residuals:
         return int(np.argmax(self.profile))
 
     def free(self, t: Tensor) -> None:
-        """Count a value no more between its readers in both passes."""
-        last, first = self.spans[t]
-        self.profile[last + 1 : first] -= t.nbytes * t.times
+        """Count a value no more between its readers in both passes, and that of one layer only beside these."""
+        (last, first), (born, dead) = self.spans[t], self.lives[t]
+        self.profile[last + 1 : first] -= t.nbytes
+        self.profile[born : dead + 1] -= t.nbytes * (t.times - 1)
 
 
 class _Greedy:
@@ -158,7 +160,7 @@ class _Greedy:
         if any(t is not one and t in made for t in members):
             return None
         new = tuple(sorted(ops - self._done, key=self._position.__getitem__))
-        return self._seconds(new, one) * sum(t.times for t in members)
+        return self._seconds(new, one) / one.times * sum(t.times for t in members)
 
     def _leading_to(self, t: Tensor, freed: set[Tensor]) -> set[Op]:
         """The ops that compute a value from what is kept while these values are not."""
