@@ -39,7 +39,9 @@ def sgd(loss):
 
 def parameters(layers=3, width=8, inner=32, dtype=np.float32):
     rng = np.random.default_rng(0)
-    return [tuple(rng.normal(size=s).astype(dtype) / 4 for s in ((width, inner), (inner, width))) for _ in range(layers)]
+    return [
+        tuple(rng.normal(size=s).astype(dtype) / 4 for s in ((width, inner), (inner, width))) for _ in range(layers)
+    ]
 
 
 def batch(rows=16, width=8, dtype=np.float32):

@@ -1,7 +1,5 @@
 """A loss by chunks of rows is the same but for the order of sums, and is refused where it would not be."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 

@@ -70,7 +70,7 @@ def test_it_computes_the_same(tight):
 
 
 def test_a_saved_plan_saves_the_same_memory(tight, tmp_path):
-    step, args, limit, planned = tight
+    step, args, _, planned = tight
     plan = planned.plan(*args)
     plan.save(tmp_path / "plan.json")
     loaded = unity.Plan.load(tmp_path / "plan.json")
@@ -80,7 +80,7 @@ def test_a_saved_plan_saves_the_same_memory(tight, tmp_path):
 
 
 def test_a_plan_that_is_kept_on_disk_saves_the_same_memory(tight, tmp_path, monkeypatch):
-    step, args, limit, planned = tight
+    step, args, limit, _ = tight
     options = unity.Options(cache=tmp_path)
     first = unity.auto_shard(step, memory_limit=limit, options=options).plan(*args)
     monkeypatch.setattr(planning.joint, "plan", None)

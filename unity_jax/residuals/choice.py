@@ -59,9 +59,7 @@ def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds],
     before = residuals.peak
     while (members := search.next()) is not None:
         search.take(members)
-        yield Choice(
-            frozenset(search.freed), frozenset(search.values()), before - residuals.peak, search.spent
-        )
+        yield Choice(frozenset(search.freed), frozenset(search.values()), before - residuals.peak, search.spent)
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ nothing is computed twice. Exact up to the order of sums. A chunk is a part of t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from unity_jax import _compat
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.residuals.change import Change
+from unity_jax.residuals.change import Change, made
 from unity_jax.residuals.region import TIME, Region
 from unity_jax.rewrite.apply import in_order
 from unity_jax.trace import build, without_dead_code
@@ -63,9 +63,8 @@ def chunked(graph: Graph, region: Region, seed: Tensor, parts: int) -> Change | 
         )
     except _NeedsPositionsError:
         return None
-    made = build(jaxpr)
-    source = graph.producer[seed]
-    inside = _of(made, dict(zip(made.inputs, arguments, strict=True)), source)
+    loop = build(jaxpr)
+    inside = _of(loop, dict(zip(loop.inputs, arguments, strict=True)), graph.producer[seed])
     replaced = dict(zip(results, inside.outputs, strict=True))
     gone = set(region.factors)
     left = [op for op in graph.ops if op not in gone]
@@ -73,8 +72,7 @@ def chunked(graph: Graph, region: Region, seed: Tensor, parts: int) -> Change | 
     order = in_order([*left, *inside.ops], {op: i for i, op in enumerate(graph.ops)})
     outputs = tuple(replaced.get(t, t) for t in graph.outputs)
     whole = without_dead_code(Graph(graph.inputs, outputs, _behind(order, set(inside.outputs))))
-    origin: dict[Tensor, Hashable] = {t: i for i, t in enumerate(_every(inside))}
-    return Change(whole, origin)
+    return Change(whole, {t: i for i, t in enumerate(made(inside))})
 
 
 def _loop(region: Region, parts: int, arrays: Sequence[Any]) -> list[Any]:
@@ -144,9 +142,7 @@ def _of(graph: Graph, names: dict[Tensor, Tensor], source: Op) -> Graph:
         )
         for op in graph.ops
     ]
-    return Graph(
-        tuple(names.get(t, t) for t in graph.inputs), tuple(names.get(t, t) for t in graph.outputs), ops
-    )
+    return Graph(tuple(names.get(t, t) for t in graph.inputs), tuple(names.get(t, t) for t in graph.outputs), ops)
 
 
 def _behind(ops: Sequence[Op], late: set[Tensor]) -> list[Op]:
@@ -158,14 +154,4 @@ def _behind(ops: Sequence[Op], late: set[Tensor]) -> list[Op]:
         if op.backward:
             late.update(op.outputs)
         found.append(op)
-    return found
-
-
-def _every(graph: Graph) -> list[Tensor]:
-    """All that is made in a graph and in those of its loops, in order."""
-    found: list[Tensor] = []
-    for op in graph.ops:
-        for body in op.bodies:
-            found += [*body.inputs, *_every(body)]
-        found += op.outputs
     return found

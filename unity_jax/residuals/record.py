@@ -60,8 +60,8 @@ class Recompute:
 class Chunk:
     """A loss that is computed by chunks of rows.
 
-    **Fields:** `seed`: the array that the region is around; `dim`: of it, which is cut; `parts`: into how many; `where`:
-    the user's line of it; `bytes`: of it, which are not there at a time, on each device.
+    **Fields:** `seed`: the array that the region is around; `dim`: its dimension that is cut; `parts`: into how many;
+    `where`: the user's line of it; `bytes`: of it, those that are not there at a time, on each device.
     """
 
     seed: Position

@@ -23,7 +23,6 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.residuals.recompute import can_repeat
 from unity_jax.xla.op_classes import PRODUCTS
 
-
 TIME = "time"
 """The axis over which chunks are one after the other, as those of a mesh axis are side by side."""
 
@@ -32,11 +31,11 @@ TIME = "time"
 class Region:
     """Ops that run by rows.
 
-    **Fields:** `ops` in the order of the program; `size`: how many rows there are; `rows`: of each array that is cut the dimension
-    whose major part they are; `factors`: of each op that is cut the factor of its rule that they are;
+    **Fields:** `ops` in the order of the program; `size`: how many rows there are; `rows`: of each array that is cut
+    the dimension whose major part they are; `factors`: of each op that is cut the factor of its rule that they are;
     `rules`: of all ops; `cut`: arguments that are cut, `whole`: those that are not; `stacked`: results that are put
     together, `sums`: those that are added up; `first`: whether the rows are the outermost dimension of the array that
-    the region is around, of which devices hold a part each.
+    the region is around, of which devices hold a block each.
     """
 
     ops: tuple[Op, ...]

@@ -184,7 +184,7 @@ def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> 
     tried = planner.tried(meshes)
     free = min(planner.sketch(tried), key=lambda c: c.seconds)
     return fitting(
-        [free, found],
+        [free] if free is found else [free, found],
         planner.limit,
         lambda plan, program, like: planner.like(program).as_decided(plan, like),
         lambda program: planner.like(program).plan(tried),

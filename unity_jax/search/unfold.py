@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.program import Program
+from unity_jax.residuals.change import made
 from unity_jax.rewrite.rule import Rule
 from unity_jax.search.candidate import Candidate, Pins, best
 from unity_jax.search.fold import Folded, folded, replayed
@@ -62,23 +63,13 @@ def saving(whole: Program, like: Mapping[Tensor, Tensor], small: Program) -> tup
     for how in small.savings:
         there = how.moved(graph, whole.graph, like)
         near, far = how.applied(graph), there.applied(whole.graph)
-        made = {origin: t for t, origin in near.origin.items()}
-        origins = {t: like.get(origin, origin) for t, origin in far.origin.items()}
-        like = {**like, **{t: made[origin] for t, origin in origins.items() if origin in made}}
+        new = {origin: t for t, origin in near.origin.items()}
+        origins = {t: o if isinstance(o, int) else like.get(o, o) for t, o in far.origin.items()}
+        like = {**like, **{t: new[origin] for t, origin in origins.items() if origin in new}}
         graph, whole = near.graph, whole.saving(far.graph, there)
-    same = dict(zip(_made(graph), _made(small.graph), strict=True))  # the folded program was changed before, alike
-    every = (*whole.graph.inputs, *_made(whole.graph))
+    same = dict(zip(made(graph), made(small.graph), strict=True))  # the folded program was changed before, alike
+    every = (*whole.graph.inputs, *made(whole.graph))
     return whole, {t: same.get(like.get(t, t), like.get(t, t)) for t in every}
-
-
-def _made(graph: Graph) -> list[Tensor]:
-    """All that is made in a graph and in those of its loops, in order."""
-    found = list[Tensor]()
-    for op in graph.ops:
-        for body in op.bodies:
-            found += [*body.inputs, *_made(body)]
-        found += op.outputs
-    return found
 
 
 def numbered(graph: Graph, known: dict[object, int]) -> dict[Tensor, int]:

@@ -33,6 +33,7 @@ from unity_jax.search.limits import LIMITS
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
 
+
 def is_better(a: Candidate, b: Candidate, limit: float) -> bool:
     """Whether the plan of a variant is worth its rewrites."""
     if a.fits(limit) != b.fits(limit):
