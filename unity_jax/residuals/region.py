@@ -165,7 +165,7 @@ def _check(op: Op, rule: Rule, factor: int, parts: int) -> None:
     """Raise where a part of an op cannot be computed without the others."""
     kind = rule.factors[factor].kind
     apart = kind == "pass" or (kind == "sum" and not is_scatter(op))  # whose operand one device adds to
-    apart &= rule.inner is None and rule.fixed is None
+    apart &= rule.inner is None and rule.fixed is None and not op.name.startswith("random_")  # bits are drawn at once
     if not apart or (factor,) not in strategies(rule, MeshAxes((TIME,), (parts,))):
         raise _NoRegionError
 
