@@ -3,9 +3,10 @@
     x, x W                   kept      x @ W             134 MB, recomputed in 0.9 ms
     tanh(x W)                          tanh(x W)         134 MB, recomputed in 0.1 ms: first
 
-Equal values of all layers are one choice. Each frees bytes from its last reader in the forward pass to its first one in
-the backward pass, and counts if the step needs most memory between the two. It is computed from what is kept, through
-whatever is not; what has been chosen before is there again (greedy by bytes for a second: Checkmate,
+Equal values of all layers are one choice. Each is computed from what is kept, through whatever is not, and frees bytes
+from its last reader in the forward pass until the backward pass needs it: for itself, or for what is computed of it, so
+that of a chain of layers nothing is freed. It counts if the step needs most memory in between. What has been chosen
+before is there again (greedy by bytes for a second: Checkmate,
 https://arxiv.org/abs/1910.02653, finds the optimum of such problems; Mist, https://arxiv.org/abs/2503.19050, chooses
 whole layers).
 """
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,25 +57,36 @@ def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds],
     kinds, found = Kinds(graph, {}), defaultdict[int, list[Tensor]](list)
     for t in residuals.spans:
         found[kinds[t]].append(t)
-    search = _Greedy(residuals, list(found.values()), lambda g: seconds(g).on(devices) / devices)
-    before = residuals.peak
-    while (members := search.next()) is not None:
-        search.take(members)
-        yield Choice(frozenset(search.freed), frozenset(search.values()), before - residuals.peak, search.spent)
+    search = _Greedy(Repeating(residuals), list(found.values()), lambda g: seconds(g).on(devices) / devices)
+    before = float(residuals.profile.max())
+    while search.step():
+        values = search.repeating.values(search.freed)
+        yield Choice(frozenset(search.freed), frozenset(values), before - float(search.profile.max()), search.spent)
 
 
-@dataclass(eq=False)
+class Span(NamedTuple):
+    """When a value is in memory, in kernels: from the one that makes it (`born`) to the last one that reads it (`dead`);
+    between the `last` that reads it in the forward pass and the `first` in the backward pass nothing does."""
+
+    born: int
+    last: int
+    first: int
+    dead: int
+
+
+@dataclass(frozen=True, eq=False)
 class Residuals:
     """What is in memory from the forward to the backward pass.
 
-    **Fields:** `spans`: of each value the kernels between which nothing reads it; `lives`: those that make it and read
-    it last; `profile`: bytes of all that is live while each kernel runs, arguments aside.
+    **Fields:** `spans`; `profile`: bytes of all that is live while each kernel runs, arguments aside; `runs`: the first
+    kernel that each op is part of; `layers`: by how many a layer stands for, the first kernel of its backward pass.
     """
 
     graph: Graph
-    spans: dict[Tensor, tuple[int, int]]
-    lives: dict[Tensor, tuple[int, int]]
+    spans: Mapping[Tensor, Span]
     profile: np.ndarray
+    runs: Mapping[Op, int]
+    layers: Mapping[int, int]
 
     @staticmethod
     def of(graph: Graph, traffic: Traffic) -> Residuals:
@@ -83,84 +96,38 @@ class Residuals:
         reads = defaultdict[Tensor, list[int]](list)
         for i, k in enumerate(kernels):
             for t in k.reads:
-                if t in born:
-                    reads[t].append(i)
-        change, ends = np.zeros(len(kernels) + 1), set(graph.outputs)
-        spans, lives = {}, {}
+                reads[t].append(i)
+        change, ends, spans = np.zeros(len(kernels) + 1), set(graph.outputs), dict[Tensor, Span]()
         for t, first in born.items():
-            last = len(kernels) - 1 if t in ends else max(reads[t], default=first)
+            dead = len(kernels) - 1 if t in ends else max(reads[t], default=first)
             early, after = ([i for i in reads[t] if late[i] == side] for side in (False, True))
             crosses = not late[first] and bool(after)
-            size = t.nbytes * (t.times if crosses else 1)
+            size = t.nbytes * (t.times if crosses else 1)  # of others one layer's is there at a time
             change[first] += size
-            change[last + 1] -= size
+            change[dead + 1] -= size
             if crosses and t not in ends and can_repeat(graph.producer[t]):
-                spans[t], lives[t] = (max(early, default=first), min(after)), (first, last)
-        return Residuals(graph, spans, lives, np.cumsum(change)[:-1])
-
-    @property
-    def peak(self) -> float:
-        return float(self.profile.max(initial=0.0))
-
-    @property
-    def busiest(self) -> int:
-        return int(np.argmax(self.profile))
-
-    def free(self, t: Tensor) -> None:
-        """Count a value no more between its readers in both passes, and that of one layer only beside these."""
-        (last, first), (born, dead) = self.spans[t], self.lives[t]
-        self.profile[last + 1 : first] -= t.nbytes
-        self.profile[born : dead + 1] -= t.nbytes * (t.times - 1)
+                spans[t] = Span(first, max(early, default=first), min(after), dead)
+        numbered = list(enumerate(kernels))[::-1]
+        runs = {op: i for i, k in numbered for op in k.ops}
+        layers = {k.root.times: i for i, k in numbered if late[i]}
+        return Residuals(graph, spans, np.cumsum(change)[:-1], runs, layers)
 
 
-class _Greedy:
-    """Chooses one kind of values after the other. **Fields:** `freed`: chosen so far; `spent`: their seconds."""
+class Repeating:
+    """What the backward pass computes again if some residuals are not kept, and what is live then."""
 
-    def __init__(self, residuals: Residuals, kinds: Sequence[list[Tensor]], seconds: Callable[[Graph], float]) -> None:
-        self.residuals, self.graph, self.left = residuals, residuals.graph, list(kinds)
-        self.freed: set[Tensor] = set()
-        self.spent = 0.0
-        self._done: set[Op] = set()
-        self._seconds = functools.cache(lambda ops, t: seconds(part(list(ops), [t])))
-        self._position = {op: i for i, op in enumerate(self.graph.ops)}
-        self._least = NEGLIGIBLE * max(t.nbytes for t in residuals.spans)
+    def __init__(self, residuals: Residuals) -> None:
+        self.residuals, self.graph = residuals, residuals.graph
+        self.least = NEGLIGIBLE * max(t.nbytes for t in residuals.spans)
+        self._forward = [op for op in self.graph.ops if not op.backward]
         self._outputs = set(self.graph.outputs)
+        self._read = dict[Tensor, int]()  # by the backward pass, and when first
+        for op in self.graph.ops:
+            for t in op.inputs if op.backward else ():
+                now = residuals.runs.get(op, len(residuals.profile))
+                self._read[t] = min(self._read.get(t, now), now)
 
-    def next(self) -> list[Tensor] | None:
-        """The kind of values that frees most for a second of those that are live at the peak."""
-        rates = [(self._rate(members), -i) for i, members in enumerate(self.left)]
-        rate, at = max(rates, default=(0.0, 0))
-        return self.left[-at] if rate > 0 else None
-
-    def take(self, members: list[Tensor]) -> None:
-        self.spent += self._cost(members) or 0.0
-        self.left.remove(members)
-        self.freed.update(members)
-        for t in members:
-            self.residuals.free(t)
-        self._done = {self.graph.producer[t] for t in self.values()}
-
-    def _rate(self, members: list[Tensor]) -> float:
-        at, spans = self.residuals.busiest, self.residuals.spans
-        there = sum(t.nbytes * t.times for t in members if spans[t][0] < at < spans[t][1])
-        if not there or members[0].nbytes < self._least:
-            return 0.0
-        cost = self._cost(members)
-        return 0.0 if cost is None else there / max(cost, 1e-12)
-
-    def _cost(self, members: list[Tensor]) -> float | None:
-        """Seconds to compute all members of a kind again; None where one needs another one: then all of a chain of
-        layers would be computed, and kept, at once."""
-        one = max(members, key=lambda t: t.times)
-        freed = self.freed.union(members)
-        ops = self._leading_to(one, freed)
-        made = {t for op in ops for t in op.outputs}
-        if any(t is not one and t in made for t in members):
-            return None
-        new = tuple(sorted(ops - self._done, key=self._position.__getitem__))
-        return self._seconds(new, one) / one.times * sum(t.times for t in members)
-
-    def _leading_to(self, t: Tensor, freed: set[Tensor]) -> set[Op]:
+    def leading_to(self, t: Tensor, freed: Set[Tensor]) -> set[Op]:
         """The ops that compute a value from what is kept while these values are not."""
         found: set[Op] = set()
         waiting = [t]
@@ -171,27 +138,99 @@ class _Greedy:
                 waiting += [u for u in op.inputs if not self._is_kept(u, freed)]
         return found
 
-    def _is_kept(self, t: Tensor, freed: set[Tensor]) -> bool:
+    def values(self, freed: Set[Tensor]) -> set[Tensor]:
+        """All that the backward pass computes again: what it reads that depends on the values that are not kept, and
+        what this is made of."""
+        lost = set(freed)
+        for op in self._forward:
+            if not lost.isdisjoint(op.inputs):
+                lost.update(t for t in op.outputs if not self._is_kept(t, freed))
+        found: set[Tensor] = set()
+        waiting = [t for t in self._read if t in lost]
+        while waiting:
+            t = waiting.pop()
+            if t not in found:
+                found.add(t)
+                waiting += [u for u in self.graph.producer[t].inputs if not self._is_kept(u, freed)]
+        return found
+
+    def profile(self, freed: Set[Tensor]) -> np.ndarray:
+        """Bytes that are live while each kernel runs, without these values where they are not there."""
+        found, needed = self.residuals.profile.copy(), self._needed(self.values(freed))
+        for t in freed:
+            born, last, first, dead = self.residuals.spans[t]
+            first = needed.get(t, first)
+            alone = first >= self.residuals.layers.get(t.times, 0)  # that of one layer is there at a time
+            found[last + 1 : first] -= t.nbytes
+            found[born : dead + 1 if alone else first] -= t.nbytes * (t.times - 1)
+        return found
+
+    def _needed(self, values: Set[Tensor]) -> dict[Tensor, int]:
+        """When the backward pass first needs each value, for itself or for another one."""
+        found = {t: self._read[t] for t in values if t in self._read}
+        never = len(self.residuals.profile)
+        for op in reversed(self._forward):
+            if not values.isdisjoint(op.outputs):
+                now = min(found.get(t, never) for t in op.outputs)
+                found.update((t, min(now, found.get(t, never))) for t in op.inputs if t in values)
+        return found
+
+    def _is_kept(self, t: Tensor, freed: Set[Tensor]) -> bool:
         made_by = self.graph.producer.get(t)
         if t in freed:
             return False
         if made_by is None or t in self.residuals.spans or not can_repeat(made_by) or t in self._outputs:
             return True
-        return t.nbytes < self._least
+        return t.nbytes < self.least
 
-    def values(self) -> set[Tensor]:
-        """All that the backward pass computes again: what it reads that depends on the values that are not kept, and
-        what this is made of."""
-        lost = set(self.freed)
-        read = {t for op in self.graph.ops if op.backward for t in op.inputs}
-        for op in self.graph.ops:
-            if not op.backward and not lost.isdisjoint(op.inputs):
-                lost.update(t for t in op.outputs if not self._is_kept(t, self.freed))
-        found: set[Tensor] = set()
-        waiting = [t for t in read if t in lost]
-        while waiting:
-            t = waiting.pop()
-            if t not in found:
-                found.add(t)
-                waiting += [u for u in self.graph.producer[t].inputs if not self._is_kept(u, self.freed)]
-        return found
+
+class _Greedy:
+    """Chooses one kind of values after the other. **Fields:** `freed`: chosen so far; `spent`: their seconds; `profile`:
+    what is live then."""
+
+    def __init__(self, repeating: Repeating, kinds: Sequence[list[Tensor]], seconds: Callable[[Graph], float]) -> None:
+        self.repeating, self.left = repeating, list(kinds)
+        self.profile = repeating.residuals.profile
+        self.freed: set[Tensor] = set()
+        self.spent = 0.0
+        self._done: set[Op] = set()
+        self._seconds = functools.cache(lambda ops, t: seconds(part(list(ops), [t])))
+        self._position = {op: i for i, op in enumerate(repeating.graph.ops)}
+
+    def step(self) -> bool:
+        """Take the kind of values that frees most for a second of what is live at the peak; whether there is one."""
+        busiest, costs = int(np.argmax(self.profile)), [self._cost(members) for members in self.left]
+        hopes = [self._there(members, busiest) / max(cost, _INSTANT) for members, cost in zip(self.left, costs, strict=True)]
+        most, chosen = 0.0, -1
+        after = self.profile
+        for i in sorted(range(len(hopes)), key=lambda i: -hopes[i]):
+            if hopes[i] <= most:
+                break
+            profile = self.repeating.profile(self.freed.union(self.left[i]))
+            rate = float(self.profile[busiest] - profile[busiest]) / max(costs[i], _INSTANT)
+            if rate > most and profile.max() <= self.profile.max():
+                most, chosen, after = rate, i, profile
+        if chosen < 0:
+            return False
+        self.freed.update(self.left.pop(chosen))
+        self.spent += costs[chosen]
+        self.profile = after
+        self._done = {self.repeating.graph.producer[t] for t in self.repeating.values(self.freed)}
+        return True
+
+    def _there(self, members: Sequence[Tensor], at: int) -> int:
+        """Bytes of a kind that are live at a kernel and not read nearby, as far as they are worth a choice."""
+        spans = self.repeating.residuals.spans
+        there = [t for t in members if spans[t].last < at < spans[t].first and t.nbytes >= self.repeating.least]
+        return sum(t.nbytes * t.times for t in there)
+
+    def _cost(self, members: Sequence[Tensor]) -> float:
+        """Seconds to compute all members of a kind again, beside what is computed again already."""
+        one = max(members, key=lambda t: t.times)
+        ops = self.repeating.leading_to(one, self.freed.union(members)) - self._done
+        new = tuple(sorted(ops, key=self._position.__getitem__))
+        return self._seconds(new, one) / one.times * sum(t.times for t in members)
+
+
+_INSTANT = 1e-12
+"""Seconds that anything takes at least."""
