@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unity_jax.pcg.graph import Graph, Op, Tensor, part
-from unity_jax.residuals.recompute import can_repeat
+from unity_jax.residuals.recompute import can_repeat, is_constant
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.sites import Kinds
 from unity_jax.xla.traffic import Traffic
@@ -105,7 +105,7 @@ class Residuals:
             size = t.nbytes * (t.times if crosses else 1)  # of others one layer's is there at a time
             change[first] += size
             change[dead + 1] -= size
-            if crosses and t not in ends and can_repeat(graph.producer[t]):
+            if crosses and t not in ends and can_repeat(graph.producer[t]) and not is_constant(graph.producer[t]):
                 spans[t] = Span(first, max(early, default=first), min(after), dead)
         numbered = list(enumerate(kernels))[::-1]
         runs = {op: i for i, k in numbered for op in k.ops}
@@ -177,7 +177,7 @@ class Repeating:
 
     def _is_kept(self, t: Tensor, freed: Set[Tensor]) -> bool:
         made_by = self.graph.producer.get(t)
-        if t in freed:
+        if t in freed or (made_by is not None and is_constant(made_by)):
             return False
         if made_by is None or t in self.residuals.spans or not can_repeat(made_by) or t in self._outputs:
             return True

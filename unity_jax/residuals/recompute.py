@@ -15,7 +15,7 @@ again together, behind one barrier.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -34,6 +34,11 @@ class _Part(NamedTuple):
 def can_repeat(op: Op) -> bool:
     """Whether an op may be computed again: loops and branches are not, nor what does more than compute."""
     return not op.bodies and not has_effects(op) and bool(op.outputs)
+
+
+def is_constant(op: Op) -> bool:
+    """Whether an op makes the same at every step."""
+    return all(t.literal is not None for t in op.inputs) and can_repeat(op)
 
 
 def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Change:
@@ -104,11 +109,11 @@ def _parts(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> list[_Par
             members[first] += members.pop(other)
         part[op] = first
         members[first].append(op)
-    position = {op: i for i, op in enumerate(graph.ops)}
+    position, level = {op: i for i, op in enumerate(graph.ops)}, _levels(graph)
     found = []
     for ops in members.values():
         made = {t for op in ops for t in op.outputs if t in values}
-        tie = _tie(graph, made, written)
+        tie = _tie(graph, made, written, level)
         if tie is not None:
             found.append(_Part(sorted(ops, key=position.__getitem__), tie))
     return found
@@ -126,29 +131,39 @@ def _needed(graph: Graph, values: Set[Tensor]) -> set[Op]:
     return found
 
 
-def _tie(graph: Graph, values: Iterable[Tensor], written: Set[Tensor]) -> Tensor | None:
-    """A cotangent that the first readers of some values in the backward pass need as well: the last one that is in
-    memory and does not depend on the values itself."""
-    after = set(values)
+def _tie(graph: Graph, values: Set[Tensor], written: Set[Tensor], level: Mapping[Tensor, int]) -> Tensor | None:
+    """A cotangent that the first readers of some values in the backward pass need as well: of those that do not depend
+    on the values itself, and come after them, the last one, as it is in memory."""
+    after, first = set(values), max(level[t] for t in values)
     for op in graph.ops:
         if op.backward and not after.isdisjoint(op.inputs):
-            late = [t for t in op.inputs if t not in after and _is_late(graph, t)]
+            late = [t for t in op.inputs if t not in after and _is_late(graph, t) and level[t] > first]
             if late:
-                return _in_memory(graph, max(late, key=lambda t: t.nbytes), written)
+                return _in_memory(graph, max(late, key=level.__getitem__), written, first, level)
             after.update(op.outputs)
     return None
 
 
-def _in_memory(graph: Graph, t: Tensor, written: Set[Tensor]) -> Tensor:
+def _in_memory(
+    graph: Graph, t: Tensor, written: Set[Tensor], first: int, level: Mapping[Tensor, int]
+) -> Tensor:
     """What is in memory of the values that a cotangent is computed of; itself if none is."""
     at = t
     while at not in written:
-        late = [u for u in graph.producer[at].inputs if _is_late(graph, u)]
+        late = [u for u in graph.producer[at].inputs if _is_late(graph, u) and level[u] > first]
         if not late:
             return t
-        at = max(late, key=lambda u: u.nbytes)
+        at = max(late, key=level.__getitem__)
     return at
 
 
 def _is_late(graph: Graph, t: Tensor) -> bool:
     return t in graph.producer and graph.producer[t].backward
+
+
+def _levels(graph: Graph) -> dict[Tensor, int]:
+    """Of each tensor how many ops are on the longest way to it: constants and casts of arguments are there early."""
+    found = dict.fromkeys(graph.inputs, 0)
+    for op in graph.ops:
+        found.update(dict.fromkeys(op.outputs, 1 + max((found.get(t, 0) for t in op.inputs), default=0)))
+    return found

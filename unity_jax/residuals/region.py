@@ -20,7 +20,7 @@ from unity_jax.ops.rule import Dims, Rule, strategies
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.residuals.recompute import can_repeat
+from unity_jax.residuals.recompute import can_repeat, is_constant
 from unity_jax.xla.op_classes import PRODUCTS
 
 TIME = "time"
@@ -113,12 +113,8 @@ def _convex(graph: Graph, core: set[Op]) -> tuple[Op, ...] | None:
     if any(op.name in PRODUCTS or not can_repeat(op) for op in between) or any(op.times > 1 for op in found):
         return None
     read = {t for op in found for t in op.inputs}
-    found.update(op for op in graph.ops if _is_constant(op) and not read.isdisjoint(op.outputs))
+    found.update(op for op in graph.ops if is_constant(op) and not read.isdisjoint(op.outputs))
     return tuple(op for op in graph.ops if op in found)
-
-
-def _is_constant(op: Op) -> bool:
-    return op.name in ("iota", "broadcast_in_dim") and all(t.literal is not None for t in op.inputs)
 
 
 def _narrowed(graph: Graph, ops: Sequence[Op], rows: Mapping[Tensor, int]) -> tuple[Op, ...]:
