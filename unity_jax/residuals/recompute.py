@@ -132,11 +132,12 @@ def _needed(graph: Graph, values: Set[Tensor]) -> set[Op]:
 
 
 def _tie(graph: Graph, values: Set[Tensor], written: Set[Tensor], level: Mapping[Tensor, int]) -> Tensor | None:
-    """A cotangent that the first readers of some values in the backward pass need as well: of those that do not depend
-    on the values itself, and come after them, the last one, as it is in memory."""
-    after, first = set(values), max(level[t] for t in values)
+    """A cotangent that the first readers of some values in the backward pass need as well: of what does not depend on
+    the values itself, and comes after them, the last one, as it is in memory."""
+    after = set(values)
     for op in graph.ops:
         if op.backward and not after.isdisjoint(op.inputs):
+            first = max(level[t] for t in op.inputs if t in after)
             late = [t for t in op.inputs if t not in after and _is_late(graph, t) and level[t] > first]
             if late:
                 return _in_memory(graph, max(late, key=level.__getitem__), written, first, level)
