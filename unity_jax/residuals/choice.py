@@ -79,14 +79,14 @@ class Residuals:
     """What is in memory from the forward to the backward pass.
 
     **Fields:** `spans`; `profile`: bytes of all that is live while each kernel runs, arguments aside; `runs`: the first
-    kernel that each op is part of; `layers`: by how many a layer stands for, the first kernel of its backward pass.
+    kernel that each op is part of; `layers`: the first kernel in the backward pass of a layer that stands for several.
     """
 
     graph: Graph
     spans: Mapping[Tensor, Span]
     profile: np.ndarray
     runs: Mapping[Op, int]
-    layers: Mapping[int, int]
+    layers: int
 
     @staticmethod
     def of(graph: Graph, traffic: Traffic) -> Residuals:
@@ -107,9 +107,8 @@ class Residuals:
             change[dead + 1] -= size
             if crosses and t not in ends and can_repeat(graph.producer[t]) and not is_constant(graph.producer[t]):
                 spans[t] = Span(first, max(early, default=first), min(after), dead)
-        numbered = list(enumerate(kernels))[::-1]
-        runs = {op: i for i, k in numbered for op in k.ops}
-        layers = {k.root.times: i for i, k in numbered if late[i]}
+        runs = {op: i for i, k in reversed(list(enumerate(kernels))) for op in k.ops}
+        layers = next((i for i, k in enumerate(kernels) if late[i] and k.root.times > 1), 0)
         return Residuals(graph, spans, np.cumsum(change)[:-1], runs, layers)
 
 
@@ -160,7 +159,7 @@ class Repeating:
         for t in freed:
             born, last, first, dead = self.residuals.spans[t]
             first = needed.get(t, first)
-            alone = first >= self.residuals.layers.get(t.times, 0)  # that of one layer is there at a time
+            alone = first >= self.residuals.layers  # that of one layer is there at a time
             found[last + 1 : first] -= t.nbytes
             found[born : dead + 1 if alone else first] -= t.nbytes * (t.times - 1)
         return found
