@@ -3,14 +3,13 @@ computed again instead of kept.
 
     step of 57 GiB in 839 ms, where all that is kept would be 155 GiB for a step of 713 ms
 
-A loss by chunks costs little. Ever more is computed again, best first (`residuals.choice`), until the plan fits, its
-layouts as they were. For what is fastest then, layouts are searched anew.
+A loss by chunks costs little. Values are computed again, best first (`residuals.choice`), as few as make the plan
+fit, its layouts as they were. For what is fastest then, layouts are searched anew.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -26,11 +25,6 @@ from unity_jax.rewrite.estimate import by_kernels
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
-
-AMOUNTS = (1.0, 1.5, 2.5, math.inf)
-"""How many times what does not fit is freed: the first of these with which a plan fits is taken, since a peak moves
-when what made it is gone."""
-
 
 LEAST = 0.5
 """The part of what does not fit that values must free to be computed again: what frees less fits by chance."""
@@ -60,10 +54,7 @@ def fitting(
         forms = [start] if by_chunks is None else [start, by_chunks]
         made += forms
         for form in forms:
-            for recomputing in () if form.fits(limit) else _recomputing(form, limit, follow):
-                made.append(recomputing)
-                if recomputing.fits(limit):
-                    break
+            made += () if form.fits(limit) else _recomputing(form, limit, follow)
     first = best(made, limit)
     return first if not first.program.savings else best([first, plan(first.program)], limit)
 
@@ -84,20 +75,22 @@ def _chunked(start: Candidate, follow: Follow) -> Candidate | None:
 
 
 def _recomputing(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
-    """A plan with ever more values computed again in the backward pass."""
+    """A plan with ever more values computed again in the backward pass, in search of the fewest with which it fits:
+    first as many as free by estimate what does not fit."""
     program, device, rules = start.program, start.machine.device, RuleCache()
     traffic = Traffic.of(program.graph, device.compiler)
     seconds = by_kernels(device, lambda op: rules.shard(op, WHOLE, ()))
     every = list(choices(program.graph, traffic, seconds, start.machine.num_devices))
     local, excess = _local(start), start.memory.peak_bytes - limit
-    taken = set[int]()
-    for amount in AMOUNTS:
-        enough = (i for i, c in enumerate(every) if _freed(c, local) >= amount * excess)
-        at = next(enough, len(every) - 1)
-        freed = _freed(every[at], local) if every else 0.0
-        if at not in taken and freed >= LEAST * excess:
-            taken.add(at)
-            yield _followed(start, Recompute.of(program.graph, every[at], device.compiler, freed), follow)
+    freed = [_freed(choice, local) for choice in every]
+    few = sum(n < LEAST * excess for n in freed) - 1
+    enough = len(every)
+    at = min(sum(n < excess for n in freed), enough - 1)
+    while few < at < enough:
+        made = _followed(start, Recompute.of(program.graph, every[at], device.compiler, freed[at]), follow)
+        few, enough = (few, at) if made.fits(limit) else (at, enough)
+        at = (few + enough) // 2
+        yield made
 
 
 def _followed(start: Candidate, how: Saving, follow: Follow) -> Candidate:
