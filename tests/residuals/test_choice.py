@@ -1,5 +1,7 @@
 """What is computed again is what frees most for its seconds, of all layers alike, and never a whole chain of them."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -37,7 +39,7 @@ def mlp():
 def test_ever_more_is_freed_for_ever_more_seconds(mlp):
     every = found(mlp)
     assert len(every) > 2
-    for before, after in zip(every, every[1:], strict=False):
+    for before, after in itertools.pairwise(every):
         assert before.freed < after.freed and before.values <= after.values
         assert before.bytes <= after.bytes and before.seconds <= after.seconds
 
@@ -50,7 +52,7 @@ def test_activations_come_before_products(mlp):
 
 def test_layers_are_chosen_together(mlp):
     wide = [sum(t.shape == (ROWS, INNER) for t in choice.freed) for choice in found(mlp)]
-    assert max(after - before for before, after in zip(wide, wide[1:], strict=False)) >= LAYERS - 4  # but at the ends
+    assert max(after - before for before, after in itertools.pairwise(wide)) >= LAYERS - 4  # but at the ends
 
 
 def test_what_one_layer_gives_to_the_next_is_kept(mlp):

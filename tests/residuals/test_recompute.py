@@ -119,7 +119,7 @@ def test_no_constant_says_when_it_is_time():
     """Of zeros and of turned weights, which the backward pass reads as well, there is nothing to wait for."""
     fn, args = cases()["dropped"]
     of = steps.program(fn, *args)
-    changed, found = again(of, {t for t in forward(of.graph) if t.shape == (16, 32)})
+    changed, _ = again(of, {t for t in forward(of.graph) if t.shape == (16, 32)})
     makers = changed.graph.producer
     barriers = [op for op in changed.graph.ops if op.name == "optimization_barrier"]
     for op in barriers:

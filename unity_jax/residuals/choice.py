@@ -65,7 +65,7 @@ def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds],
 
 
 class Span(NamedTuple):
-    """When a value is in memory, in kernels: from the one that makes it (`born`) to the last one that reads it (`dead`);
+    """When a value is in memory, in kernels: from the one that makes it (`born`) to the last that reads it (`dead`);
     between the `last` that reads it in the forward pass and the `first` in the backward pass nothing does."""
 
     born: int
@@ -184,8 +184,8 @@ class Repeating:
 
 
 class _Greedy:
-    """Chooses one kind of values after the other. **Fields:** `freed`: chosen so far; `spent`: their seconds; `profile`:
-    what is live then."""
+    """Chooses one kind of values after the other. **Fields:** `freed`: chosen so far; `spent`: their seconds;
+    `profile`: what is live then."""
 
     def __init__(self, repeating: Repeating, kinds: Sequence[list[Tensor]], seconds: Callable[[Graph], float]) -> None:
         self.repeating, self.left = repeating, list(kinds)
@@ -199,7 +199,8 @@ class _Greedy:
     def step(self) -> bool:
         """Take the kind of values that frees most for a second of what is live at the peak; whether there is one."""
         busiest, costs = int(np.argmax(self.profile)), [self._cost(members) for members in self.left]
-        hopes = [self._there(members, busiest) / max(cost, _INSTANT) for members, cost in zip(self.left, costs, strict=True)]
+        there = (self._there(members, busiest) for members in self.left)
+        hopes = [n / max(cost, _INSTANT) for n, cost in zip(there, costs, strict=True)]
         most, chosen = 0.0, -1
         after = self.profile
         for i in sorted(range(len(hopes)), key=lambda i: -hopes[i]):

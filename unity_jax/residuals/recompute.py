@@ -145,9 +145,7 @@ def _tie(graph: Graph, values: Set[Tensor], written: Set[Tensor], level: Mapping
     return None
 
 
-def _in_memory(
-    graph: Graph, t: Tensor, written: Set[Tensor], first: int, level: Mapping[Tensor, int]
-) -> Tensor:
+def _in_memory(graph: Graph, t: Tensor, written: Set[Tensor], first: int, level: Mapping[Tensor, int]) -> Tensor:
     """What is in memory of the values that a cotangent is computed of; itself if none is."""
     at = t
     while at not in written:
