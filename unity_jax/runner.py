@@ -237,10 +237,11 @@ def _buffers(x: jax.Array) -> set[tuple[int, int]]:
 def memory_error(plan: Plan) -> MemoryLimitError:
     """Why a plan that does not fit will not run: the largest tensors at the peak, and what helps."""
     top = "\n".join(f"  {size(n):>10}  {name}" for name, n in plan.largest[:5])
+    given = sum(leaf.bytes for leaf in plan.inputs)
+    alone = f" The arguments alone take {size(given)}." if given > plan.memory_limit else ""
     return MemoryLimitError(
         f"{plan.function} needs {size(plan.predicted.peak_bytes)} on each device, the limit is "
-        f"{size(plan.memory_limit)} "
-        f"(memory_limit=). The largest tensors at the peak are\n{top}\nWhat helps: more devices, a smaller batch, "
-        f"jax.checkpoint "
+        f"{size(plan.memory_limit)} (memory_limit=).{alone} The largest tensors at the peak are\n{top}\n"
+        "What helps: more devices, a smaller batch, jax.checkpoint "
         "around the layers, donating the state (donate_argnums=), or a larger memory_limit=."
     )
