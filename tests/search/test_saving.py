@@ -8,6 +8,7 @@ import pytest
 import unity_jax as unity
 from tests.residuals import steps
 from unity_jax import planning
+from unity_jax.plan.verify import verify_on
 
 LAYERS, ROWS, INNER = 6, 4096, 512
 
@@ -86,6 +87,16 @@ def test_a_plan_that_is_kept_on_disk_saves_the_same_memory(tight, tmp_path, monk
     monkeypatch.setattr(planning.joint, "plan", None)
     again = unity.auto_shard(step, memory_limit=limit, options=options).plan(*args)
     assert first.saving and str(again.pcg) == str(first.pcg)
+
+
+@pytest.mark.parametrize("name", ["tight", "classes"])
+def test_its_collectives_are_those_of_the_plan(name, request):
+    """Those of a mesh of GPUs, whose plans split more: in a loop too."""
+    step, args, *_ = request.getfixturevalue(name)
+    free = planned(step, *args)
+    plan = planned(step, *args, limit=0.6 * free.predicted.peak_bytes)
+    found = verify_on(plan, "cpu:8", jax.devices())
+    assert plan.saving and found.lowered and not found.differences
 
 
 def test_explain_says_what_it_takes(tight):

@@ -1,7 +1,7 @@
 """Less memory for more time: where no plan fits, the loss is computed by chunks, and what the backward pass reads is
 computed again instead of kept.
 
-    step of 57 GiB in 839 ms, where all that is kept would be 155 GiB for a step of 713 ms
+    BERT-Large, 1,024 sequences on eight H100: 155 GiB in 713 ms as written, 55 GiB in 803 ms so
 
 A loss by chunks costs little. Values are computed again, best first (`residuals.choice`), as few as make the plan
 fit, its layouts as they were. For what is fastest then, layouts are searched anew.
@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from unity_jax import progress
 from unity_jax.cost.program import local_bytes
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import WHOLE
@@ -48,6 +49,7 @@ def fitting(
     **Arguments:** `starts`: plans of a program as it is: the fastest, and that which needs least memory; `follow` makes
     plans of other forms of it that do the same, and `plan` the best one of such a form.
     """
+    progress.stage("what needs less memory")
     made = list[Candidate]()
     for start in starts:
         by_chunks = _chunked(start, follow)
