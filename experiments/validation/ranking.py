@@ -5,12 +5,12 @@
     python -m experiments.validation.ranking --programs validation    # their four plans of the corpus `compiled`
 
 Candidates of each tuning program and topology: every expert, eight seeded random plans at least, and the planner's
-choice, compiled by `compiled.py` (its corpus `ranking`); of a validation program the planner's choice and the three experts that are
-compiled of it anyway. The predicted and the judged seconds of a step must have a Spearman correlation of at least 0.95
-within each tuning program, and the planner's choice must be judged within 3 % of the best candidate. The exit code
-tells. Printed beside: the correlation over the experts alone, since random plans lie far apart and are easy to tell
-apart; and how much faster than data parallelism the choice is, as predicted and as judged. A plan that the compiler did
-not compile is missing, and a row that misses one is incomplete.
+choice, compiled by `compiled.py` (its corpus `ranking`); of a validation program the planner's choice and the three
+experts that are compiled of it anyway. The predicted and the judged seconds of a step must have a Spearman correlation
+of at least 0.95 within each tuning program, and the planner's choice must be judged within 3 % of the best candidate.
+The exit code tells. Printed beside: the correlation over the experts alone, since random plans lie far apart and are
+easy to tell apart; and how much faster than data parallelism the choice is, as predicted and as judged. A plan that the
+compiler did not compile is missing, and a row that misses one is incomplete.
 """
 
 from __future__ import annotations
