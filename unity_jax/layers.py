@@ -1,6 +1,6 @@
 """Layers that keep less from the forward to the backward pass than differentiation does.
 
-    y = unity.layers.gelu(x)     # keeps y, which the next layer keeps anyway, and a bit for each element
+    y = unity.layers.gelu(x)     # keeps y, which the next layer keeps anyway, and a byte for each element
 
 They are plain JAX functions, under any transformation but forward-mode differentiation, and are planned like others.
 Their gradients follow from what is kept up to a stated error (Tempo, Andoorveedu et al., NeurIPS 2022).

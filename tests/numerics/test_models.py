@@ -10,7 +10,7 @@ import pytest
 
 import models
 from tests.numerics.harness import TOLERANCE, Case
-from tests.numerics.steps import CHEAP, CORE, Reference, slow
+from tests.numerics.steps import CHEAP, CORE, Reference, one_layer, slow
 from unity_jax.rewrite.library import applicable, stacking
 from unity_jax.rewrite.towers import exchanged, stacked, towers
 from unity_jax.search import variants
@@ -79,7 +79,7 @@ def test_random_plan(ref, sizes):
 def test_random_plan_of_large_programs(name):
     """Of a transformer one layer: of two, each with layouts of its own, XLA takes more than twice as long."""
     with jax.enable_x64(True):
-        ref = reference(name, **({"layers": 1} if name in ("bert", "gpt", "moe") else {}))
+        ref = reference(name, **one_layer(name))
         check(ref, ref.case.sample((2, 4), seed=0, machine="h100"))
 
 
