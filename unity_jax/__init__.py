@@ -6,6 +6,7 @@ import unity_jax as unity
 def train_step(state, batch): ...
 """
 
+from unity_jax import layers
 from unity_jax.api import AutoSharded, Options, auto_shard, plan
 from unity_jax.errors import MemoryLimitError, PinError, PlanError, UnityError, UnsupportedError
 from unity_jax.machine import Machine
@@ -22,5 +23,6 @@ __all__ = [
     "UnityError",
     "UnsupportedError",
     "auto_shard",
+    "layers",
     "plan",
 ]

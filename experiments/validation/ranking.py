@@ -4,13 +4,14 @@
     python -m experiments.validation.ranking --models bert,mlp --on h100:8 --candidates
     python -m experiments.validation.ranking --programs validation    # their four plans of the corpus `compiled`
 
-Candidates of each tuning program and topology: every expert, 20 seeded random plans, and the planner's choice, compiled
-by `compiled.py` (its corpus `ranking`); of a validation program the planner's choice and the three experts that are
-compiled of it anyway. The predicted and the judged seconds of a step must have a Spearman correlation of at least 0.95
-within each tuning program, and the planner's choice must be judged within 3 % of the best candidate. The exit code
-tells. Printed beside: the correlation over the experts alone, since random plans lie far apart and are easy to tell
-apart; and how much faster than data parallelism the choice is, as predicted and as judged. A plan that the compiler did
-not compile is missing, and a row that misses one is incomplete.
+Candidates of each tuning program: the planner's choice, every expert and eight seeded random plans at least on GPUs,
+and every expert on one mesh axis on TPUs, where a plan takes the compiler minutes; all that are compiled by
+`compiled.py` (its corpus `ranking`). Of a validation program: the planner's choice and the three experts that are
+compiled of it anyway. The predicted and the judged seconds of a step must have a Spearman correlation
+of at least 0.95 within each tuning program, and the planner's choice must be judged within 3 % of the best candidate.
+The exit code tells. Printed beside: the correlation over the experts alone, since random plans lie far apart and are
+easy to tell apart; and how much faster than data parallelism the choice is, as predicted and as judged. A plan that the
+compiler did not compile is missing, and a row that misses one is incomplete.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from unity_jax.text import seconds
 
 RESULTS = Path(__file__).parents[1] / "results" / "judged.csv"
 SETTINGS = ("model", "topology")
-RANDOM = 20
+RANDOM = {"h100:8": 8, "v5e:2x4": 0}
+PLANS = {"h100:8": "all", "v5e:2x4": "chosen,dp,zero1,fsdp,tp,tp+sp"}
 CORRELATION, NEAR_BEST = 0.95, 1.03
 
 
@@ -67,7 +69,8 @@ class Ranking:
         labels = [c.label for c in self.candidates]
         if set_of(self.model) == "validation":
             return set(FOUR) <= set(labels)
-        return not self.failed and sum(label.startswith("random") for label in labels) >= RANDOM
+        randoms = sum(label.startswith("random") for label in labels)
+        return not self.failed and set(FOUR) <= set(labels) and randoms >= RANDOM[self.topology]
 
     @property
     def correlation(self) -> float:
@@ -130,9 +133,10 @@ def ranking(model: str, topology: str, corpus: Corpus | None = None) -> Ranking:
 
 def compile_missing(names: str, on: str, limit: int) -> None:
     """All candidates, each in its folder."""
-    what = ["--corpus", RANKING.name, "--plans", "all", "--random", str(RANDOM), "--limit", str(limit)]
-    command = [sys.executable, "-m", "experiments.validation.compiled", "--models", names, "--on", on, *what]
-    subprocess.run(command, check=True)
+    for topology in on.split(","):
+        what = ["--corpus", RANKING.name, "--plans", PLANS[topology], "--random", str(RANDOM[topology])]
+        where = ["--models", names, "--on", topology, "--limit", str(limit)]
+        subprocess.run([sys.executable, "-m", "experiments.validation.compiled", *where, *what], check=True)
 
 
 def all_candidates(found: Ranking) -> Table:

@@ -32,6 +32,11 @@ CHEAP = ("mlp", "dlrm", "lstm_lm")
 """Those that XLA compiles in seconds under any plan."""
 
 
+def one_layer(name: str) -> dict[str, Any]:
+    """Fields of a transformer's config: one layer where it has several, each of which takes as long again."""
+    return {"layers": 1} if name in ("bert", "gpt", "moe") else {}
+
+
 def slow(preset: str = "h100:8", factor: float = 1e5) -> Machine:
     """A machine so slow at everything but starting collectives and kernels that the tiny models are worth sharding.
 

@@ -29,7 +29,7 @@ ABSENT = {
 }
 
 
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=20 if _NEWEST else 60)  # XLA:CPU takes three times as long there
 @hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(MESHES), st.sampled_from(MACHINES))
 def test_random_programs(rng, sizes, machine):
     with jax.enable_x64(True):

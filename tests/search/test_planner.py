@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.numerics.steps import CORE, slow
+from tests.numerics.steps import CORE, one_layer, slow
 from tests.search.planning import mesh, planner, program
 from unity_jax.machine.contention import ASYNCHRONOUS
 from unity_jax.pcg.mesh import MeshAxes
@@ -21,7 +21,7 @@ from unity_jax.search.solver import solve
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
 
-TWO_AXES, THREE_AXES = [mesh(2, 4), mesh(4, 2)], [mesh(2, 2, 2)]
+SEVERAL_AXES = mesh(2, 4), mesh(4, 2), mesh(2, 2, 2)
 
 
 def experts_of(plan, axes: MeshAxes):
@@ -44,10 +44,9 @@ def test_never_worse_than_an_expert_on_one_axis(name: str, machine: str) -> None
 
 @pytest.mark.parametrize("name", CORE)
 def test_never_worse_than_an_expert_on_several_axes(name: str) -> None:
-    overrides = {"layers": 1} if name in ("bert", "gpt", "moe") else {}
-    plan = planner(program(name, **overrides))
+    plan = planner(program(name, **one_layer(name)))
     found = plan.candidates(mesh(8))  # an expert that a coarser mesh can express takes part there only
-    for axes in [*TWO_AXES, *THREE_AXES]:
+    for axes in SEVERAL_AXES:
         found += plan.candidates(axes)
         chosen = best(found, plan.limit)
         fitting = [e for e in experts_of(plan, axes) if e.fits(plan.limit)]
@@ -107,7 +106,7 @@ def test_same_plan_every_time() -> None:
 def test_problem_prices_what_the_planned_graph_costs() -> None:
     """The cost of a solution is that of its assembled plan, but for reshards that assembling finds it can share."""
     for name in ("bert", "dlrm", "mlp"):
-        plan = planner(program(name, **({"layers": 1} if name == "bert" else {})))
+        plan = planner(program(name, **one_layer(name)))
         built = plan._builder(mesh(8)).build(True)
         solution = solve(built.problem)
         timeline = plan.candidates(mesh(8))[0].timeline
@@ -121,7 +120,7 @@ def test_problem_prices_what_the_planned_graph_costs() -> None:
 @pytest.mark.parametrize("name", CORE)
 def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
     """What rules a seed out unseen is below its simulated step, and the bound of a mesh below all of them."""
-    plan = planner(program(name, **({"layers": 1} if name in ("bert", "gpt", "moe") else {})), machine)
+    plan = planner(program(name, **one_layer(name)), machine)
     for keep in (True, False):
         built = plan._builder(mesh(8)).build(keep)
         for label, assignment in expert_seeds(plan.program, built, mesh(8), plan.rules).items():
