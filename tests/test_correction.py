@@ -1,6 +1,7 @@
 """The compiler has the last word on memory: what it needs beyond the prediction is left free for it."""
 
 import math
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import unity_jax as unity
 from tests.residuals import steps
 from unity_jax import correction
-from unity_jax.aot.compiled import used
+from unity_jax.aot import finalists
+from unity_jax.aot.compiled import peak_of, used
 from unity_jax.correction import corrected
+from unity_jax.lower.compile import arguments
 from unity_jax.runner import Runner
 
 
@@ -54,22 +57,25 @@ def test_what_a_compiler_says_of_a_program_that_is_too_large():
 
 @pytest.fixture(scope="module")
 def step():
-    """A step, its arguments, its plan without a limit, and what the program of that needs."""
+    """A step, its arguments, and its plan without a limit."""
     args = steps.parameters(4, 32, 128), steps.batch(512, 32)
     free = unity.auto_shard(steps.sgd(steps.mlp), options=unity.Options(cache=None))
     free(*args)
-    return free, args, free.plan(*args), Runner(free.plan(*args)).peak
+    return free, args, free.plan(*args)
 
 
 def test_a_step_whose_program_needs_more_than_the_limit_is_planned_again(step, monkeypatch, capfd, tmp_path):
-    free, args, plan, _ = step
+    free, args, plan = step
     monkeypatch.setenv("UNITY_JAX_PROGRESS", "1")
     limit = 1.05 * plan.predicted.peak_bytes
-    real = Runner.peak.func
     beyond = int(0.1 * limit)  # what the compiler is said to add
 
+    def compiled(runner):
+        shapes, named = arguments(runner.stored, runner.plan.pcg, runner.mesh, unpacked=not runner.forms)
+        return peak_of(runner.jitted.lower(*shapes, **named).compile)
+
     def peak(self):
-        real(self)
+        assert compiled(self)
         return self.plan.predicted.peak_bytes + beyond
 
     monkeypatch.setattr(Runner, "peak", property(peak))
@@ -91,27 +97,32 @@ def test_a_step_whose_program_needs_more_than_the_limit_is_planned_again(step, m
 
 
 def test_a_plan_that_was_given_is_run_as_it_is(step, monkeypatch):
-    _, args, plan, _ = step
+    _, args, plan = step
     monkeypatch.setattr(Runner, "peak", property(lambda self: math.inf))
     given = unity.auto_shard(steps.sgd(steps.mlp), plan=plan)
     given(*args)
     assert given.plan(*args).record == plan.record
 
 
-def test_candidates_that_are_compiled_are_corrected(step):
-    _, args, plan, needs = step
-    options = unity.Options(cache=None, compile_candidates=1)
-    limit = 1.02 * max(needs, plan.predicted.peak_bytes)
-    same = unity.auto_shard(steps.sgd(steps.mlp), memory_limit=limit, options=options).plan(*args)
-    assert same.record == plan.record and not same.margin and same.searched.compiled == 1
-    if needs > plan.predicted.peak_bytes:
-        limit = (needs + plan.predicted.peak_bytes) / 2
-        other = unity.auto_shard(steps.sgd(steps.mlp), memory_limit=limit, options=options).plan(*args)
-        assert other.margin and (not other.fits or Runner(other).peak <= limit)
+def test_candidates_that_are_compiled_are_corrected(step, monkeypatch):
+    _, args, plan = step
+    trials = []
+
+    def trial(candidate, lowered, *rest, real=finalists.trial):
+        trials.append(replace(real(candidate, lowered, *rest), peak=1.2 * candidate.memory.peak_bytes))
+        return trials[-1]
+
+    monkeypatch.setattr(finalists, "trial", trial)
+    options, need = unity.Options(cache=None, compile_candidates=1), plan.predicted.peak_bytes
+    same = unity.auto_shard(steps.sgd(steps.mlp), memory_limit=10 * need, options=options).plan(*args)
+    assert same.record == plan.record and not same.margin and same.searched.compiled == len(trials) == 1
+    limit = 1.1 * need
+    other = unity.auto_shard(steps.sgd(steps.mlp), memory_limit=limit, options=options).plan(*args)
+    assert other.margin and other.fits == (trials[-1].peak <= limit)
 
 
 def test_a_device_that_runs_out_of_memory_all_the_same(step, monkeypatch):
-    _, args, plan, _ = step
+    _, args, plan = step
 
     def full(*args, **kwargs):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 GiB.")

@@ -68,8 +68,11 @@ class Runner:
     @functools.cached_property
     def peak(self) -> float:
         """Bytes per device that the program needs, as the compiler has it (`aot.compiled.peak_of`). It is compiled for
-        arrays in their planned layouts, and not again when they come."""
+        arrays in their planned layouts, and not again when they come. Zero on CPUs, which stand for other devices where
+        memory is limited: XLA:CPU has other schedules, and merges what is computed again with what was before."""
         __tracebackhide__ = True
+        if self.mesh.devices.flat[0].platform == "cpu":
+            return 0.0
         args, kwargs = arguments(self.stored, self.plan.pcg, self.mesh, unpacked=not self.forms)
         with jax.sharding.use_abstract_mesh(self._abstract_mesh):
             return peak_of(self.jitted.lower(*args, **kwargs).compile)

@@ -17,7 +17,7 @@ from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
 
 DEVICE = Machine.preset("h100:1").device
-LAYERS, ROWS, WIDTH, INNER = 8, 1024, 2048, 4096
+LAYERS, ROWS, WIDTH, INNER = 8, 4096, 2048, 4096
 
 
 def found(of, devices=1):

@@ -43,6 +43,7 @@ class Recompute:
 
     @property
     def name(self) -> str:
+        """What is done, in a word."""
         return "recomputes"
 
     def __str__(self) -> str:
@@ -76,6 +77,7 @@ class Chunk:
 
     @property
     def name(self) -> str:
+        """What is done, in a word."""
         return "chunked loss"
 
     def __str__(self) -> str:
