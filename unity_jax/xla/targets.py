@@ -30,8 +30,8 @@ class Fusing:
     array if one of them has to be in memory, and loops and reductions over as many elements that read that array are
     one kernel, as are reductions of any array (`MultiOutputFusion` of XLA:GPU). `accumulates`: a matmul adds its
     products to an argument (`xla.gemm_rewriter`). `updates_apart`: each result that a loop stacks is written by a
-    kernel of its own (`xla.in_place_updates`). `cse`: elementwise ops that do what an earlier one does are computed once
-    (`xla.cse`).
+    kernel of its own (`xla.in_place_updates`). `cse`: elementwise ops that do what an earlier one does are computed
+    once (`xla.cse`).
     """
 
     grows: bool = False
