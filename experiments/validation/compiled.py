@@ -2,7 +2,7 @@
 
     python -m experiments.validation.compiled                                 # every tuning program
     python -m experiments.validation.compiled --programs validation --plain   # every validation program; jax.jit beside
-    python -m experiments.validation.compiled --corpus ranking --plans all --random 8 --limit 240
+    python -m experiments.validation.compiled --corpus ranking --on h100:8 --plans all --random 8 --limit 240
     python -m experiments.validation.compiled --corpus together --models xdl,dlrm --on h100:4x8 --plans joint,sequential
 
 Each plan is lowered and compiled by the real XLA:TPU or XLA:GPU compiler, in another process (a compiler may crash),

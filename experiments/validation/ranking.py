@@ -7,11 +7,11 @@
 Candidates of each tuning program: the planner's choice, every expert and eight seeded random plans at least on GPUs,
 and every expert on one mesh axis on TPUs, where a plan takes the compiler minutes; all that are compiled by
 `compiled.py` (its corpus `ranking`). Of a validation program: the planner's choice and the three experts that are
-compiled of it anyway. The predicted and the judged seconds of a step must have a Spearman correlation
-of at least 0.95 within each tuning program, and the planner's choice must be judged within 3 % of the best candidate.
-The exit code tells. Printed beside: the correlation over the experts alone, since random plans lie far apart and are
-easy to tell apart; and how much faster than data parallelism the choice is, as predicted and as judged. A plan that the
-compiler did not compile is missing, and a row that misses one is incomplete.
+compiled of it anyway. The predicted and the judged seconds of a step must have a Spearman correlation of at least 0.95
+within each tuning program, and the planner's choice must be judged within 3 % of the best candidate. The exit code
+tells. Printed beside: the correlation over the experts alone, since random plans lie far apart and are easy to tell
+apart; and how much faster than data parallelism the choice is, as predicted and as judged. A plan that the compiler did
+not compile is missing, and a row that misses one is incomplete.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from unity_jax.text import seconds
 
 RESULTS = Path(__file__).parents[1] / "results" / "judged.csv"
 SETTINGS = ("model", "topology")
-RANDOM = {"h100:8": 8, "v5e:2x4": 0}
-PLANS = {"h100:8": "all", "v5e:2x4": "chosen,dp,zero1,fsdp,tp,tp+sp"}
+WANTED = {"gpu": ("all", 8), "tpu": ("chosen,dp,zero1,fsdp,tp,tp+sp", 0)}
+"""Of each compiler, which plans of a tuning program are candidates, and how many random ones."""
 CORRELATION, NEAR_BEST = 0.95, 1.03
 
 
@@ -69,8 +69,9 @@ class Ranking:
         labels = [c.label for c in self.candidates]
         if set_of(self.model) == "validation":
             return set(FOUR) <= set(labels)
+        _, wanted = candidates_on(self.topology)
         randoms = sum(label.startswith("random") for label in labels)
-        return not self.failed and set(FOUR) <= set(labels) and randoms >= RANDOM[self.topology]
+        return not self.failed and set(FOUR) <= set(labels) and randoms >= wanted
 
     @property
     def correlation(self) -> float:
@@ -131,10 +132,16 @@ def ranking(model: str, topology: str, corpus: Corpus | None = None) -> Ranking:
     return Ranking(model, topology, sorted(candidates, key=lambda c: c.judged), failed)
 
 
-def compile_missing(names: str, on: str, limit: int) -> None:
+def candidates_on(topology: str) -> tuple[str, int]:
+    """Which plans of a tuning program are candidates on a topology, and how many random ones."""
+    return WANTED[Machine.preset(topology).device.compiler]
+
+
+def compile_missing(names: str, topologies: Sequence[str], limit: int) -> None:
     """All candidates, each in its folder."""
-    for topology in on.split(","):
-        what = ["--corpus", RANKING.name, "--plans", PLANS[topology], "--random", str(RANDOM[topology])]
+    for topology in topologies:
+        plans, randoms = candidates_on(topology)
+        what = ["--corpus", RANKING.name, "--plans", plans, "--random", str(randoms)]
         where = ["--models", names, "--on", topology, "--limit", str(limit)]
         subprocess.run([sys.executable, "-m", "experiments.validation.compiled", *where, *what], check=True)
 
@@ -194,7 +201,7 @@ def main() -> None:
     parser.add_argument("--candidates", action="store_true", help="print every candidate")
     names, topologies = asked(options := parser.parse_args())
     if options.compile and (tuning := [name for name in names if set_of(name) == "tuning"]):
-        compile_missing(",".join(tuning), options.on, options.limit)
+        compile_missing(",".join(tuning), topologies, options.limit)
     console = Console(width=140)
     found = [ranking(name, on) for on in topologies for name in names]
     rows = Rows(options.out, SETTINGS)
