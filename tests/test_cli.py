@@ -1,5 +1,6 @@
 """The command line: the same functions, clear errors, exit statuses."""
 
+import re
 import subprocess
 import sys
 
@@ -127,9 +128,32 @@ def test_sweep_with_work_for_each_device(capsys, script):
     assert efficiencies[0] == 100 and 25 < efficiencies[1] <= 100  # the same work each, and more to communicate
 
 
+def test_sweep_over_memory_limits(capsys):
+    words = ["tests.residuals.cli_step:layers", "--machine", "h100", "--devices", "8"]
+    status, text, _ = run(capsys, "sweep", *words, "--memory-limit", "1GiB,16MiB,1KiB")
+    assert status == 1 and "limit" in text
+    free, saving, none = (line for line in text.splitlines() if line.strip().startswith("8 "))
+    assert "1 GiB" in free and "recomputes" not in free and "100%" in free
+    assert "16 MiB" in saving and "recomputes" in saving and "!" not in saving
+    assert "1 KiB" in none and "!" in none
+
+
+def test_a_plan_is_compiled_where_it_is_asked_for(capsys, script):
+    status, text, _ = run(capsys, "plan", f"{script}:decorated", "--machine", "cpu:8", "--verify")
+    assert status == 0 and "; compiled\n" in text
+    status, _, error = run(capsys, "plan", f"{script}:plain", "--machine", "v100-summit:1x6", "--verify")
+    assert status == 2 and re.search("compile_candidates=1: (nothing compiles for 'v100-summit:1x6'|.*gpu-aot)", error)
+
+
 def test_a_plan_that_does_not_fit(capsys, script):
-    status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", "v5e:2x2", "--memory-limit", "1e3")
-    assert status == 1 and "DOES NOT FIT" in text
+    status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", "v5e:2x2", "--memory-limit", "1KiB")
+    assert status == 1 and "of 1 KiB per device  DOES NOT FIT" in text
+
+
+def test_what_is_in_memory(capsys, script):
+    status, text, _ = run(capsys, "plan", f"{script}:plain", "--machine", "v5e:2x2", "--memory", "--memory-limit", "8G")
+    assert status == 0 and "of 7.451 GiB per device" in text
+    assert "Memory of step on each device: " in text and "train_for_cli.py:9" in text
 
 
 @pytest.mark.parametrize(
@@ -146,6 +170,7 @@ def test_a_plan_that_does_not_fit(capsys, script):
         (["plan", "models:step", "none"], "argument WORD: no model 'none'; there are: a3c"),
         (["plan", "{script}:plain", "--machine", "abacus:8"], "argument --machine: unknown machine 'abacus'"),
         (["plan", "{script}:plain", "--machine", "no.json"], "argument --machine: there is no machine file 'no.json'"),
+        (["plan", "{script}:plain", "--memory-limit", "16 apples"], "argument --memory-limit: '16 apples' is not"),
         (["plan", "{script}:plain", "--memory-limit", "-1"], "argument --memory-limit: '-1' is not a positive"),
         (["plan", "{script}:plain", "--machine", "cpu:2", "--out", "no/such/p"], "argument --out: [Errno 2] No such"),
         (["explain", "{script}:plain", "--machine", "cpu:2", "--at", "nowhere"], "argument --at: no argument and no"),

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from unity_jax import objects, pins, planning, processes, progress
 from unity_jax.call import Call, JitSettings, abstract
+from unity_jax.correction import corrected
 from unity_jax.derivative import Derivative
 from unity_jax.errors import PlanError
 from unity_jax.lower.compile import lower
@@ -195,7 +196,7 @@ class AutoSharded:
             found = runner(call)
         else:
             with planning.uncollected():
-                runner = self._runner(self._plan(call), call)
+                runner = self._fitting(call)
                 found = runner(call)
         self._last = call.look, runner
         return objects.merge(found, call.objects)
@@ -279,22 +280,50 @@ class AutoSharded:
         __tracebackhide__ = True
         found = self._plans.get(key)
         if found is None:
-            why = f" again: {call.changed(next(reversed(self._plans))[0])}" if self._plans else ""
-            name = getattr(self._fun, "__name__", type(self._fun).__name__)
-            with progress.shown(f"planning {name}{why}"):
-                program = planning.trace_call(self._pure, call, self._settings)
-                self._weak[call.key] = program.weak
-                base = self._known[0] if self._known else self._like._first("like=") if self._like is not None else None
-                found = planning.make(program, call, self._settings, base, self._known)
+            found = self._made(call, self._known)
             if not any(found is p for p in self._known):
                 self._known.append(found)
             self._plans[key] = found
             self._plans.setdefault((call.key, None), found)  # arrays run by what was planned for their shapes first
         if isinstance(found.mesh, AbstractMesh) and not call.is_traced:
-            bare, found = found, attach_devices(found)
-            self._known = [found if p is bare else p for p in self._known]
-            self._plans = {k: found if p is bare else p for k, p in self._plans.items()}
+            found = self._replaced(found, attach_devices(found))
         return found
+
+    def _made(self, call: Call, known: Sequence[Plan], margin: int = 0) -> Plan:
+        """The plan of a call, given those that are known, which leaves a margin of the memory limit."""
+        __tracebackhide__ = True
+        why = f" again: {call.changed(next(reversed(self._plans))[0])}" if known else ""
+        name = getattr(self._fun, "__name__", type(self._fun).__name__)
+        with progress.shown(f"planning {name}{why}"):
+            program = planning.trace_call(self._pure, call, self._settings)
+            self._weak[call.key] = program.weak
+            base = known[0] if known else self._like._first("like=") if self._like is not None else None
+            return planning.make(program, call, self._settings, base, known, margin)
+
+    def _replaced(self, plan: Plan, other: Plan) -> Plan:
+        """Another plan, in place of one that was made before."""
+        self._known = [other if p is plan else p for p in self._known]
+        self._plans = {k: other if p is plan else p for k, p in self._plans.items()}
+        return other
+
+    def _fitting(self, call: Call) -> Runner:
+        """What runs a call. A plan that fits, but as compiled does not, is made again; one that was given is not."""
+        __tracebackhide__ = True
+        plan = self._plan(call)
+        runner = self._runner(plan, call)
+        if not plan.fits or self._settings.saved is not None or runner.peak <= plan.memory_limit:
+            return runner
+        with planning.alone():
+            found, margin = corrected(
+                plan.function,
+                plan,
+                plan.memory_limit,
+                needs=lambda p: self._runner(p, call).peak,
+                predicted=lambda p: p.predicted.peak_bytes,
+                again=lambda margin: self._made(call, [p for p in self._known if p is not plan], margin),
+            )
+            same = found if found.margin == margin else replace(found, margin=margin)
+            return self._runner(self._replaced(plan, same), call)
 
     def _first(self, what: str) -> Plan:
         __tracebackhide__ = True

@@ -3,6 +3,7 @@ check`, `unity rules generate` (also `python -m unity_jax ...`).
 
     unity plan train.py:make_step --machine v5e:4x4 --out plan.json
     unity sweep train.py:make_step --machine v5e --devices 8,16,32
+    unity sweep train.py:make_step --machine h100 --devices 8 --memory-limit 20GiB,40GiB,80GiB
     unity verify models:step bert tiny --topology v5e:2x4
     unity rules check rules.json
 
@@ -14,13 +15,17 @@ as strings. It returns the train step, plain or decorated with `auto_shard`, and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -79,20 +84,24 @@ def _parser() -> argparse.ArgumentParser:
     planning = command("plan", _plan, "search for the best plan and print it")
     explaining = command("explain", _explain, "say why arguments and operations are laid out as they are")
     verifying = command("verify", _verify, "compile for a TPU or GPU topology, and compare with what was predicted")
-    sweeping = command("sweep", _sweep, "plan for several numbers of devices of a machine, and compare")
+    sweeping = command("sweep", _sweep, "plan for several numbers of devices or memory limits, and compare")
     measuring = command("calibrate", _calibrate, "measure the devices at hand, for plans that know them")
 
     for made in (planning, explaining, verifying, sweeping):
         made.add_argument("target", metavar="FACTORY", help="module:name or path/to/file.py:name")
         what = "passed to the factory" + ("; {devices} in it becomes their number" if made is sweeping else "")
         made.add_argument("words", metavar="WORD", nargs="*", help=what)
-        made.add_argument("--memory-limit", type=_positive, metavar="BYTES", help="per device")
+        read, metavar = (_limits, "BYTES,BYTES,...") if made is sweeping else (_bytes, "BYTES")
+        made.add_argument("--memory-limit", type=read, metavar=metavar, help="per device, as 16e9 or 14.5GiB")
     for made in (planning, explaining, verifying):
         known = "default: the topology" if made is verifying else "default: the devices of this process"
         made.add_argument("--machine", type=_machine, help=f"v5e:2x4, h100:2x8, cpu:8, or a machine file; {known}")
     for made in (explaining, verifying):
         made.add_argument("--plan", type=_saved, metavar="FILE", help="a plan to use, as `unity plan --out` writes")
     planning.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
+    text = "compile it for the machine, and plan again if its program needs more memory than the limit"
+    planning.add_argument("--verify", action="store_true", help=text)
+    planning.add_argument("--memory", action="store_true", help="print what is in memory, by kind and by line")
     explaining.add_argument("--at", default="*", metavar="PATTERN", help="part of a path, a scope or file:line")
     verifying.add_argument("--topology", required=True, help="v5e:2x4, v5p:2x2x2, h100:8, ...")
     sweeping.add_argument("--machine", required=True, help="v5e, v5p, h100, ..., or a machine file")
@@ -118,8 +127,14 @@ def _rules(rules: argparse.ArgumentParser) -> None:
 
 def _plan(options: argparse.Namespace) -> int:
     step, args = _target(options, options.machine, options.words)
-    plan = step.plan(*args)
+    if options.verify:
+        given = step._given["options"]
+        step = auto_shard(step, options=replace(given, compile_candidates=max(given.compile_candidates, 1)))
+    with written() if options.verify else contextlib.nullcontext():
+        plan = step.plan(*args)
     print(plan, end="")
+    if options.memory:
+        print(f"\n{plan.memory()}", end="")
     if options.out:
         _writable("--out", options.out, plan.save)
     return 0 if plan.fits else 1
@@ -160,7 +175,8 @@ def _sweep(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise _Wrong(f"argument --machine or --devices: {error}") from None
     plans, grows = [], any("{devices}" in word for word in options.words)
-    for machine in track(machines, "planning", console=Console(stderr=True), transient=True):
+    every = list(itertools.product(machines, options.memory_limit or [None]))
+    for machine, options.memory_limit in track(every, "planning", console=Console(stderr=True), transient=True):
         words = [word.replace("{devices}", str(machine.num_devices)) for word in options.words]
         step, args = _target(options, machine, words)
         plans.append(step.plan(*args))
@@ -261,14 +277,24 @@ def _counts(text: str) -> list[int]:
     return found
 
 
-def _positive(text: str) -> float:
+def _bytes(text: str) -> float:
+    match = re.fullmatch(r"([0-9.e+]+) *([KMGT]i?)?B?", text.strip())
     try:
-        found = float(text)
+        found = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
     except ValueError:
         found = 0.0
     if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes, as 16e9")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes, as 16e9 or 14.5GiB")
     return found
+
+
+def _limits(text: str) -> list[float]:
+    return [_bytes(word) for word in text.split(",")]
+
+
+_UNITS = {None: 1} | {f"{k}i": 2 ** (10 * n) for n, k in enumerate("KMGT", 1)} | {
+    k: 10 ** (3 * n) for n, k in enumerate("KMGT", 1)
+}
 
 
 def _writable(argument: str, path: Path, write: Callable[[Path], None]) -> None:

@@ -15,9 +15,10 @@ from jax.sharding import AbstractMesh, Mesh
 
 from unity_jax import _compat, pins, processes, progress
 from unity_jax.aot.cycles import CLOCKS
-from unity_jax.aot.finalists import best_compiled
+from unity_jax.aot.finalists import Trial, best_compiled
 from unity_jax.aot.topologies import topology
 from unity_jax.call import Call, JitSettings
+from unity_jax.correction import corrected
 from unity_jax.errors import PlanError
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
@@ -100,11 +101,13 @@ def trace_call(fun: Callable[..., Any], call: Call, settings: Settings) -> Progr
         return trace(fun, args, kwargs, ties=settings.ties, **settings.jit.keywords())
 
 
-def make(program: Program, call: Call, settings: Settings, base: Plan | None, known: Sequence[Plan]) -> Plan:
+def make(
+    program: Program, call: Call, settings: Settings, base: Plan | None, known: Sequence[Plan], margin: int = 0
+) -> Plan:
     """The plan of a traced call.
 
     **Arguments:** `base`: the plan whose mesh and state layouts to take over; `known`: plans made for this function
-    before.
+    before; `margin`: bytes of the limit that the compiler was seen to need beyond the prediction.
     """
     __tracebackhide__ = True
     mesh = _mesh(program, call, settings, base)
@@ -141,30 +144,34 @@ def make(program: Program, call: Call, settings: Settings, base: Plan | None, kn
         searched_by = settings.search, LIMITS
         key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, searched_by, steps))
         path = cache.file_of(settings.folder, key)
-        known_plan = cache.load(path, program.hash)
-        if known_plan is not None and known_plan.axes in meshes:
+        known_plan = cache.load(path, program.hash) if not margin else None
+        if known_plan is not None and known_plan.axes in meshes and (known_plan.fits or not known_plan.margin):
             with contextlib.suppress(PlanError):  # a damaged entry is replaced
-                return rebuild(
-                    program, known_plan, with_devices(mesh, known_plan.axes, machine), machine, asked, limit
-                )
+                return rebuild(program, known_plan, with_devices(mesh, known_plan.axes, machine), machine, asked, limit)
     followed = None if rewrites is None else _followed(program, rewrites)
     rules = searched() if may_rewrite else ()
-    best = joint.plan(program, machine, limit, wanted, meshes, rules, settings.search, followed)
-    how = best.searched
-    if best.rivals:
-        best = _best_compiled(best, mesh, machine, limit)
-        how = replace(how, compiled=1 + len(best.rivals))
-    mesh = with_devices(mesh, best.mesh, machine)
+
+    def search(margin: int) -> Candidate:
+        return joint.plan(program, machine, max(limit - margin, 1.0), wanted, meshes, rules, settings.search, followed)
+
+    best = search(margin)
+    if settings.search.compile_candidates:
+        best, margin = _as_compiled(program.name, best, mesh, machine, limit, search)
+    how, mesh = best.searched, with_devices(mesh, best.mesh, machine)
     if not processes.are_several(mesh):
-        best = packing.held(best, limit, wanted) if handed is None else packing.inherited(best, limit, wanted, handed)
-    plan = make_plan(mesh, machine, limit, best.noting(searched=how), asked)
+        within = limit - margin
+        best = packing.held(best, within, wanted) if handed is None else packing.inherited(best, within, wanted, handed)
+    plan = make_plan(mesh, machine, limit, best.noting(searched=how), asked, margin)
     if path is not None:
         cache.store(plan, path)
     return plan
 
 
-def _best_compiled(best: Candidate, mesh: Any, machine: Machine, limit: float) -> Candidate:
-    """The candidate, or that of its rivals, whose program the compiler thinks best of.
+def _as_compiled(
+    name: str, best: Candidate, mesh: Any, machine: Machine, limit: float, again: Callable[[int], Candidate]
+) -> tuple[Candidate, int]:
+    """The candidate, or that of its rivals, whose program the compiler thinks best of, and bytes by which this one goes
+    beyond the prediction, where none was within the limit at first (`correction`).
 
     **Raises:** `PlanError` where there is neither a device nor a compiler for the machine.
     """
@@ -176,15 +183,30 @@ def _best_compiled(best: Candidate, mesh: Any, machine: Machine, limit: float) -
             return given
         return Mesh(arranged(topology(machine.name), axes, machine), axes.names)
 
-    every = [best, *best.rivals]
     try:
         platform = devices(best.mesh).devices.flat[0].platform
     except (ImportError, ValueError) as error:
-        raise PlanError(f"compile_candidates={len(every)}: {error}") from None
+        raise PlanError(f"compile_candidates={1 + len(best.rivals)}: {error}") from None
     clock = CLOCKS.get(machine.name.partition(":")[0])
-    progress.stage(f"compiling {len(every)} plans")
-    chosen = best_compiled(every, lambda c: lower(c.program, c.graph, devices(c.mesh)), platform, clock, limit)
-    return chosen.noting(rivals=tuple(c for c in every if c is not chosen))
+
+    def compiled(best: Candidate) -> tuple[Trial, Candidate]:
+        every = [best, *best.rivals]
+        progress.stage(f"compiling {len(every)} plan{'s' * (len(every) > 1)}")
+        trial, chosen = best_compiled(
+            every, lambda c: lower(c.program, c.graph, devices(c.mesh)), platform, clock, limit
+        )
+        how = replace(best.searched, compiled=len(every))
+        return trial, chosen.noting(rivals=tuple(c for c in every if c is not chosen), searched=how)
+
+    (_, chosen), margin = corrected(
+        name,
+        compiled(best),
+        limit,
+        needs=lambda found: found[0].peak,
+        predicted=lambda found: found[1].memory.peak_bytes,
+        again=lambda margin: compiled(again(margin)),
+    )
+    return chosen, margin
 
 
 def rebuild(
@@ -216,7 +238,10 @@ def rebuild(
             bound = Planner(program, machine, limit, pinned).least_seconds(axes)
         label = saved.label if is_same or " for " in saved.label else f"{saved.label} for {saved.machine}"
         made = finish(program, decisions, Resharder(machine, axes), rules, label, bound)
-        return make_plan(mesh, machine, limit, made.noting(searched=saved.searched if is_same else UNKNOWN), asked)
+        margin = saved.margin if is_same and limit == saved.memory_limit else 0
+        return make_plan(
+            mesh, machine, limit, made.noting(searched=saved.searched if is_same else UNKNOWN), asked, margin
+        )
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, PlanError):
             raise
@@ -225,12 +250,14 @@ def rebuild(
 
 
 def _as_saved(program: Program, saved: Plan) -> Program:
-    """A traced program, rewritten and packed as a plan says."""
+    """A traced program, rewritten, changed to need less memory, and packed as a plan says."""
     if saved.rewrites:
         try:
             program = program.rewritten(replay(program.graph, saved.rewrites, searched()), saved.rewrites)
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
+    for how in saved.saving:
+        program = program.saving(how.applied(program.graph).graph, how)
     return pack(program, [(p.packing, p.inputs) for p in saved.packed]) if saved.packed else program
 
 

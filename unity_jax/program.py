@@ -19,6 +19,7 @@ from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.trace import build
 
 if TYPE_CHECKING:
+    from unity_jax.residuals.record import Saving
     from unity_jax.rewrite.packing import Group, Packed
     from unity_jax.rewrite.record import Rewrite
 
@@ -34,7 +35,8 @@ class Program:
     the leaves; `in_suffixes`: the same below the argument (what functions that share a state have in common);
     `weak`: whether each result's type gives way to others (those that differ in this only are one program);
     `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces;
-    `rewrites`: what has been rewritten since tracing; `packed`: inputs that are held as one, each group after all other
+    `rewrites`: what has been rewritten since tracing; `savings`: how it was changed then to need less memory, and
+    `keeping`: this program before that; `packed`: inputs that are held as one, each group after all other
     inputs, and its results after all other results (`rewrite.pack`); `unpacked`: this program before that.
     """
 
@@ -51,12 +53,19 @@ class Program:
     weak: tuple[bool, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
     traced: Program | None = None
+    savings: tuple[Saving, ...] = ()
+    keeping: Program | None = None
     packed: tuple[Packed, ...] = ()
     unpacked: Program | None = None
 
     def rewritten(self, graph: Graph, rewrites: tuple[Rewrite, ...]) -> Program:
         """The same function, by another graph."""
         return dataclasses.replace(self, graph=graph, rewrites=rewrites, traced=self.traced or self)
+
+    def saving(self, graph: Graph, how: Saving) -> Program:
+        """The same function, by a graph that needs less memory."""
+        savings, keeping = (*self.savings, how), self.keeping or self
+        return dataclasses.replace(self, graph=graph, savings=savings, keeping=keeping, traced=self.traced or self)
 
     @functools.cached_property
     def hash(self) -> str:

@@ -107,6 +107,13 @@ def stage(text: str, done: int = 0, total: int | None = None) -> None:
         reporter.now = (text, done, total)
 
 
+def tell(text: str) -> None:
+    """One line to stderr, about what a user should know though all goes well."""
+    if _is_wanted():
+        with contextlib.suppress(OSError, ValueError):
+            print(f"unity_jax: {text}", file=sys.stderr)
+
+
 @contextlib.contextmanager
 def shown(title: str) -> Iterator[None]:
     """Show the stages within, if they take long. A second one at the same time shows nothing."""

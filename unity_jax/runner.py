@@ -11,9 +11,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from unity_jax import _compat, processes
+from unity_jax.aot.compiled import peak_of
 from unity_jax.call import Call, abstract, is_concrete
 from unity_jax.errors import MemoryLimitError, PlanError
-from unity_jax.lower.compile import jitted, planned
+from unity_jax.lower.compile import arguments, jitted, planned
 from unity_jax.lower.parts import Form, Part, as_array
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
@@ -65,6 +66,18 @@ class Runner:
         return jitted(self.stored, self.plan.pcg, self.mesh, unpacked=not self.forms, weak=self.weak)
 
     @functools.cached_property
+    def peak(self) -> float:
+        """Bytes per device that the program needs, as the compiler has it (`aot.compiled.peak_of`). It is compiled for
+        arrays in their planned layouts, and not again when they come. Zero on CPUs, which stand for other devices where
+        memory is limited: XLA:CPU has other schedules, and merges what is computed again with what was before."""
+        __tracebackhide__ = True
+        if self.mesh.devices.flat[0].platform == "cpu":
+            return 0.0
+        args, kwargs = arguments(self.stored, self.plan.pcg, self.mesh, unpacked=not self.forms)
+        with jax.sharding.use_abstract_mesh(self._abstract_mesh):
+            return peak_of(self.jitted.lower(*args, **kwargs).compile)
+
+    @functools.cached_property
     def _inner(self) -> Any:
         """The planned function as a part of an outer program, whose mesh may have no devices yet."""
         return jax.jit(planned(self.stored, self.plan.pcg, self.plan.mesh, unpacked=True, weak=self.weak))
@@ -106,8 +119,13 @@ class Runner:
             args, kwargs = call.dynamic(map(as_array, leaves))
         if n:
             args = (self.constants, *args)
-        with jax.sharding.use_abstract_mesh(self._abstract_mesh):
-            found = self.jitted(*args, **kwargs)
+        try:
+            with jax.sharding.use_abstract_mesh(self._abstract_mesh):
+                found = self.jitted(*args, **kwargs)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise memory_error(self.plan, str(error).splitlines()[0]) from None
         return self._unpacked(found) if self.forms else found
 
     @functools.cached_property
@@ -234,13 +252,23 @@ def _buffers(x: jax.Array) -> set[tuple[int, int]]:
     return {(s.device.id, s.data.unsafe_buffer_pointer()) for s in x.addressable_shards}
 
 
-def memory_error(plan: Plan) -> MemoryLimitError:
-    """Why a plan that does not fit will not run: the largest tensors at the peak, and what helps."""
+def memory_error(plan: Plan, said: str = "") -> MemoryLimitError:
+    """Why a plan will not run that does not fit, or that ran out of memory: the largest tensors at the peak, and what
+    helps.
+
+    **Arguments:** `said`: the device's words, where it ran out of memory.
+    """
     top = "\n".join(f"  {size(n):>10}  {name}" for name, n in plan.largest[:5])
+    given = sum(leaf.bytes for leaf in plan.inputs)
+    alone = f" The arguments alone take {size(given)}." if given > plan.memory_limit else ""
+    adds = f" and {size(plan.margin)} more as compiled" if plan.margin > 0 else ""
+    needs = f"{plan.function} needs {size(plan.predicted.peak_bytes)} on each device{adds}"
+    limit = f"the limit is {size(plan.memory_limit)} (memory_limit=)"
+    first = f"{plan.function} ran out of memory: {said}\n{needs} by its plan" if said else needs
+    helps = (
+        "more devices, a smaller batch, jax.checkpoint around the layers, donating the state (donate_argnums=), or a"
+    )
+    knob = "smaller memory_limit=, which leaves more for what else is on the device" if said else "larger memory_limit="
     return MemoryLimitError(
-        f"{plan.function} needs {size(plan.predicted.peak_bytes)} on each device, the limit is "
-        f"{size(plan.memory_limit)} "
-        f"(memory_limit=). The largest tensors at the peak are\n{top}\nWhat helps: more devices, a smaller batch, "
-        f"jax.checkpoint "
-        "around the layers, donating the state (donate_argnums=), or a larger memory_limit=."
+        f"{first}, {limit}.{alone} The largest tensors at the peak are\n{top}\nWhat helps: {helps} {knob}."
     )

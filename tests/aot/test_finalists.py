@@ -20,7 +20,7 @@ from unity_jax.aot.finalists import Trial, best_compiled
 )
 def test_the_fastest_that_fits(monkeypatch, trials, chosen):
     monkeypatch.setattr(finalists, "trial", lambda candidate, *_: trials[candidate])
-    assert best_compiled(range(len(trials)), lambda c: c, "tpu", 1e9, limit=20) == chosen
+    assert best_compiled(range(len(trials)), lambda c: c, "tpu", 1e9, limit=20) == (trials[chosen], chosen)
 
 
 def test_a_plan_says_that_it_was_compiled(tmp_path):

@@ -330,6 +330,25 @@ def test_over_tight_memory_limit():
     assert "w1" in str(error.value) or "w2" in str(error.value)
 
 
+def test_a_limit_below_the_arguments_alone():
+    """Nothing that is computed again, or by chunks, helps there; on one device as on several."""
+    for mesh in (jax.devices()[:1], jax.devices()):
+        step = unity.auto_shard(mlp_step, memory_limit=100, mesh=mesh)
+        fails(unity.MemoryLimitError, "The arguments alone take .*B. The largest", step, mlp_state(), mlp_batch())
+
+
+def test_a_limit_above_the_arguments_alone():
+    args = mlp_state(), mlp_batch()
+    given = sum(leaf.bytes for leaf in unity.auto_shard(mlp_step, mesh=jax.devices()[:1]).plan(*args).inputs)
+    error = fails(
+        unity.MemoryLimitError,
+        "memory_limit=",
+        unity.auto_shard(mlp_step, memory_limit=given + 1, mesh=jax.devices()[:1]),
+        *args,
+    )
+    assert "alone" not in str(error.value)
+
+
 # Plans from files
 
 
@@ -371,6 +390,9 @@ DAMAGES = [
     ({"inputs": 0, "layout": [[[]], []]}, r"1 dimensions, the array \[8, 16\] has 2"),
     ({"inputs": 0, "bytes": float("inf")}, "damaged: OverflowError"),
     ({"predicted": {"collectives": [], "step_seconds": "soon"}}, "damaged"),
+    ({"saving": [{"kind": "zip"}]}, "damaged: KeyError: 'zip'"),
+    ({"saving": [{"kind": "chunk", "seed": [0]}]}, "damaged"),
+    ({"saving": 3}, "damaged: TypeError"),
 ]
 
 
@@ -382,6 +404,31 @@ def test_plan_file_of_another_version_or_damaged(saved, values, match):
         inputs[1] |= {k: v for k, v in values.items() if k != "inputs"}
         values = {"inputs": inputs}
     fails(unity.PlanError, match, unity.Plan.load, changed(saved, **values))
+
+
+AGAIN = {"kind": "recompute", "compiler": "cpu", "where": "", "count": 1, "bytes": 1, "seconds": 0.0}
+CHUNK = {"kind": "chunk", "dim": 0, "parts": 8, "where": "a.py:1", "bytes": 1}
+SAVINGS = [
+    ({**AGAIN, "values": [[10**6, 0]]}, "the plan does not fit mlp_step .IndexError.*plan again"),
+    ({**AGAIN, "values": [], "compiler": "gcc"}, "the plan does not fit mlp_step .KeyError.*plan again"),
+    ({**CHUNK, "seed": [0, 0], "dim": 7}, "there is no loss to be chunked at a.py:1.*plan again"),
+    ({**CHUNK, "seed": [0, 0]}, "there is no loss to be chunked at a.py:1.*plan again"),
+]
+
+
+@pytest.mark.parametrize(("saving", "match"), SAVINGS)
+def test_plan_file_that_saves_memory_where_it_cannot_be(saved, saving, match):
+    loaded = unity.Plan.load(changed(saved, saving=[saving]))
+    fails(unity.PlanError, match, unity.auto_shard(mlp_step, plan=loaded), mlp_state(), mlp_batch())
+
+
+def test_plan_file_from_before_plans_saved_memory(saved):
+    data = json.loads(saved.read_text())
+    del data["saving"]
+    saved.write_text(json.dumps({**data, "version": 5}))
+    loaded = unity.Plan.load(saved)
+    assert loaded.saving == ()
+    close(unity.auto_shard(mlp_step, plan=loaded)(mlp_state(), mlp_batch()), mlp_step(mlp_state(), mlp_batch()))
 
 
 DECISIONS = [

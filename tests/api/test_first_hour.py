@@ -291,12 +291,12 @@ def test_later_signatures_are_rewritten_as_the_first(mesh, monkeypatch):
     first = planned.plan(*arguments(8192))
     assert first.rewrites and first.searched.variants > 1
     monkeypatch.setattr("unity_jax.search.joint._rewritten", lambda *a: pytest.fail("searched again"))
-    second = planned.plan(*arguments(4096))
+    second = planned.plan(*arguments(32768))
     assert second.searched.variants == 1
     assert [r.steps for r in second.rewrites] == [r.steps for r in first.rewrites]
-    saved = as_it_is.plan(*arguments(4096)).predicted.step_seconds - second.predicted.step_seconds
+    saved = as_it_is.plan(*arguments(32768)).predicted.step_seconds - second.predicted.step_seconds
     assert sum(r.saved for r in second.rewrites) == pytest.approx(saved) and saved > 0
-    close(planned(*arguments(4096)), jax.jit(siblings)(*arguments(4096)))
+    close(planned(*arguments(32768)), jax.jit(siblings)(*arguments(32768)))
     few = arguments(8)
     assert planned.plan(*few).predicted.step_seconds <= as_it_is.plan(*few).predicted.step_seconds
     close(planned(*few), jax.jit(siblings)(*few))

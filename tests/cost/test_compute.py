@@ -17,7 +17,7 @@ from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.xla.dots import product_size, split
-from unity_jax.xla.fusion import Use
+from unity_jax.xla.kernel import Use
 from unity_jax.xla.layout_constraints import THIN
 
 DEVICE = Device("toy", (("float32", 1e12), ("vector", 1e11)), 1e9, 1e10, 1e9, kernel_overhead=1e-6)

@@ -23,7 +23,7 @@ def plan():
 def test_page_shows_the_tables_the_timeline_and_the_program(plan, tmp_path):
     plan.to_html(tmp_path / "plan.html")
     text = (tmp_path / "plan.html").read_text(encoding="utf-8")
-    (picture,) = re.findall("<svg.*?</svg>", text, re.DOTALL)
+    picture, _ = re.findall("<svg.*?</svg>", text, re.DOTALL)
     boxes = ElementTree.fromstring(picture).findall("{http://www.w3.org/2000/svg}rect")
     told = "".join(box[0].text for box in boxes)
     assert all(c.kind.replace("_", "-") in told.replace("_", "-") for c in plan.predicted.collectives)

@@ -13,7 +13,7 @@ from unity_jax.aot.account import Account
 from unity_jax.aot.collectives import Collective
 from unity_jax.aot.compiled import Compiled, CompiledMemory
 from unity_jax.aot.cycles import Cycles
-from unity_jax.aot.topologies import compiled_for
+from unity_jax.aot.topologies import WITHOUT_TRITON, compiled_for
 from unity_jax.plan import verify as verifying
 from unity_jax.plan.verify import verify_on
 
@@ -118,7 +118,7 @@ def test_matmuls_that_no_tiles_divide_are_compiled_without_triton():
 
     assert compiled_for(Untiled(), "gpu") == "compiled"
     first, second = tried
-    assert second == first | {"xla_gpu_enable_triton_gemm": False}
+    assert second == first | WITHOUT_TRITON
 
 
 def test_another_number_of_devices(plan, monkeypatch):

@@ -21,8 +21,9 @@ from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.directions import inverse, is_applicable, refusal
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.find import matches_pair
+from unity_jax.rewrite.form import as_rows, is_same
 from unity_jax.rewrite.language import RuleError, variable
-from unity_jax.rewrite.library import library, searched, stacking
+from unity_jax.rewrite.library import applicable, library, searched, stacking
 from unity_jax.rewrite.meaning import NUMBERS
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, rewrite
@@ -114,8 +115,8 @@ class Fired:
     meant: list
 
 
-def fire(rule):
-    """The first variant of a rule that rewrites the results of its program."""
+def fire(rule, by=None):
+    """The first program of a rule's source whose results are rewritten, by the rule itself or one of others (`by`)."""
     for made in variants(rule):
         of_towers = is_of_towers(rule)
         sums = [t.attrs[0].parts for r in made.target for t in r.walk() if t.op == "concat"] if of_towers else []
@@ -131,7 +132,7 @@ def fire(rule):
         program = trace(differentiated(run, [v.type.ids for v in made.given]), args, {})
         finder = Finder(program.graph, lambda graph: Seconds(1.0))
         roots = [finder.view.source(t) for t in program.graph.outputs[: len(made.source)]]
-        after = as_towers(rule, finder, roots) if of_towers else at_its_place(rule, finder, roots)
+        after = as_towers(rule, finder, roots) if of_towers else at_its_place(by or [rule], finder, roots)
         if after is not None:
             assert not any(t in roots for op in after.ops for t in op.outputs)
             meant = meaning(made.source, sizes, values, MEANT)
@@ -140,8 +141,8 @@ def fire(rule):
     raise AssertionError(f"no program is rewritten by {rule}")
 
 
-def at_its_place(rule, finder, roots):
-    for place in finder.places([rule]):
+def at_its_place(rules, finder, roots):
+    for place in finder.places(rules):
         if any({r.tensor for r in match.roots} == set(roots) for match in place.found):
             return rewrite(finder, place)[0]
     return None
@@ -166,15 +167,36 @@ def run_all(every):
     return jax.jit(both).lower(args).compile()(args)
 
 
-@pytest.mark.parametrize("start", range(0, len(searched()), TOGETHER))
+EVERY = tuple(dict.fromkeys((*applicable(), *stacking())))
+SAID = [rule for rule in applicable() if rule not in searched()]
+
+
+@pytest.mark.parametrize("start", range(0, len(EVERY), TOGETHER))
 def test_every_direction_rewrites_a_program_of_its_source(start):
     with jax.enable_x64(True):
-        every = [fire(rule) for rule in searched()[start : start + TOGETHER]]
+        every = [fire(rule) for rule in EVERY[start : start + TOGETHER]]
         for fired, (before, after) in zip(every, run_all(every), strict=True):
             for want, got in zip(fired.meant, before, strict=False):
                 assert error(np.asarray(want, got.dtype), got) < 1e-12, f"not what is meant by {fired.rule}"
             for want, got in zip(before, after, strict=True):
                 assert error(want, got) < 1e-12, f"{fired.rule}\n{fired.before}\n{fired.after}"
+
+
+def is_said_by(rule):
+    """The directions that are searched and say the same, of the same ops or of rows."""
+    same = [rule, *filter(None, [as_rows(rule)])]
+    return [other for other in searched() if any(is_same(r, other) for r in same)]
+
+
+@pytest.mark.parametrize("start", range(0, len(SAID), TOGETHER))
+def test_what_is_not_searched_is_said_by_another_direction(start):
+    with jax.enable_x64(True):
+        some = SAID[start : start + TOGETHER]
+        every = [fire(rule, is_said_by(rule)) for rule in some]
+        for rule, fired, (before, after) in zip(some, every, run_all(every), strict=True):
+            assert sorted(op.name for op in fired.after.ops) == sorted(op.name for op in fire(rule).after.ops)
+            for want, got in zip(before, after, strict=True):
+                assert error(want, got) < 1e-12, f"{rule}\n{fired.before}\n{fired.after}"
 
 
 def directions():
@@ -184,7 +206,7 @@ def directions():
 
 
 def test_every_other_direction_says_why_not():
-    tried = {rule.name for rule in searched()}
+    tried = {rule.name for rule in EVERY}
     silent = [
         rule.name for rule in directions() if rule.name not in tried and refusal(rule) is None and not rule.own_inverse
     ]
@@ -195,6 +217,7 @@ def test_the_readme_counts_rules_and_directions():
     """A direction is searched under its own name, and a rule once, whichever way it is applied."""
     text = (Path(__file__).parents[2] / "README.md").read_text()
     found = re.search(r"Of the (\d+),\s+(\d+) rewrite traced programs, in (\d+) directions", text)
-    names = {rule.name for rule in searched()}
+    names = {rule.name for rule in EVERY}
     used = {rule.name for rule in library() if names & {rule.name, inverse(rule.name)}}
     assert found is not None and tuple(map(int, found.groups())) == (len(library()), len(used), len(names))
+    assert f" {len(SAID)} of the directions are not searched" in text

@@ -1,14 +1,16 @@
 """Lower bounds against brute force: of all assignments, and of those that hold one value of one variable."""
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unity_jax.search import eliminate
 from unity_jax.search.bounds import lower_bound
-from unity_jax.search.eliminate import easy, eliminated
+from unity_jax.search.eliminate import easy, eliminated, minimize, order
 from unity_jax.search.network import Network
 from unity_jax.search.tables import Store
 
@@ -71,7 +73,15 @@ def test_what_is_eliminated_whole_is_bounded_exactly(net):
 @given(net=networks(), most=st.sampled_from([1, 3, 9]))
 def test_eliminating_keeps_the_least_cost_of_every_value_of_the_other_variables(net, most):
     before = least_costs(net)
-    found = eliminated(net, easy(net, most), most)
+    found = eliminated(net, easy(net, most))
     after = least_costs(found.left)
     for v in set(range(len(net.sizes))) - set(found.buckets):
         np.testing.assert_array_equal(before[v], after[v])
+
+
+@settings(max_examples=100, deadline=None)
+@given(net=networks(), part=st.sampled_from([1, 2, 4, 8]))
+def test_sums_that_are_made_in_parts_are_the_same(net, part):
+    with mock.patch.object(eliminate, "PART", part):
+        found = minimize(net, order(net.sizes, [scope for scope, _ in net.factors]))
+    assert found.value == least_costs(net)[0].min()

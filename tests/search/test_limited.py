@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.residuals import steps
 from tests.search.planning import mesh, planner, program
-from unity_jax.search.candidate import best
+from unity_jax.search.candidate import NO_PINS, best
 from unity_jax.search.experts import expert_seeds
+from unity_jax.search.fold import folded
 from unity_jax.search.limited import argument_bytes
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
@@ -57,3 +59,18 @@ def test_the_best_mesh_is_searched_where_memory_is_short() -> None:
     chosen = plan.plan([mesh(8, 64)], [nodes])
     assert chosen.mesh == mesh(8, 64) and mesh(8, 64) not in plan._seeded
     assert chosen.fits(plan.limit) and chosen.seconds < 0.94 * nodes.seconds
+
+
+@pytest.mark.parametrize("layers", [3, 24])
+def test_the_problem_knows_what_plans_need(layers: int) -> None:
+    """Deep programs, whose layers stand for others, and values that are read for the sake of what is in no memory."""
+    step, args = steps.sgd(steps.mlp), (steps.parameters(layers, 128, 512), steps.batch(8192, 128))
+    traced = steps.program(step, *args)
+    layered = folded(traced, NO_PINS)
+    assert (layered is not None) == (layers == 24)
+    plan = planner(layered.program if layered is not None else traced, "h100:8")
+    for keep in (True, False):
+        built = plan._builder(mesh(8)).build(keep)
+        for label, seed in expert_seeds(plan.program, built, mesh(8), plan.rules).items():
+            part = plan._live(built).peak(seed) / plan._finish(built, seed, keep, label).memory.peak_bytes
+            assert (0.85 if label == "dp(x)" else 0.3) < part < 1.1  # copies for other layouts are not in it

@@ -186,7 +186,7 @@ def contractions(problem):
     """How many tables elimination computes, and the minimum in seconds."""
     store = Store(1000.0)
     net, plan = planned(Model.of(problem, store), 10**7)
-    return minimize(net, plan, 10**7).value / store.scale, store.contractions
+    return minimize(net, plan).value / store.scale, store.contractions
 
 
 def test_repeated_blocks_are_contracted_once():

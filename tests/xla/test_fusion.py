@@ -393,3 +393,12 @@ def test_a_broadcast_that_is_scattered_computes_nothing_on_tpu():
     args = f32(64, 16), jax.ShapeDtypeStruct((8, 4), jnp.int32), jax.ShapeDtypeStruct((8, 16), jnp.bfloat16)
     assert "convert_element_type" in shown(f, *args, compiler="tpu")
     assert "convert_element_type" not in shown(f, *args, compiler="gpu")
+
+
+@pytest.mark.parametrize(("reader", "there"), [(jnp.tanh, True), (jnp.sum, True), (lambda y: y @ y, False)])
+def test_what_reads_a_matmul_adds_up_the_parts_of_its_depth(reader, there):
+    """If it can be computed with the sum: not a matmul of a library, which reads arrays."""
+    graph = trace(lambda x, w: reader(x @ w), (f32(8, 8), f32(8, 8)), {}).graph
+    product = graph.ops[0]
+    (kernel,) = [k for k in kernels(graph, "gpu") if product in k.ops]
+    assert (product in kernel.in_parts) is there

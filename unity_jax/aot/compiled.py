@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -36,6 +38,30 @@ class CompiledMemory:
     @property
     def peak(self) -> int:
         return self.argument + self.output + self.temp - self.alias
+
+
+_USED = re.compile(r"Used ([0-9.]+)([KMGT]?) of")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def peak_of(compile: Callable[[], jax.stages.Compiled]) -> float:
+    """Bytes per device that a program needs, as compiled; infinity for more than the compiler has, if it does not say
+    how much."""
+    try:
+        return CompiledMemory.of(compile()).peak
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return used(error)
+
+
+def used(error: jax.errors.JaxRuntimeError) -> float:
+    """Bytes that a program needs, where it was refused for that, else infinity.
+
+    XLA:TPU says "Ran out of memory in memory space hbm. Used 21.43G of 15.75G hbm".
+    """
+    found = _USED.search(str(error))
+    return float(found[1]) * _UNITS[found[2]] if found else math.inf
 
 
 @dataclass(frozen=True)

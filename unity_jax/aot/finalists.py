@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import jax
 
 from unity_jax.aot.bundles import empty, schedules, with_schedules
-from unity_jax.aot.compiled import CompiledMemory
+from unity_jax.aot.compiled import CompiledMemory, used
 from unity_jax.aot.cycles import estimated_cycles
 from unity_jax.aot.hlo import parse
 from unity_jax.aot.topologies import compiled_for
@@ -26,8 +26,8 @@ from unity_jax.search.candidate import Candidate
 class Trial:
     """What a compiler made of a candidate.
 
-    **Fields:** `peak` in bytes per device, infinite if it ran out of memory or would not compile it; `seconds` of a
-    step by its own estimate, or as predicted where it has none.
+    **Fields:** `peak` in bytes per device, infinite if it would not compile it; `seconds` of a step by its own
+    estimate, or as predicted where it has none.
     """
 
     peak: float
@@ -40,17 +40,17 @@ def best_compiled(
     platform: str,
     clock: float | None,
     limit: float,
-) -> Candidate:
-    """The fastest candidate whose program fits; if none does, the one that needs the least memory. A program that the
-    compiler refuses does not win, unless it refuses all; then the first one stays.
+) -> tuple[Trial, Candidate]:
+    """The fastest candidate whose program fits, and what the compiler made of it; if none does, the one that needs the
+    least memory. A program that the compiler refuses does not win, unless it refuses all; then the first one stays.
 
     **Arguments:** `candidates`: best first, which wins a tie; `lowered`: the program of one; `clock`: cycles per second
     of a TPU; `limit`: bytes per device.
     """
     trials = [(trial(c, lowered(c), platform, clock), c) for c in candidates]
     if fit := [(t, c) for t, c in trials if t.peak <= limit]:
-        return min(fit, key=lambda found: found[0].seconds)[1]
-    return min(trials, key=lambda found: found[0].peak)[1]
+        return min(fit, key=lambda found: found[0].seconds)
+    return min(trials, key=lambda found: found[0].peak)
 
 
 def trial(candidate: Candidate, lowered: jax.stages.Lowered, platform: str, clock: float | None) -> Trial:
@@ -58,8 +58,8 @@ def trial(candidate: Candidate, lowered: jax.stages.Lowered, platform: str, cloc
     empty()
     try:
         program = compiled_for(lowered, platform)
-    except jax.errors.JaxRuntimeError:
-        return Trial(float("inf"), candidate.seconds)
+    except jax.errors.JaxRuntimeError as error:
+        return Trial(used(error), candidate.seconds)
     peak = CompiledMemory.of(program).peak
     if clock is None:
         return Trial(peak, candidate.seconds)

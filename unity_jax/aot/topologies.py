@@ -52,8 +52,15 @@ GPUS = {
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_autotune_level": "0"}, "tpu": {}}
 """What `compile(compiler_options=...)` needs for a platform that is not there: autotuning would run kernels."""
 
-WITHOUT_TRITON: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
-"""For XLA:GPU to give all matmuls to cuBLAS. Untuned it gives some to Triton with tiles that do not fit."""
+WITHOUT_TRITON: dict[str, str | bool] = {"xla_disable_hlo_passes": "triton-gemm-rewriter,cublas-pad-for-gemms"}
+"""For XLA:GPU to give all matmuls to cuBLAS. Untuned it gives some to Triton with tiles that do not fit.
+
+All else is as on a GPU, where the autotuner decides between the two after these passes: what it gives to cuBLAS has
+been split for Triton (`splitk-rewriter`) and is not padded to sides of multiples of eight, as matmuls are that Triton
+cannot take
+(https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/cublas_pad_for_gemms.cc,
+https://github.com/openxla/xla/blob/main/xla/backends/gpu/autotuner/factory_cuda.cc, `GetCublasRewriterPipeline`).
+"""
 
 
 def compiled_for(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:

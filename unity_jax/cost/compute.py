@@ -16,7 +16,7 @@ from unity_jax.machine.tiling import WIDTH, stored_bytes, turning_bytes
 from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
 from unity_jax.ops.rule import Shard
 from unity_jax.xla.dots import is_vector_product, split
-from unity_jax.xla.fusion import Use
+from unity_jax.xla.kernel import Use
 from unity_jax.xla.layout_constraints import THIN
 from unity_jax.xla.op_classes import PRODUCTS, REDUCTIONS, is_batched
 from unity_jax.xla.targets import target_of
@@ -85,9 +85,10 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
             results += n * math.prod(shard.result_shape(i)) / rate
     if op.name in PRODUCTS:
         if target_of(device).library and op.name == "dot_general" and (parts := split(shard)).count > 1:
-            # Each operand that is padded is copied before, and the parts are added up after, by kernels of their own.
+            # Each operand that is padded is copied before, by a kernel of its own. The parts are added up after, by one
+            # more if what reads the result cannot do that.
             turned += 2 * (parts.padded + parts.parts) / (device.memory_bandwidth * device.memory_efficiency)
-            turned += (1 + 2 * bool(parts.padded)) * device.kernel_overhead
+            turned += (1 - use.in_parts + 2 * bool(parts.padded)) * device.kernel_overhead
         matrix = matrix_seconds(shard, device)
         if op.name == "conv_general_dilated" and target_of(device).lanes:
             matrix += strided_bytes(shard, device) / (device.memory_bandwidth * device.memory_efficiency)

@@ -19,7 +19,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import Collective
 from unity_jax.ops.rule import Shard
 from unity_jax.xla.dots import product_size, split
-from unity_jax.xla.fusion import Kernel
+from unity_jax.xla.kernel import Kernel
 
 _UNKNOWN, _LIBRARY = 0.01, 10.0
 """Of a kernel that is not known, and of a convolution of cuDNN."""

@@ -19,6 +19,7 @@ from unity_jax.xla.aliases import base_tensors
 from unity_jax.xla.buffer_assignment import temporary_bytes
 from unity_jax.xla.emission import emit
 from unity_jax.xla.layout_assignment import Storage
+from unity_jax.xla.module import Module
 from unity_jax.xla.pipelines import compiled
 from unity_jax.xla.traffic import Traffic
 
@@ -36,7 +37,23 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, don
 
     **Arguments:** `traffic`: of this graph; `donated`: indices of inputs whose memory results may take.
     """
-    storage = Storage(graph, traffic, mesh, machine.device)
+    module = scheduled(graph, traffic, mesh, machine)
+    kept = held(graph, module.storage, donated)
+    peak, live = temporary_bytes(module)
+    peak += more_bytes(module)
+    ranked = sorted([*kept.items(), *((b.tensor, b.temporary) for b in live)], key=lambda item: -item[1])
+    return Memory(round(sum(kept.values()) + peak), tuple((t, round(n)) for t, n in ranked[:50]))
+
+
+def scheduled(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine) -> Module:
+    """A planned graph as the compiler of the machine shapes and schedules it."""
+    module = emit(graph, traffic, Storage(graph, traffic, mesh, machine.device), machine, Estimates(machine))
+    compiled(module)
+    return module
+
+
+def held(graph: Graph, storage: Storage, donated: Sequence[int]) -> dict[Tensor, float]:
+    """What has memory for the whole step, with its bytes: arguments, and results that take the place of none."""
     base = base_tensors(graph)
     kept = {t: t.times * storage.outside(t) for t in graph.inputs}
     free = Counter(_kind(graph.inputs[i]) for i in donated)
@@ -45,12 +62,7 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, don
             free[_kind(t)] -= 1
         elif t not in kept and t.literal is None:
             kept[t] = t.times * storage.outside(t)
-    module = emit(graph, traffic, storage, machine, Estimates(machine))
-    compiled(module)
-    peak, live = temporary_bytes(module)
-    peak += more_bytes(module)
-    ranked = sorted([*kept.items(), *((b.tensor, b.temporary) for b in live)], key=lambda item: -item[1])
-    return Memory(round(sum(kept.values()) + peak), tuple((t, round(n)) for t, n in ranked[:50]))
+    return kept
 
 
 def _kind(t: Tensor) -> Hashable:

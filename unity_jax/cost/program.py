@@ -14,7 +14,7 @@ from unity_jax.network.communication import collective_seconds
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.xla.fusion import Kernel, Use
+from unity_jax.xla.kernel import Kernel, Use
 
 
 def local_bytes(tensor: Tensor, mesh: MeshAxes) -> int:

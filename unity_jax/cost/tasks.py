@@ -27,9 +27,11 @@ from unity_jax.network.reshard import turning_seconds
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.xla.aliases import base_tensors
 from unity_jax.xla.collective_combiner import Sent, across_layers, in_one, kind, together
 from unity_jax.xla.convert_mover import sent
-from unity_jax.xla.fusion import Kernel
+from unity_jax.xla.kernel import Kernel
+from unity_jax.xla.op_classes import PRODUCTS
 from unity_jax.xla.targets import target_of
 from unity_jax.xla.traffic import Traffic
 
@@ -84,12 +86,10 @@ def tasks(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine) -> t
 
 
 class _Writer:
-    def __init__(
-        self, mesh: MeshAxes, machine: Machine, traffic: Traffic, stacked: frozenset[Tensor] = frozenset()
-    ) -> None:
+    def __init__(self, mesh: MeshAxes, machine: Machine, traffic: Traffic, loop: Op | None = None) -> None:
         self.mesh, self.machine, self.traffic = mesh, machine, traffic
         self.target = target_of(machine.device)
-        self.stacked = stacked  # what a scan stacks of each iteration
+        self.loop = loop  # of which it writes a body
         self.sent: dict[Op, float] = {}
         self.times = 1  # of what is written now
         self.tasks: list[Task] = []
@@ -99,6 +99,8 @@ class _Writer:
     def run(self, graph: Graph) -> tuple[Task, ...]:
         served, copied = serves(graph), self._copied(graph)
         self.sent = sent(graph) if self.target.moves_casts else {}
+        if self.loop is not None and self.loop.name == "scan" and self.target.fusing.updates_apart:
+            self._slices(self.loop, graph)
         for kernel in self.traffic.kernels[graph]:
             root, after = kernel.root, self._wait((*kernel.reads, *kernel.waits))
             self.times = root.times
@@ -110,13 +112,14 @@ class _Writer:
                 for op in kernel.ops:
                     if op.shard is not None and op.shard.rule.inner is not None:
                         after = self._collectives(op, op, after)
-                seconds = kernel_seconds(kernel, self.machine.device) + self._stacking(kernel)
-                done = self._compute(seconds, after, root)
+                done = self._compute(kernel_seconds(kernel, self.machine.device), after, root)
             if root in copied:
                 seconds = copy_seconds(self.machine.device, self._local(root.outputs[0]), root.outputs[0].itemsize)
                 done = self._compute(copied[root] * seconds, done, root)
             for t in kernel.writes:
                 self.ready[t] = done
+        if self.loop is not None and self.loop.name == "scan":
+            self._iterates(self.loop, graph)
         self._combine([i for t in graph.outputs for i in self.ready.get(t, ())])
         return tuple(self.tasks)
 
@@ -139,13 +142,35 @@ class _Writer:
             combined = parts if len(parts) > 1 else ()
             self.tasks[last] = replace(parts[-1], seconds=seconds, after=waits, collective=whole, parts=combined)
 
-    def _stacking(self, kernel: Kernel) -> float:
-        """Seconds to start the kernels with which XLA:GPU writes each stacked result by itself: it joins no updates of
-        arrays in place."""
-        if not self.target.stacks_apart or not self.stacked:
-            return 0.0
-        writes = len(self.stacked.intersection(kernel.writes))
-        return self.machine.device.kernel_overhead * max(0, writes - (writes == len(kernel.writes)))
+    def _iterates(self, scan: Op, graph: Graph) -> None:
+        """What an iteration of a scan takes besides its kernels on XLA:GPU: one that counts it, and copies of what is
+        stacked and no kernel computes as it updates the stack."""
+        self.times = 1
+        if self.target.counter_kernel:
+            self._compute(self.machine.device.kernel_overhead, (), scan)
+        if self.target.fusing.updates_apart:
+            base = base_tensors(graph)
+            updated = {t for kernel in self.traffic.kernels[graph] if kernel.updates for t in kernel.writes}
+            for t in dict.fromkeys(graph.outputs[Scan.of(scan.params).stacked]):
+                if base.get(t, t) not in updated and t.literal is None:
+                    self._copy(t, self._wait([base.get(t, t)]), scan)
+
+    def _slices(self, scan: Op, graph: Graph) -> None:
+        """Copies of an iteration's part of what matmuls read, which take whole arrays."""
+        base, parts = base_tensors(graph), {*graph.inputs[Scan.of(scan.params).sliced]}
+        taken = (base.get(t, t) for kernel in self.traffic.kernels[graph] for t in self._operands(kernel))
+        for t in dict.fromkeys(taken):
+            if t in parts:
+                self.ready[t] = self._copy(t, (), scan)
+
+    def _operands(self, kernel: Kernel) -> Iterable[Tensor]:
+        """What a matmul takes as it is: the operands, and what it adds to."""
+        if kernel.root.name not in PRODUCTS:
+            return ()
+        return (t for op in kernel.ops if op is kernel.root or kernel.root.outputs[0] in op.inputs for t in op.inputs)
+
+    def _copy(self, t: Tensor, after: tuple[int, ...], op: Op) -> tuple[int, ...]:
+        return self._compute(copy_seconds(self.machine.device, self._local(t), t.itemsize), after, op)
 
     def _compute(self, seconds: float, after: tuple[int, ...], op: Op) -> tuple[int, ...]:
         return self._add(Task(COMPUTE, seconds, after, op)) if seconds else self._join(after)
@@ -206,13 +231,12 @@ class _Writer:
     def _loop(self, op: Op, after: tuple[int, ...]) -> tuple[int, ...]:
         """A loop starts when all its operands are there, and all its results are there when it ends. The arrays that a
         scan stacks its results in are filled with zeros before."""
-        stacked = Scan.of(op.params).stacked if op.name == "scan" else slice(0, 0)
         if op.name == "scan":
-            stacks = op.outputs[stacked]
+            stacks = op.outputs[Scan.of(op.params).stacked]
             seconds = sum(fill_seconds(self.machine.device, self._local(t), t.itemsize) for t in stacks)
             after = self._compute(seconds, after, op)
         for body in op.bodies:
-            inside = _Writer(self.mesh, self.machine, self.traffic, frozenset(body.outputs[stacked])).run(body)
+            inside = _Writer(self.mesh, self.machine, self.traffic, op).run(body)
             after = self._once(inside, self._join(after))
             if trips(op) > 1 and inside:
                 levels = functools.reduce(lambda bits, task: bits | task.levels, inside, 0)

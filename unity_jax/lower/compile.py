@@ -68,9 +68,7 @@ def planned(
     return planned
 
 
-def jitted(
-    program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False, weak: Sequence[bool] = ()
-) -> Any:
+def jitted(program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False, weak: Sequence[bool] = ()) -> Any:
     """`planned` under `jax.jit`, with the caller's donation; results are on the caller's mesh, whatever the type of its
     axes."""
     caller, _, outs = _boundary(program, graph, mesh, unpacked)
@@ -89,6 +87,15 @@ def lower(
     program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False, weak: Sequence[bool] = ()
 ) -> jax.stages.Lowered:
     """The program that runs, for arguments in their planned layouts; `mesh` may be of devices that are not there."""
+    args, kwargs = arguments(program, graph, mesh, unpacked)
+    with jax.sharding.use_abstract_mesh(_compat.auto_mesh(mesh).abstract_mesh):
+        return jitted(program, graph, mesh, unpacked, weak).lower(*args, **kwargs)
+
+
+def arguments(
+    program: Program, graph: Graph, mesh: Mesh, unpacked: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The shapes of a program's arguments, in their planned layouts."""
     caller, shardings, _ = _boundary(program, graph, mesh, unpacked)
     structs = [
         jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in zip(caller.graph.inputs, shardings, strict=True)
@@ -97,8 +104,7 @@ def lower(
     args, kwargs = jax.tree_util.tree_unflatten(caller.in_tree, structs[n:])
     if n:
         args = (tuple(structs[:n]), *args)
-    with jax.sharding.use_abstract_mesh(_compat.auto_mesh(mesh).abstract_mesh):
-        return jitted(program, graph, mesh, unpacked, weak).lower(*args, **kwargs)
+    return args, kwargs
 
 
 def _caller(program: Program, unpacked: bool) -> tuple[Program, list[Group], list[Group]]:

@@ -60,3 +60,7 @@ class MeshAxes:
         """`axes` from major to minor, the one order in which a dimension is ever split."""
         wanted = set(axes)
         return tuple(n for n in self.names if n in wanted)
+
+
+WHOLE = MeshAxes((), ())
+"""The mesh on which nothing is split."""

@@ -18,6 +18,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.parallel import Shift
 from unity_jax.plan.value import Leaf, PlanValue
+from unity_jax.residuals.record import Recompute, Saving
 from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.candidate import Pins
@@ -33,8 +34,8 @@ READERS = 3
 
 
 def explain(plan: PlanValue, pattern: str) -> str:
-    """Text about every argument leaf whose path matches, every rewrite whose rule or `file:line` does, and every op
-    whose scope, primitive or `file:line` does.
+    """Text about every argument leaf whose path matches, every rewrite whose rule or `file:line` does, every saving of
+    memory whose `file:line` does, and every op whose scope, primitive or `file:line` does.
 
     **Raises:** `ValueError` if nothing matches, `PlanError` for a loaded plan that has not met its function.
     """
@@ -52,6 +53,7 @@ def explain(plan: PlanValue, pattern: str) -> str:
     for done in plan.rewrites:
         if _matches(done.rule, pattern) or _matches(done.where, pattern):
             lines += _rewrite(done)
+    lines += [_saving(how) for how in plan.saving if _matches(how.where, pattern)]
     lines += _ops(plan.pcg, pattern)
     if not lines:
         raise ValueError(
@@ -100,7 +102,7 @@ def _alternatives(plan: PlanValue, index: int) -> Iterator[str]:
         yield "  no other layout: its dimensions do not divide"
     for layout in others[:ALTERNATIVES]:
         wanted = Pins({**pins.tensors, tensor: layout}, pins.outputs)
-        found = Planner(program, machine, plan.memory_limit, wanted).plan([axes])
+        found = Planner(program, machine, plan.within, wanted).plan([axes])
         verdict = _verdict(plan, found.seconds, found.memory.peak_bytes)
         yield f"  instead {layout.typeof(tensor.shape, tensor.dtype)}: {verdict}"
     if len(others) > ALTERNATIVES:
@@ -112,7 +114,7 @@ def _verdict(plan: PlanValue, step: float, peak: int) -> str:
     mine = plan.predicted.step_seconds
     ratio = step / mine if mine else 1.0
     words = "as fast" if abs(ratio - 1) < 5e-3 else f"{ratio:.3g}x the time" if ratio > 1 else f"{1 - ratio:.1%} faster"
-    memory = f"peak {size(peak)}" if peak <= plan.memory_limit else f"DOES NOT FIT ({size(peak)})"
+    memory = f"peak {size(peak)}" if peak <= plan.within else f"DOES NOT FIT ({size(peak)})"
     return f"{words} ({seconds(step)}), {memory}"
 
 
@@ -127,6 +129,12 @@ def _rewrite(done: Rewrite) -> Iterator[str]:
         yield from (f"  {line}" for line in str(rules[done.rule]).split("\n"))
     if len(done.steps) > 1:
         yield "  then " + ", ".join(f"{step.rule} x{len(step.spots)}" for _, step in done.steps[1:])
+
+
+def _saving(how: Saving) -> str:
+    """What it gives, and what it takes."""
+    takes = f", which takes {seconds(how.seconds)}" if isinstance(how, Recompute) else ""
+    return f"saves memory: {how}{takes}"
 
 
 # Ops

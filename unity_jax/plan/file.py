@@ -14,6 +14,7 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan.record import Record, check
 from unity_jax.plan.value import Leaf, PlanValue, Predicted
+from unity_jax.residuals.record import from_json, to_json
 from unity_jax.rewrite.packing import Packed, Packing
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.searched import UNKNOWN, Searched
@@ -21,10 +22,10 @@ from unity_jax.search.searched import UNKNOWN, Searched
 P = TypeVar("P", bound=PlanValue)
 
 FORMAT = "unity_jax plan"
-VERSION = 5
-READABLE = (3, 4, VERSION)
+VERSION = 6
+READABLE = (3, 4, 5, VERSION)
 """Versions of plan files that can be read. In those of version 3 no state is packed; before version 5 rules had other
-names, so that a plan with rewrites can be read, but not run."""
+names, so that a plan with rewrites can be read, but not run; before version 6 all is kept for the backward pass."""
 
 
 def save(plan: PlanValue, path: Path) -> None:
@@ -71,11 +72,13 @@ def _plan_json(plan: PlanValue) -> dict[str, Any]:
         "machine": plan.machine,
         "machine_hash": plan.machine_hash,
         "memory_limit": plan.memory_limit,
+        "margin": plan.margin,
         "mesh": {"names": axes.names, "sizes": axes.sizes, "order": axes.order},
         "unequal": plan.unequal,
         "label": plan.label,
         "replicated": plan.replicated,
         "rewrites": [r.to_json() for r in plan.rewrites],
+        "saving": [to_json(s) for s in plan.saving],
         "packed": [_packed_json(p) for p in plan.packed],
         "searched": asdict(plan.searched),
         "largest": plan.largest,
@@ -171,4 +174,6 @@ def _plan(data: dict[str, Any], kind: type[P]) -> P:
         # Files that were written before plans said so say nothing.
         Searched.from_json(data["searched"]) if "searched" in data else UNKNOWN,
         str(data.get("machine_hash", "")),  # files that were written before it was known have none
+        tuple(map(from_json, data.get("saving", ()))),
+        int(data.get("margin", 0)),
     )

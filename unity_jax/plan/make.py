@@ -22,8 +22,11 @@ ROUNDING = 1e-6
 """The part by which sums of the same seconds in different orders may differ."""
 
 
-def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins) -> Plan:
-    """The plan that a candidate of the search stands for."""
+def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins: Pins, margin: int = 0) -> Plan:
+    """The plan that a candidate of the search stands for.
+
+    **Arguments:** `limit` in bytes per device, and `margin` of it that the compiler needs beyond the prediction.
+    """
     stored, axes, graph, timeline = found.program, found.mesh, found.graph, found.timeline
     program = stored.unpacked or stored
     predicted = Predicted(
@@ -57,6 +60,8 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         stored.packed,
         found.searched,
         machine.hash,
+        program.savings,
+        margin,
         program=program,
         stored=stored,
         graph=graph,

@@ -6,7 +6,7 @@ import functools
 import json
 from pathlib import Path
 
-from unity_jax.plan import explain, file, page, table, trace_events, verify
+from unity_jax.plan import explain, file, memory, page, table, trace_events, verify
 from unity_jax.plan.value import PlanValue
 
 
@@ -52,6 +52,13 @@ class Plan(PlanValue):
         as the plan's mesh has.
         """
         return verify.verify(self, topology)
+
+    def memory(self) -> memory.MemoryProfile:
+        """What is in the memory of a device over the step: by the kind of data, and by the lines that make it.
+
+        Raises `PlanError` for a loaded plan that has not met its function.
+        """
+        return memory.memory(self)
 
     def save_trace(self, path: str | Path) -> None:
         """Write the timeline as a trace for https://ui.perfetto.dev or `chrome://tracing`."""

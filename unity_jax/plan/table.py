@@ -38,7 +38,7 @@ def table(plan: PlanValue) -> str:
         lines.append(f"  searched     {extent(plan.searched)}")
     lines.append(f"  work         {p.flops:.3g} flops per device")
     lines.append(
-        f"  peak memory  {size(p.peak_bytes)} of {size(plan.memory_limit)} per device"
+        f"  peak memory  {size(p.peak_bytes)} of {size(plan.memory_limit)} per device{_margin(plan)}"
         + ("" if plan.fits else "  DOES NOT FIT; largest at the peak:")
     )
     if not plan.fits:
@@ -49,6 +49,8 @@ def table(plan: PlanValue) -> str:
         lines.append(f"  pace         {plan.unequal}")
     if plan.rewrites:
         lines.append("  rewritten    " + "\n               ".join(map(str, plan.rewrites)))
+    if plan.saving:
+        lines.append("  saves memory " + ",\n               ".join(map(str, plan.saving)))
     if plan.packed:
         lines.append(f"  packed       {held(plan)}")
     text = "\n".join(lines) + "\n\n" + render(_layouts(plan)) + "\n" + render(_collectives(p.collectives))
@@ -56,6 +58,13 @@ def table(plan: PlanValue) -> str:
         lines = [f"{_wrapped(r)}\n" for r in plan.replicated]
         text += "\nComputed in full on every device:\n" + "".join(lines)
     return text
+
+
+def _margin(plan: PlanValue) -> str:
+    """Of a plan that the compiler corrected."""
+    if not plan.margin:
+        return ""
+    return f", {size(abs(plan.margin))} {'kept for what the compiler adds' if plan.margin > 0 else 'less as compiled'}"
 
 
 def extent(searched: Searched) -> str:
@@ -71,7 +80,8 @@ def extent(searched: Searched) -> str:
     else:
         ended = ", where the budget ended" if searched.out_of_budget else ""
         rewrites = f"{searched.variants} of {searched.allowed} rewritten programs{ended}"
-    compiled = f"; the best of {searched.compiled} as compiled" if searched.compiled else ""
+    best = f"; the best of {searched.compiled} as compiled" if searched.compiled > 1 else "; compiled"
+    compiled = best if searched.compiled else ""
     return f"{meshes}, {how}; {rewrites}{compiled}"
 
 
@@ -87,24 +97,29 @@ def _wrapped(line: str) -> str:
 
 
 def sweep(plans: Sequence[PlanValue], grows: bool) -> str:
-    """Plans of one function for several numbers of devices, one a row.
+    """Plans of one function for several numbers of devices or memory limits, one a row.
 
     **Arguments:** `grows`: whether the work is so much for each device (weak scaling), and not the same for all plans.
     **Returns:** `efficiency` is the work done per second and device, over that of the first plan; `!` marks a plan that
     needs more memory than there is.
     """
-    rows = columns("devices", "mesh", "found by", "step", "exposed", "memory", "efficiency", right=range(3, 7))
+    limited = len({plan.memory_limit for plan in plans}) > 1
+    names = ("devices", *["limit"] * limited, "mesh", "found by", "step", "exposed", "memory", "efficiency")
+    rows = columns(*names, *["saves memory"] * limited, right=range(3 + limited, 7 + limited))
     first = plans[0]
     for plan in plans:
         p, spread = plan.predicted, 1 if grows else plan.axes.num_devices / first.axes.num_devices
+        saves = ", ".join(dict.fromkeys(how.name for how in plan.saving))
         rows.add_row(
             str(plan.axes.num_devices),
+            *[size(plan.memory_limit)] * limited,
             str(plan.axes),
             plan.label,
             seconds(p.step_seconds),
             seconds(p.exposed_communication_seconds),
             size(p.peak_bytes) + "!" * (not plan.fits),
             f"{first.predicted.step_seconds / p.step_seconds / spread:.0%}",
+            *[saves] * limited,
         )
     machines = ", ".join(dict.fromkeys(plan.machine for plan in plans))
     return f"Plans of {first.function} for {machines}\n\n{render(rows)}"

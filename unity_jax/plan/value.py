@@ -24,6 +24,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pins import Key
 from unity_jax.plan.record import Record
 from unity_jax.program import Program
+from unity_jax.residuals.record import Saving
 from unity_jax.rewrite.packing import Group, Packed
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.search.candidate import NO_PINS, Pins
@@ -79,7 +80,8 @@ class PlanValue:
     line and the reason (`plan.whole`); `rewrites`: how the program was rewritten first, and what each rewrite saves;
     `packed`: arguments, by position, that are held as one array from step to step, though the caller sees each by
     itself; `searched`: what the plan was chosen from; `program_hash`; `machine_hash`, of all that is known of the
-    machine.
+    machine; `saving`: what was done to need less memory, where it was short; `margin`: bytes of the limit that the
+    compiler needs beyond the prediction, where a plan was corrected by it (`correction`).
     """
 
     mesh: Any
@@ -100,6 +102,8 @@ class PlanValue:
     packed: tuple[Packed, ...] = ()
     searched: Searched = UNKNOWN
     machine_hash: str = ""
+    saving: tuple[Saving, ...] = ()
+    margin: int = 0
     # What a plan knows once it has met its function; a file holds none of it. `graph` is that of `stored`: the program
     # over the state as it is held, which is `program` where nothing is packed.
     program: Program | None = field(default=None, repr=False)
@@ -119,8 +123,13 @@ class PlanValue:
 
     @property
     def fits(self) -> bool:
-        """Whether the predicted peak is within the memory limit."""
-        return self.predicted.peak_bytes <= self.memory_limit
+        """Whether the predicted peak is within the memory limit, what the compiler needs beyond it included."""
+        return self.predicted.peak_bytes <= self.within
+
+    @property
+    def within(self) -> float:
+        """Bytes per device that the predicted peak may take."""
+        return self.memory_limit - self.margin
 
     @property
     def pcg(self) -> Graph:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unity_jax.rewrite.directions import both_ways, refusal
+from unity_jax.rewrite.form import distinct
 from unity_jax.rewrite.ops.parts import SLICE
 from unity_jax.rewrite.ops.stacks import UNSTACK
 from unity_jax.rewrite.rule import Rule
@@ -39,8 +40,9 @@ def stacking() -> tuple[Rule, ...]:
 
 @functools.cache
 def searched() -> tuple[Rule, ...]:
-    """The rules that the search uses: `applicable` at single places, `stacking` for towers."""
-    return tuple(dict.fromkeys((*applicable(), *stacking())))
+    """The rules that the search uses: those that are `applicable` at single places, each said once (`form`), and
+    `stacking` for towers."""
+    return tuple(dict.fromkeys((*distinct(applicable()), *stacking())))
 
 
 def _is_made_of(rule: Rule, cut: str) -> bool:

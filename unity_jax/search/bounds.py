@@ -136,7 +136,7 @@ def lower_bound(net: Network, sweeps: int, table_limit: float) -> Bound:
     """The bound after so many passes there and back at most, in the order of the variables' numbers, among those that
     are not easily eliminated."""
     most = min(EASY, table_limit)
-    core = eliminated(net, easy(net, most), table_limit)
+    core = eliminated(net, easy(net, most))
     variables = sorted({v for scope, _ in net.factors for v in scope} - set(core.buckets))
     messages = Messages(core.left, tuple(variables))
     value, before = core.left.constant, -np.inf

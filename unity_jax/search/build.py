@@ -28,7 +28,7 @@ from unity_jax.search.moves import Moves
 from unity_jax.search.problem import Problem
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import internal, storable
-from unity_jax.xla.fusion import Use
+from unity_jax.xla.kernel import Use
 from unity_jax.xla.op_classes import PRODUCTS
 from unity_jax.xla.traffic import Traffic
 

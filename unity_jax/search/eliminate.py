@@ -1,8 +1,8 @@
 """Exact minimization by eliminating variables: min-plus contraction of a tensor network, one variable at a time.
 
-    minimize(network, order(network), table_limit).value   # min over x, in units
-    minimize(...).assignment                                # the x, one entry per variable
-    eliminated(network, easy(network, most), table_limit)   # only variables that bring small tables
+    minimize(network, order(network)).value       # min over x, in units
+    minimize(...).assignment                      # the x, one entry per variable
+    eliminated(network, easy(network, most))      # only variables that bring small tables
 
 Eliminating v replaces the factors that mention v by one table over v's neighbours, `min over v of their sum` (Dechter,
 Bucket elimination, 1999). Equal contractions are done once.
@@ -21,7 +21,7 @@ import numpy as np
 from .network import Factor, Network
 from .tables import Store
 
-JOINT_AT_ONCE = 2**18  # entries of a sum that is made whole; larger ones are minimized slice by slice
+PART = 2**17  # entries of a sum that are made at once: so many stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def _entries(bits: float) -> float:
     return 2.0**bits if bits < 1024 else inf
 
 
-def eliminated(net: Network, variables: Sequence[int], table_limit: float) -> Eliminated:
-    """Eliminate variables one after the other; the caller has seen that no table is larger than `table_limit`."""
+def eliminated(net: Network, variables: Sequence[int]) -> Eliminated:
+    """Eliminate variables one after the other; the caller has seen that no table becomes too large."""
     rank = {v: r for r, v in enumerate(variables)}
     buckets: dict[int, list[Factor]] = {v: [] for v in variables}
     left: list[Factor] = []
@@ -141,16 +141,16 @@ def eliminated(net: Network, variables: Sequence[int], table_limit: float) -> El
     value = net.constant
     for v in variables:
         if buckets[v]:  # empty where nothing is left to pay
-            scope, table, least = _contracted(net.store, buckets[v], v, net.sizes, table_limit)
+            scope, table, least = _contracted(net.store, buckets[v], v, net.sizes)
             value += least
             if table is not None:
                 put((scope, table))
     return Eliminated(Network(net.store, net.sizes, left, value), buckets)
 
 
-def minimize(net: Network, plan: Order, table_limit: float) -> Minimum:
-    """Eliminate all variables; the caller has seen that `plan.largest` is within `table_limit`."""
-    found = eliminated(net, plan.variables, table_limit)
+def minimize(net: Network, plan: Order) -> Minimum:
+    """Eliminate all variables; the caller has seen that `plan.largest` is not too large."""
+    found = eliminated(net, plan.variables)
     return Minimum(found.left.constant, completed(found, {}), found.buckets)
 
 
@@ -213,36 +213,59 @@ def _layout(factors: Sequence[Factor], v: int) -> tuple[list[int], int, tuple[tu
 
 
 def _contracted(
-    store: Store, factors: list[Factor], v: int, sizes: Sequence[int], table_limit: float
+    store: Store, factors: list[Factor], v: int, sizes: Sequence[int]
 ) -> tuple[tuple[int, ...], int | None, float]:
     """The scope, the table (its least entry taken out, None if nothing is left) and that least entry."""
     joint, at, parts = _layout(factors, v)
-    table, least = store.once(
-        ("eliminate", at, parts), lambda: _contract(store, parts, at, [sizes[n] for n in joint], table_limit)
-    )
+    table, least = store.once(("eliminate", at, parts), lambda: _contract(store, parts, at, [sizes[n] for n in joint]))
     return tuple([n for n in joint if n != v]), table, least
 
 
 def _contract(
-    store: Store, parts: tuple[tuple[int, tuple[int, ...]], ...], at: int, shape: list[int], table_limit: float
+    store: Store, parts: tuple[tuple[int, tuple[int, ...]], ...], at: int, shape: list[int]
 ) -> tuple[int | None, float]:
     store.contractions += 1
     terms = _terms(store, parts, at, shape)
     rest = [k for p, k in enumerate(shape) if p != at]
-    entries = int(np.prod(rest, dtype=np.int64))
-    if entries * shape[at] <= min(JOINT_AT_ONCE, table_limit):
-        out = sum(terms[1:], terms[0]).min(axis=0)
-        store.largest = max(store.largest, entries * shape[at])
+    if int(np.prod(shape, dtype=np.int64)) <= PART:
+        out = np.broadcast_to(_sum(terms).min(axis=0), rest)
     else:
         out = np.full(rest, np.inf)
-        for a in range(shape[at]):
-            np.minimum(out, sum((t[a] for t in terms[1:]), terms[0][a]), out=out)
-        store.largest = max(store.largest, entries)
+        for part in _parts(rest, PART):
+            cuts = [t[(slice(None), *map(_whole, part, t.shape[1:]))] for t in terms]
+            into = out[(*part, ...)]
+            for a in range(shape[at]):
+                np.minimum(into, _sum([c[a] for c in cuts]), out=into)
+    store.largest = max(store.largest, out.size)
     least = float(out.min())
     if not np.isfinite(least):
         return None, least
-    out = np.broadcast_to(out, rest) - least
+    out = out - least
     return (store.add(out) if out.any() else None), least
+
+
+def _sum(terms: Sequence[np.ndarray]) -> np.ndarray:
+    return sum(terms[1:], terms[0])
+
+
+def _parts(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
+    """An array of this shape in parts of at most so many entries that lie side by side."""
+    inner = 1
+    for axis in reversed(range(len(shape))):
+        if inner * shape[axis] > most:
+            step = max(most // inner, 1)
+            after = [slice(None)] * (len(shape) - axis - 1)
+            for before in np.ndindex(*shape[:axis]):
+                ahead = [slice(i, i + 1) for i in before]
+                yield from ((*ahead, slice(a, a + step), *after) for a in range(0, shape[axis], step))
+            return
+        inner *= shape[axis]
+    yield (slice(None),) * len(shape)
+
+
+def _whole(cut: slice, size: int) -> slice:
+    """A part along an axis; all of one over which a term does not change."""
+    return cut if size > 1 else slice(None)
 
 
 def _terms(
@@ -254,7 +277,7 @@ def _terms(
         full = [1] * len(shape)
         for p in positions:
             full[p] = shape[p]
-        terms.append(np.moveaxis(store[name].reshape(full), at, 0))
+        terms.append(np.ascontiguousarray(np.moveaxis(store[name].reshape(full), at, 0)))
     return _gathered(terms)
 
 

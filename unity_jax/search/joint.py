@@ -27,11 +27,12 @@ from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.fold import folded
-from unity_jax.search.identity import identity
+from unity_jax.search.identity import Alone, identity
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.saving import fitting
 from unity_jax.search.searched import Searched
 from unity_jax.search.unfold import unfolded
 from unity_jax.search.variants import Moves, Search, is_better
@@ -57,12 +58,12 @@ def plan(
     program as it is. Of a deep program the folded one is planned.
 
     Rewritten programs are planned for the meshes that came near the best. A program that does not fit as it is is not
-    rewritten: what it needs is memory, which is not what rewriting saves.
+    rewritten: what it needs is memory, which is not what rewriting saves. It is made to keep less (`saving`).
 
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
     if not may_rewrite(machine, options) and machine.num_devices == 1:
-        return identity(program, machine, meshes[0])
+        return _alone(program, machine, limit, meshes[0])
     layers = folded(program, pins)
     if layers is None:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
@@ -100,14 +101,16 @@ def _plan(
     as_it_is = not may_rewrite(machine, options)
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     if as_it_is:
-        return planner.plan(meshes).noting(searched=planner.searched(meshes))
+        return _fitting(planner, planner.plan(meshes), meshes).noting(searched=planner.searched(meshes))
     if followed is not None:
         return _following(planner, meshes, followed)
     sketches = planner.sketch(meshes)
     first = best(sketches, planner.limit)
     if not first.fits(planner.limit):
-        first, sketches = planner.plan(meshes), []
-    found, searched = _rewritten(planner, first, rules) if first.fits(planner.limit) else ([], Searched())
+        first, sketches = _fitting(planner, planner.plan(meshes), meshes), []
+        if first.program.savings or not first.fits(planner.limit):
+            return first.noting(searched=planner.searched(meshes))
+    found, searched = _rewritten(planner, first, rules)
     paired = [r for r in rules if r in stacking()]
     if found and paired and towers(first.program.graph):  # stacked, they suit the mesh that has an axis for them
         for other in sketches:
@@ -162,7 +165,30 @@ def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) 
             rewrites = shared_out(followed.rewrites, chosen.seconds - better.seconds)
             better = dataclasses.replace(better, program=followed.rewritten(followed.graph, rewrites))
         chosen = better
-    return chosen.noting(searched=searched)
+    return _fitting(planner, chosen, meshes).noting(searched=searched)
+
+
+def _alone(program: Program, machine: Machine, limit: float | None, mesh: MeshAxes) -> Candidate:
+    """The plan of one device, or where it does not fit that of the program so changed that it needs less memory."""
+    most = machine.device.memory_bytes if limit is None else limit
+    found = identity(program, machine, mesh)
+    if found.fits(most):
+        return found
+    return fitting([found], most, lambda _, other, __: identity(other, machine, mesh), lambda _: found)
+
+
+def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:
+    """A plan, or where it does not fit one that needs less memory, for the meshes that were planned for."""
+    if found.fits(planner.limit):
+        return found
+    tried = planner.tried(meshes)
+    free = min(planner.sketch(tried), key=lambda c: c.seconds)
+    return fitting(
+        [free] if free is found else [free, found],
+        planner.limit,
+        lambda plan, program, like: planner.like(program).as_decided(plan, like),
+        lambda program: planner.like(program).plan(tried),
+    )
 
 
 def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:
@@ -207,7 +233,7 @@ def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, 
     """The program rewritten for one device, planned; what its rewrites save together is divided as it is there. And how
     many variants were tried."""
     single = one_device(planner.machine)
-    scout = Planner(start.program, single, math.inf)
+    scout = Alone(start.program, single, planner.rules)
     before = scout.promising(*mesh_candidates(1, single))
     search = Search(scout, moves)
     after = search.run(before)

@@ -185,9 +185,9 @@ def _branched(
     """Look through everything whose priced cost is below the best; returns the bound that this proves."""
     model = priced(problem, base, prices)
     net, plan = planned(model, table_limit)
-    if plan is None or plan.largest > LIMITS.tried_table:
+    if plan is None:
         return bound
-    found = minimize(net, plan, table_limit)
+    found = minimize(net, plan)
     allowance = problem.limit * sum(prices.values())
     best, complete = best_within(problem, model, net, plan, found, allowance, pool.cost)
     if best is not None:

@@ -6,6 +6,7 @@ never changes the cost of an assignment. A node with one strategy has no edges l
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,15 @@ class Model:
 
     def original(self, assignment: Sequence[int] | np.ndarray) -> np.ndarray:
         """Positions in the domains (anything after the last node is ignored) as original strategies."""
-        return np.array([self.values(i)[assignment[i]] for i in range(len(self.domains))], np.int64)
+        first, values = self._flat
+        return values[first + np.asarray(assignment[: len(self.domains)])]
+
+    @functools.cached_property
+    def _flat(self) -> tuple[np.ndarray, np.ndarray]:
+        """The domains one behind the other, and where each begins."""
+        domains = [self.values(i) for i in range(len(self.domains))]
+        first = np.cumsum([0, *map(len, domains)])[:-1]
+        return first, np.concatenate([np.zeros(0, np.int64), *domains])
 
     @staticmethod
     def of(problem: Problem, store: Store) -> Model:

@@ -44,10 +44,9 @@ def optimum(
     small = pruned(model)
     net, plan = planned(small, table_limit)
     if plan is not None and plan.work <= LIMITS.tried_work:
-        return _exact(small, net, plan, table_limit)
+        return _exact(small, net, plan)
     here = Local(model, np.zeros(len(model.domains)))
-    known = [improved(here, s) for s in (*seeds(), _first(small))]
-    best, floor = min(known, key=lambda k: k.cost), -np.inf
+    best, floor = improved(here, min((*seeds(), _first(small)), key=lambda s: _around(here, s).total())), -np.inf
     for _ in range(rounds):
         bound = lower_bound(network(small, table_limit, relaxed=True), LIMITS.sweeps, table_limit)
         floor = max(floor, bound.value)
@@ -67,7 +66,7 @@ def optimum(
             best = better
             if _is_close(best, floor):
                 break
-            ranks = _around(small, best.assignment)
+            ranks = _answered(small, best.assignment)
         if _is_close(best, floor) and plan is None:
             break
         before, small = small, _fixed(small, bound, best.cost)
@@ -75,7 +74,7 @@ def optimum(
         if plan is not None or small.strategies() >= LIMITS.fixing * before.strategies():
             break
     if plan is not None:  # heavy work, or what is left after fixing
-        exact = _exact(small, net, plan, table_limit)
+        exact = _exact(small, net, plan)
         best, floor = min(best, exact, key=lambda k: k.cost), exact.cost
     return Optimum(best.assignment, best.cost, min(floor, best.cost))
 
@@ -91,14 +90,13 @@ def _fixed(model: Model, bound: Bound, known: float) -> Model:
 
 
 def planned(model: Model, table_limit: int) -> tuple[Network, Order | None]:
-    """The model as a network, and the order to eliminate it in; None if a table would have more entries than the limit.
-    """
+    """The model as a network, and the order to eliminate it in; None if a table would have more entries than that."""
     net = network(model, table_limit)
     return net, order(net.sizes, [scope for scope, _ in net.factors], table_limit)
 
 
-def _exact(small: Model, net: Network, plan: Order, table_limit: int) -> Optimum:
-    found = minimize(net, plan, table_limit)
+def _exact(small: Model, net: Network, plan: Order) -> Optimum:
+    found = minimize(net, plan)
     return Optimum(small.original(found.assignment), found.value, found.value)
 
 
@@ -112,13 +110,17 @@ def improved(here: Local, assignment: np.ndarray) -> Optimum:
 
     **Arguments:** `here`: the terms of the model, around any assignment.
     """
-    model = here.model
-    found = here.at(np.array([int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]))
+    found = _around(here, assignment)
     found.descend()
-    return Optimum(model.original(found.x), found.total(), -np.inf)
+    return Optimum(here.model.original(found.x), found.total(), -np.inf)
 
 
-def _around(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:
+def _around(here: Local, assignment: np.ndarray) -> Local:
+    """The same terms around an assignment in original strategies."""
+    return here.at(np.array([int(np.argmax(here.model.values(i) == a)) for i, a in enumerate(assignment)]))
+
+
+def _answered(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:
     """What each strategy costs when its neighbours choose their best answer to it, and all others stay."""
     start = [int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]
     here = Local(model, np.array(start))
@@ -137,7 +139,6 @@ def _restricted(
     here: Local, small: Model, ranks: dict[int, np.ndarray], known: Sequence[np.ndarray], table_limit: int
 ) -> Optimum | None:
     """The best over known strategies and as many others as fit, those with the least rank first; None if none fit."""
-    limit = min(table_limit, LIMITS.tried_table)
     nodes = sorted(ranks)
     every = np.array(known).T  # (nodes, known)
     always = {i: (small.values(i)[:, None] == every[i]).any(axis=1) for i in nodes}
@@ -147,7 +148,7 @@ def _restricted(
     places[np.argsort(scores, kind="stable")] = np.arange(len(scores))
     place = dict(zip(nodes, np.split(places, np.cumsum([len(ranks[i]) for i in nodes])[:-1]), strict=True))
     full = [small.size(i) for i in range(len(small.domains))]
-    pairs = hard(full, [*small.pairs, *(r.nodes for r in small.rests)], min(EASY, limit))
+    pairs = hard(full, [*small.pairs, *(r.nodes for r in small.rests)], min(EASY, table_limit))
     low, high = 0, len(scores) + 1
     while high - low > 1 + len(scores) // GRAIN:  # the most that fits by the sizes alone
         count = (low + high) // 2
@@ -155,12 +156,12 @@ def _restricted(
         for i in nodes:
             sizes[i] = int((always[i] | (place[i] < count)).sum())
         left = [pair for pair in pairs if sizes[pair[0]] > 1 < sizes[pair[1]]]
-        low, high = (low, count) if order(sizes, left, limit, LIMITS.tried_work) is None else (count, high)
+        low, high = (low, count) if order(sizes, left, table_limit, LIMITS.tried_work) is None else (count, high)
     while True:
         trial = pruned(small.choose(lambda i, n=low: always[i] | (place[i] < n)))
         net, plan = planned(trial, table_limit)
-        if plan is not None and plan.largest <= limit and plan.work <= LIMITS.tried_work:
-            return improved(here, trial.original(minimize(net, plan, table_limit).assignment))
+        if plan is not None and plan.work <= LIMITS.tried_work:
+            return improved(here, trial.original(minimize(net, plan).assignment))
         if low == 0:
             return None
         low //= 2

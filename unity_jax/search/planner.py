@@ -30,6 +30,7 @@ from unity_jax.search.floors import Floors, arithmetic_seconds, least_seconds, w
 from unity_jax.search.limited import Held, argument_bytes, followed, tightened, with_rivals
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
+from unity_jax.search.problem import Problem
 from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, decided, lifted
 from unity_jax.search.rings import with_rings
 from unity_jax.search.rule_cache import RuleCache
@@ -64,6 +65,7 @@ class Planner:
         self.held: dict[MeshAxes, Held] = {}
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._floors: dict[Built, Floors] = {}
+        self._lives: dict[Built, Problem] = {}
         self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
         self._least: dict[tuple[MeshAxes, str], float] = {}
         self.near = LIMITS.alike if any(t.times > 1 for t in program.graph.inputs) else 0.0  # plans are estimates
@@ -240,6 +242,8 @@ class Planner:
             now, key = best(found, self.limit), (built.mesh, name, keep)
             if argument_bytes(built, seed) > max(self.limit, now.memory.peak_bytes):
                 continue
+            if not now.fits(self.limit) and self._live(built).peak(seed) > LIMITS.needs * self.limit:
+                continue
             far = self._base is not None and self._base._behind.get(key, 0.0) > LIMITS.behind
             least, most = self._least.get((built.mesh, name), 0.0), (1 + self.near) * now.seconds
             if not far and least < most:
@@ -252,6 +256,12 @@ class Planner:
                 least = made.seconds
             if keep:
                 self._least[built.mesh, name] = least
+
+    def _live(self, built: Built) -> Problem:
+        """What is in memory, of a problem: about what plans need, as its peaks."""
+        if built not in self._lives:
+            self._lives[built] = Problem([], usage=usage(self.program, built, self.traffic.written))
+        return self._lives[built]
 
     def floor(self, built: Built, assignment: np.ndarray, enough: float = math.inf) -> float:
         """Seconds below which the step of a plan is not; of several bounds the first that is `enough`."""
@@ -338,7 +348,7 @@ class Planner:
         fits that is nearly as fast as the one without a limit (`free`), the problem is solved under the limit."""
         built = self._builder(mesh).build(keep=False)
         self._limited.add(mesh)
-        built.problem.usage = usage(self.program, built, self.traffic.written)
+        built.problem.usage = self._live(built).usage
         if least_peak(built.problem.usage) > self.limit:
             found.append(self._finish(built, solve(priced_by_memory(built.problem)).assignment, False, "search"))
             return

@@ -11,8 +11,10 @@ Nothing here knows of JAX: published instances load as well as a train step.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,6 +60,33 @@ class Usage:
     end: int
 
 
+class _Flat(NamedTuple):
+    """Usage as arrays. **Fields:** of each usage the node, the `first` of its `bytes`, and when these are alive."""
+
+    usage: Sequence[Usage]
+    node: np.ndarray
+    first: np.ndarray
+    bytes: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    @staticmethod
+    def of(usage: Sequence[Usage]) -> _Flat:
+        some = [u for u in usage if u.start < u.end]
+        node, start, end = (np.array([of(u) for u in some], np.int64) for of in (_NODE, _START, _END))
+        first = np.cumsum([0, *(len(u.bytes) for u in some)])[:-1]
+        return _Flat(usage, node, first, np.concatenate([np.zeros(0), *(u.bytes for u in some)]), start, end)
+
+    def profile(self, assignment: np.ndarray) -> np.ndarray:
+        """Bytes alive at each time step."""
+        steps = 1 + int(max(self.end, default=0))
+        alive = self.bytes[self.first + assignment[self.node]]
+        return np.cumsum(np.bincount(self.start, alive, steps) - np.bincount(self.end, alive, steps))
+
+
+_NODE, _START, _END = map(operator.attrgetter, ("node", "start", "end"))
+
+
 @dataclass
 class Problem:
     """Everything the solver knows. `limit` bounds the bytes alive at every time step."""
@@ -67,6 +96,7 @@ class Problem:
     shared: list[Shared] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
     limit: float | None = None
+    _flat: _Flat | None = field(default=None, init=False, repr=False, compare=False)
 
     def cost(self, assignment: Assignment) -> float:
         """Seconds of a full assignment (one strategy index per node)."""
@@ -76,12 +106,9 @@ class Problem:
 
     def profile(self, assignment: Assignment) -> np.ndarray:
         """Bytes alive at each time step."""
-        change = np.zeros(1 + max((u.end for u in self.usage), default=0))
-        for u in self.usage:
-            if u.start < u.end:
-                change[u.start] += u.bytes[assignment[u.node]]
-                change[u.end] -= u.bytes[assignment[u.node]]
-        return np.cumsum(change)
+        if self._flat is None or self._flat.usage is not self.usage:
+            self._flat = _Flat.of(self.usage)
+        return self._flat.profile(np.asarray(assignment))
 
     def peak(self, assignment: Assignment) -> float:
         """The most bytes alive at any time step."""

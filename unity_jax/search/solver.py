@@ -27,7 +27,6 @@ from .tables import Store
 __all__ = ["Edge", "Problem", "Shared", "Solution", "Usage", "adapted", "solve", "store_for"]
 
 
-
 def solve(
     problem: Problem,
     *,
@@ -64,7 +63,13 @@ def solve(
 def adapted(problem: Problem, keep: Sequence[np.ndarray], store: Store, improving: bool) -> np.ndarray:
     """The best assignment among some strategies of each node; `improving`: and then by single changes, if cheaper."""
     model = Model.of(problem, store)
-    found = optimum(model.choose(lambda i: np.isin(model.values(i), keep[i])), list, LIMITS.table)
+
+    def kept(i: int) -> np.ndarray:
+        found = np.zeros(model.size(i), bool)
+        found[keep[i]] = True
+        return found
+
+    found = optimum(model.choose(kept), list, LIMITS.table)
     return improved(Local(model, found.assignment), found.assignment).assignment if improving else found.assignment
 
 

@@ -1,4 +1,5 @@
-"""What was planned for a folded program, done on the whole one: its rewrites, and the layouts of every layer."""
+"""What was planned for a folded program, done on the whole one: its rewrites, what it does to need less memory, and the
+layouts of every layer."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.program import Program
+from unity_jax.residuals.change import made
 from unity_jax.rewrite.rule import Rule
 from unity_jax.search.candidate import Candidate, Pins, best
 from unity_jax.search.fold import Folded, folded, replayed
@@ -34,7 +36,11 @@ def unfolded(
 def rewritten(
     whole: Program, deep: Folded, small: Program, pins: Pins, rules: Sequence[Rule]
 ) -> tuple[Program, Mapping[Tensor, Tensor]]:
-    """The whole program rewritten as the folded one (`small`), and what that has in place of its tensors."""
+    """The whole program rewritten and saving memory as the folded one (`small`), and what that has in place of its
+    tensors."""
+    if small.keeping is not None:
+        program, like = rewritten(whole, deep, small.keeping, pins, rules)
+        return saving(program, like, small)
     if small.graph is deep.program.graph:
         return whole, deep.like
     before = len(whole.rewrites)
@@ -47,6 +53,23 @@ def rewritten(
     numbers = {n: t for t, n in numbered(small.graph, known).items()}
     same = {t: numbers[n] for t, n in numbered(again.program.graph, known).items() if n in numbers}
     return program, {t: same.get(s) or deep.like.get(t, t) for t, s in again.like.items()}
+
+
+def saving(whole: Program, like: Mapping[Tensor, Tensor], small: Program) -> tuple[Program, Mapping[Tensor, Tensor]]:
+    """The whole program changed as the folded one was to need less memory, and what that has in place of its
+    tensors."""
+    assert small.keeping is not None
+    graph = small.keeping.graph
+    for how in small.savings:
+        there = how.moved(graph, whole.graph, like)
+        near, far = how.applied(graph), there.applied(whole.graph)
+        new = {origin: t for t, origin in near.origin.items()}
+        origins = {t: o if isinstance(o, int) else like.get(o, o) for t, o in far.origin.items()}
+        like = {**like, **{t: new[origin] for t, origin in origins.items() if origin in new}}
+        graph, whole = near.graph, whole.saving(far.graph, there)
+    same = dict(zip(made(graph), made(small.graph), strict=True))  # the folded program was changed before, alike
+    every = (*whole.graph.inputs, *made(whole.graph))
+    return whole, {t: same.get(like.get(t, t), like.get(t, t)) for t in every}
 
 
 def numbered(graph: Graph, known: dict[object, int]) -> dict[Tensor, int]:

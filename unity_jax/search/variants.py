@@ -20,7 +20,7 @@ from typing import NamedTuple
 from unity_jax import progress
 from unity_jax.machine.network import slowest
 from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
-from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.mesh import WHOLE, MeshAxes
 from unity_jax.program import Program
 from unity_jax.rewrite.directions import inverse
 from unity_jax.rewrite.estimate import Seconds, by_kernels, one_by_one, saved
@@ -29,12 +29,10 @@ from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import Finder, Place, Step, counterparts, fingerprint, rewrite, still
 from unity_jax.rewrite.towers import Towers, exchanged, stacked, towers
 from unity_jax.search.candidate import Candidate
+from unity_jax.search.identity import Alone
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.planner import Planner
 from unity_jax.search.searched import Searched
-
-WHOLE = MeshAxes((), ())
-"""The mesh on which nothing is split."""
 
 
 def is_better(a: Candidate, b: Candidate, limit: float) -> bool:
@@ -247,7 +245,7 @@ class Variant:
     """
 
     program: Program
-    planner: Planner
+    planner: Planner | Alone
     mesh: MeshAxes
     seconds: float
     added: float | None
@@ -261,12 +259,12 @@ class Search:
     plans do: only a variant that is better by this difference is planned in full.
     """
 
-    def __init__(self, planner: Planner, moves: Moves) -> None:
+    def __init__(self, planner: Planner | Alone, moves: Moves) -> None:
         self.planner, self.moves = planner, moves
         network, memory = slowest(planner.machine.network), planner.machine.device.memory_bandwidth
         self.bandwidth = min(network, memory)
         self.seen: set[tuple[int, ...]] = set()
-        self.tried: set[object] = set()
+        self.tried: dict[object, bool] = {}
         self.saved: dict[object, float] = {}
         self.makes = 0
         self.searched = Searched()
@@ -295,11 +293,11 @@ class Search:
                 if made is None:
                     continue
                 left -= 1
-                self.tried.add(move.place.key)
                 heapq.heappush(waiting, (made.seconds, next(order), made))
                 better = made.plan is not None and is_better(made.plan, self.best, self.planner.limit)
                 if better and made.plan is not None:
                     self.best = made.plan
+                self.tried[move.place.key] = better
                 vain = 0 if better else vain + 1
                 if better or not left or vain >= LIMITS.patience:
                     break  # what else there is, is found again in the better variant
@@ -311,7 +309,8 @@ class Search:
         return dataclasses.replace(self.best, program=self.best.program.rewritten(graph, self.done[graph]))
 
     def _worth_a_plan(self, variant: Variant) -> Iterator[Move]:
-        """The moves of a variant that are worth a plan, most promising first; what has been tried elsewhere comes last.
+        """The moves of a variant that are worth a plan, most promising first; what has been tried elsewhere comes after
+        what is as good, and last if it was in vain.
 
         Not worth one is what costs too much work, and what is too small to matter even on the slowest link, and as the
         start of kernels. A move promises what is to be hoped for; when its turn comes it is made, with what follows
@@ -320,7 +319,7 @@ class Search:
         """
         devices, graph = self.planner.machine.num_devices, variant.program.graph
         cost, least = (LIMITS.worse - 1) * variant.seconds * devices, LIMITS.saves * variant.seconds
-        waiting: list[tuple[bool, int, float, int, bool, Move]] = []
+        waiting: list[tuple[bool, int, bool, float, int, bool, Move]] = []
 
         def wait(number: int, move: Move) -> None:
             place, towers = move.place, isinstance(move.place, Towers)  # what these save, only layouts can tell
@@ -329,7 +328,9 @@ class Search:
             promise = move.repeat * place.hope.on(devices) if saved is None else saved
             if promise >= -cost:
                 is_known = towers or saved is not None
-                heapq.heappush(waiting, (place.key in self.tried, late, -promise, number, is_known, move))
+                tried = place.key in self.tried
+                failed = tried and not self.tried[place.key]
+                heapq.heappush(waiting, (failed, late, tried, -promise, number, is_known, move))
 
         for number, move in enumerate(self.moves(graph)):
             place = move.place

@@ -26,9 +26,11 @@ def base_tensors(graph: Graph) -> dict[Tensor, Tensor]:
 
 @dataclass(eq=False)
 class Readers:
-    """The ops that read a tensor of a graph, through aliases; an `optimization_barrier` reads itself."""
+    """The ops that read a tensor of a graph, through aliases; an `optimization_barrier` reads itself. `carried`: so
+    many outputs of the graph have to be in memory, the others are written into stacks (None: all)."""
 
     graph: Graph
+    carried: int | None = None
 
     def __post_init__(self) -> None:
         self._known: dict[Tensor, list[Op]] = {}
@@ -54,7 +56,7 @@ class Readers:
 
     @functools.cached_property
     def _escaping(self) -> Set[Tensor]:
-        found = set(self.graph.outputs)
+        found = set(self.graph.outputs[: self.carried])
         for op in reversed(self.graph.ops):
             if is_alias(op):
                 found.update(i for i, o in zip(op.inputs, op.outputs, strict=False) if o in found)

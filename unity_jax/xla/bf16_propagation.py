@@ -17,7 +17,7 @@ import numpy as np
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.parallel import COLLECTIVES
-from unity_jax.xla.fusion import Kernel
+from unity_jax.xla.kernel import Kernel
 from unity_jax.xla.op_classes import NARROWED_THROUGH, PRODUCTS, REDUCTIONS
 
 _MOVES = frozenset(COLLECTIVES) - {"reduce", "reduce_scatter", "replicate"}  # these add, or put zeros in place

@@ -9,7 +9,7 @@ from __future__ import annotations
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import op_collectives
 from unity_jax.pcg.graph import Graph, Tensor
-from unity_jax.xla.fusion import Kernel
+from unity_jax.xla.kernel import Kernel
 from unity_jax.xla.layout_assignment import Storage
 from unity_jax.xla.module import Instruction, LatencyEstimator, Module
 from unity_jax.xla.op_classes import IN_PLACE_NEVER

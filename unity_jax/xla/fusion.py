@@ -17,94 +17,40 @@ import functools
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.xla.aliases import base_tensors, is_alias
+from unity_jax.xla.aliases import Readers, base_tensors, is_alias
 from unity_jax.xla.cse import cse
 from unity_jax.xla.fusion_operands import Reading
-from unity_jax.xla.layout_constraints import Rows, rows
+from unity_jax.xla.in_place_updates import absorbed_updates, in_place_updates
+from unity_jax.xla.kernel import Kernel
+from unity_jax.xla.layout_constraints import rows
 from unity_jax.xla.op_classes import PRODUCTS, REDUCTIONS, elements, is_batched, is_zero, space
 from unity_jax.xla.producer_fusion import Absorbed, absorb
 from unity_jax.xla.targets import TARGETS, Fusing
 
-Counts = tuple[int, ...]
-"""Per operand and result of an op: how often it goes through memory."""
 
+def kernels(graph: Graph, compiler: str, carried: int | None = None) -> Sequence[Kernel]:
+    """The kernels of a traced or planned graph (its own ops; bodies have theirs), in an order in which they can run.
 
-class Use(NamedTuple):
-    """How an op runs: what it moves through memory, how many kernels it starts; whether it rides along in the one of
-    a matmul, or is alone in its own; how its operands and results lie (`xla.layout_constraints`); whether it is a
-    scatter into zeros; whether what it writes is summed by an all-reduce."""
-
-    counts: Counts
-    launches: int = 1
-    rides: bool = False
-    alone: bool = False
-    rows: Rows = ()
-    zeros: bool = False
-    summed: bool = False
-
-    def plus(self, other: Use) -> Use:
-        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        rides, alone = self.rides or other.rides, self.alone or other.alone
-        zeros, summed = self.zeros or other.zeros, self.summed or other.summed
-        return Use(counts, self.launches + other.launches, rides, alone, self.rows or other.rows, zeros, summed)
-
-
-@dataclass(eq=False)
-class Kernel:
-    """Ops that run as one: `ops` in program order, absorbed ones included; the tensors it reads from memory and writes
-    to it. A collective, a loop or a branch is a kernel of its own.
-
-    `waits`: tensors it does not read and waits for all the same, behind an `optimization_barrier`. `counts` says per op
-    which operands and results go through memory: an operand that several ops read counts for the first.
+    **Arguments:** `carried`: the graph is the body of a scan, which stacks its outputs behind so many.
     """
-
-    ops: list[Op]
-    reads: list[Tensor]
-    writes: list[Tensor]
-    waits: list[Tensor]
-    counts: dict[Op, Counts] = field(default_factory=dict)
-    rows: dict[Op, Rows] = field(default_factory=dict)
-    zeros: set[Op] = field(default_factory=set)
-    summed: set[Op] = field(default_factory=set)
-    _uses: dict[Op, Use] = field(default_factory=dict)
-
-    def use(self, op: Op, launches: int) -> Use:
-        """How one of its ops runs here."""
-        if op not in self._uses:
-            self._uses[op] = self._use(op)
-        return self._uses[op]._replace(launches=launches) if launches else self._uses[op]
-
-    def _use(self, op: Op) -> Use:
-        root = self.root
-        rides = op is not root and root.name in PRODUCTS
-        # A constant is broadcast first; what a broadcast writes takes the place of all that is computed before it.
-        single = len(self.ops) == 1 and all(t.literal is None for t in op.inputs)
-        alone = single or (op is root and op.name == "broadcast_in_dim")
-        rows, zeros, summed = self.rows.get(op, ()), op in self.zeros, op in self.summed
-        return Use(self.counts[op], 0, rides, alone, rows, zeros, summed)
-
-    @functools.cached_property
-    def root(self) -> Op:
-        """The op that says what kind of kernel it is: its matmul, if it has one, or its last op."""
-        return next((op for op in self.ops if op.name in PRODUCTS), self.ops[-1])
-
-
-def kernels(graph: Graph, compiler: str) -> Sequence[Kernel]:
-    """The kernels of a traced or planned graph (its own ops; bodies have theirs), in an order in which they can run."""
     fusing = TARGETS[compiler].fusing
     graph = cse(graph, fusing) if fusing.cse else graph
-    absorbed = absorb(graph, fusing)
+    carried = carried if fusing.updates_apart else None
+    absorbed = absorb(graph, fusing, carried)
     reading = Reading(graph, absorbed)
     groups = _Grouper(graph, fusing, absorbed, reading).run()
     position = {op: i for i, op in enumerate(graph.ops)}
     made = [_kernel(sorted(ops, key=position.__getitem__), reading) for ops in groups]
+    if carried is not None:
+        made += absorbed_updates(graph, absorbed, reading, carried)
     for k in made:
         k.ops.sort(key=position.__getitem__)
     _account(made, graph, fusing, reading)
+    if carried is not None:
+        made = in_place_updates(made, graph, reading, carried)
     return _runnable(sorted(made, key=lambda k: position[k.ops[-1]]))
 
 
@@ -142,6 +88,8 @@ class _Grouper:
         held = (producer[s] for t in op.inputs for s in self.reading.held(t) if s in producer)
         at = max((level[p] + (p in kept or not self._joins(p, op)) for p in before), default=0)
         at = level[op] = max((at, *(level[p] + 1 for p in held)))
+        if op in self.absorbed.accumulated:
+            level[self.absorbed.accumulated[op]] = at  # it waits for what it adds to
         # What is in memory for a device's part is written by the first kernel that computes it.
         again = [p for t in op.inputs for p in self.reading.taken(op, t)]
         written = [p for p in again if not self.absorbed.parts.isdisjoint(kept.get(p, ())) and self._joins(p, op)]
@@ -169,8 +117,10 @@ class _Grouper:
 
     def _siblings(self, op: Op) -> Sequence[Tensor]:
         """The arrays in memory whose other readers the op joins: constants, and what several reductions read."""
-        loops, updated = self.absorbed.loops, self.absorbed.updated
-        if not self.fusing.siblings or not (op in loops or op.name in REDUCTIONS) or op in updated:
+        loops, absorbed = self.absorbed.loops, self.absorbed
+        if not self.fusing.siblings or op in absorbed.updated or op in absorbed.accumulated:
+            return ()
+        if not (op in loops or op.name in REDUCTIONS):
             return ()
         read = dict.fromkeys(s for t in op.inputs for s in self.reading.read(op, t))
         whole = space(op) if op.name in REDUCTIONS else None
@@ -183,8 +133,10 @@ class _Grouper:
 
     def _joins(self, p: Op, c: Op) -> bool:
         """Whether a value of `p` goes to `c` in registers."""
-        loops = self.absorbed.loops
-        if not (c in loops or c.name in REDUCTIONS) or p in self.absorbed.updated:
+        loops, accumulated = self.absorbed.loops, self.absorbed.accumulated
+        if c in accumulated:
+            return p is accumulated[c]
+        if not (c in loops or c.name in REDUCTIONS) or p in self.absorbed.updated or p in accumulated:
             return False
         if p in self.within:
             return c in loops and elements(p.inputs[0]) == elements(c.outputs[0])
@@ -215,19 +167,19 @@ def _account(made: Iterable[Kernel], graph: Graph, fusing: Fusing, reading: Read
     base = base_tensors(graph)
     summed = {op.inputs[0] for op in graph.ops if _is_all_reduce(op)}
     lie = rows(graph) if fusing.tiles else {}
+    readers = Readers(graph)
     for k in made:
-        k.writes = [t for t in k.writes if t in read]
-        left, written = set(k.reads), set(k.writes)
+        k.writes = [t for t in k.writes if t in read or k.updates]
+        k.count(base)
         for op in k.ops:
-            first = []
-            for t in op.inputs:
-                first.append(base.get(t, t) in left)
-                left.discard(base.get(t, t))
-            k.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
             if op in lie:
                 k.rows[op] = lie[op]
             if not summed.isdisjoint(op.outputs):
                 k.summed.add(op)
+            if fusing.repeats and op.name == "dot_general" and not readers.escapes(op):
+                used = readers.of(op)
+                if used and all(c in reading.loops or c.name in REDUCTIONS for c in used):
+                    k.in_parts.add(op)
             made_by = graph.producer.get(op.inputs[0]) if is_scatter(op) else None
             if made_by is not None and is_zero(made_by):
                 k.zeros.add(op)

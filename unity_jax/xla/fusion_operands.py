@@ -12,7 +12,7 @@ class Reading:
     and the tensors to wait for that are not read, behind an `optimization_barrier`."""
 
     def __init__(self, graph: Graph, absorbed: Absorbed) -> None:
-        self._graph, self._kept = graph, absorbed.kept
+        self._graph, self._kept, self.loops = graph, absorbed.kept, absorbed.loops
         self._sources: dict[Tensor, tuple[Tensor, ...]] = {}
         self._taken: dict[Tensor, tuple[Op, ...]] = {}
         self._held: dict[Tensor, tuple[Tensor, ...]] = {}

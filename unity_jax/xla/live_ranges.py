@@ -6,7 +6,7 @@ that nothing reads any more. A loop or a branch runs the steps of its bodies wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -96,6 +96,17 @@ class LiveRanges:
             self._read(step, left)
             now += 1
         return now
+
+    def changes(self) -> Iterator[tuple[list[int], list[int], list[int]]]:
+        """Of each step in the order in which they run: the buffers that come for it, and those that go behind it and
+        come in the place of others that do."""
+        left = list(self.readers)
+        for i in self.order:
+            step = self.steps[i]
+            over = _over(step, self.size, left)
+            gone = self._read(step, left)
+            there = [b for b in over if b not in gone]
+            yield [b for b in step.makes if b not in over], list({*gone, *over.values()}.difference(over)), there
 
     def live(self, position: int) -> list[int]:
         """The buffers that exist while a step runs."""

@@ -20,7 +20,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import Collective
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.xla.aliases import base_tensors
-from unity_jax.xla.fusion import Kernel
+from unity_jax.xla.kernel import Kernel
 from unity_jax.xla.layout_assignment import Storage
 from unity_jax.xla.schedule import BETWEEN, Schedule, Step
 from unity_jax.xla.targets import Target, target_of

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.xla.aliases import Readers, is_alias
+from unity_jax.xla.gemm_rewriter import gemm_rewriter
 from unity_jax.xla.layout_constraints import is_partition
 from unity_jax.xla.op_classes import (
     JOINS,
@@ -41,6 +42,7 @@ class Absorbed:
     `kept`: those of them that are in memory for some readers, and these readers. `loops`: all ops of which every result
     element takes few operand elements. `parts`: what is computed of a device's part only, and what takes that part.
     `updated`: sums that a scatter writes into. `fills`: constants that are read from the array that another one makes.
+    `accumulated`: sums that a matmul adds its products to (`xla.gemm_rewriter`), and that matmul.
     """
 
     ops: set[Op] = field(default_factory=set)
@@ -49,18 +51,24 @@ class Absorbed:
     parts: set[Op] = field(default_factory=set)
     updated: set[Op] = field(default_factory=set)
     fills: dict[Op, Op] = field(default_factory=dict)
+    accumulated: dict[Op, Op] = field(default_factory=dict)
 
 
-def absorb(graph: Graph, fusing: Fusing) -> Absorbed:
-    """What a compiler absorbs in a traced or planned graph."""
+def absorb(graph: Graph, fusing: Fusing, carried: int | None = None) -> Absorbed:
+    """What a compiler absorbs in a traced or planned graph.
+
+    **Arguments:** `carried`: see `xla.fusion.kernels`.
+    """
     found = Absorbed(loops={op for op in graph.ops if is_loop(op, fusing)})
-    readers = Readers(graph)
+    readers = Readers(graph, carried)
     if fusing.siblings:
         found.fills = _fills(graph)
         found.loops.difference_update(found.fills.values())
     for scatter, total in _updates(graph, fusing):
         found.ops.add(scatter)
         found.updated.add(total)
+    if fusing.accumulates:
+        found.accumulated = gemm_rewriter(graph, Readers(graph))
     if fusing.grows:
         found.parts = _parts(graph, found.loops, readers)
     prologue = frozenset[Op]() if fusing.grows else _prologue(graph, found.loops, readers)
@@ -178,7 +186,7 @@ class _Absorber:
 
     def _absorbs(self, op: Op) -> bool:
         """Whether its readers compute it, but for those that it is kept for."""
-        if op not in self.found.loops or op in self.found.updated or self.readers.escapes(op):
+        if op not in self.found.loops or self._is_whole(op) or self.readers.escapes(op):
             return False
         if op in self.found.fills:
             return True
@@ -189,6 +197,10 @@ class _Absorber:
         if kept and (absorbs or not used):
             self.found.kept[op] = kept
         return absorbs
+
+    def _is_whole(self, op: Op) -> bool:
+        """Whether it is a sum in memory, to which something is added."""
+        return op in self.found.updated or op in self.found.accumulated
 
     def _keeps(self, op: Op, used: Sequence[Op]) -> frozenset[Op]:
         """The readers that XLA:TPU has it in memory for, while the others compute it again."""
@@ -246,6 +258,8 @@ class _Absorber:
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
         """Whether an op can compute another one as it reads it."""
+        if consumer in self.found.accumulated:
+            return False
         if consumer in self.prologue:
             return _enters(producer)
         if self.fusing.grows and self._is_multiplied_part(consumer):

@@ -28,8 +28,10 @@ class Fusing:
     all readers. `repeats`: these, too, are computed by every reader, gathers and windows included, if one is no loop
     and that moves no more bytes (`PriorityFusion` of XLA:GPU, which weighs time). `siblings`: equal constants are one
     array if one of them has to be in memory, and loops and reductions over as many elements that read that array are
-    one kernel, as are reductions of any array (`MultiOutputFusion` of XLA:GPU). `cse`: elementwise ops that do what an
-    earlier one does are computed once (`xla.cse`).
+    one kernel, as are reductions of any array (`MultiOutputFusion` of XLA:GPU). `accumulates`: a matmul adds its
+    products to an argument (`xla.gemm_rewriter`). `updates_apart`: each result that a loop stacks is written by a
+    kernel of its own (`xla.in_place_updates`). `cse`: elementwise ops that do what an earlier one does are computed
+    once (`xla.cse`).
     """
 
     grows: bool = False
@@ -40,6 +42,8 @@ class Fusing:
     costly: frozenset[str] = _COSTLY
     repeats: bool = False
     siblings: bool = False
+    accumulates: bool = False
+    updates_apart: bool = False
     cse: bool = False
 
 
@@ -51,16 +55,15 @@ class Target:
     narrow are split (`xla.dots.split`); `lanes`: images lie with batch and features in tiles, for which convolutions
     are scheduled (`cost.products`); `vectors`: a batch of vectors times matrices is elementwise; `sweeps`: what passes
     over float32 values, or is a kernel of one instruction, takes longer than its bytes; `sorts`: rows are sorted before
-    they are added to a table.
+    they are added to a table; `counter_kernel`: a loop counts its iterations in a kernel of their own.
 
     Of collectives: `combined`: the kinds of moves of which it makes one (`xla.collective_combiner`), `combined_bytes`:
     results of so many bytes at most (0: it combines none); `gathers_apart`: it gathers no result in the place of a
     donated argument (`cost.tasks`); `moves_casts`: it gathers fewer bytes where a cast can run after it or before
     (`xla.convert_mover`).
 
-    Of buffers: `narrows`: float32 values that only bfloat16 is made of are bfloat16 (`xla.bf16_propagation`);
-    `stacks_apart`: each result that a loop stacks is written by a kernel of its own; `heap`, `packs`: how the most
-    bytes are counted (`xla.buffer_assignment`).
+    Of buffers: `narrows`: float32 values that only bfloat16 is made of are bfloat16 (`xla.bf16_propagation`); `heap`,
+    `packs`: how the most bytes are counted (`xla.buffer_assignment`).
 
     Of the order of instructions: `counts_results`: results count as memory.
     """
@@ -71,12 +74,12 @@ class Target:
     vectors: bool = False
     sweeps: bool = False
     sorts: bool = False
+    counter_kernel: bool = False
     combined: frozenset[str] = frozenset()
     combined_bytes: int = 0
     gathers_apart: bool = False
     moves_casts: bool = True
     narrows: bool = False
-    stacks_apart: bool = False
     heap: bool = False
     packs: bool = False
     counts_results: bool = False
@@ -85,11 +88,11 @@ class Target:
 TARGETS = {
     "cpu": Target(moves_casts=False),
     "gpu": Target(
-        fusing=Fusing(repeats=True, siblings=True),
+        fusing=Fusing(repeats=True, siblings=True, accumulates=True, updates_apart=True),
         library=True,
         combined=frozenset(["combine", "reduce", "reduce_scatter"]),
         combined_bytes=30 * 2**20 + 7,  # the default of `xla_gpu_all_reduce_combine_threshold_bytes` and its like
-        stacks_apart=True,
+        counter_kernel=True,
         packs=True,
         counts_results=True,
     ),

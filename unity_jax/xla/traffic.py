@@ -8,8 +8,10 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.loops import Scan
 from unity_jax.xla.aliases import base_tensors
-from unity_jax.xla.fusion import Kernel, Use, kernels
+from unity_jax.xla.fusion import kernels
+from unity_jax.xla.kernel import Kernel, Use
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,17 +33,18 @@ class Traffic:
         traffic._add(graph, compiler)
         return traffic
 
-    def _add(self, graph: Graph, compiler: str) -> None:
+    def _add(self, graph: Graph, compiler: str, carried: int | None = None) -> None:
         known = _known.setdefault(graph, {})
-        if compiler not in known:
-            known[compiler] = _Own.of(graph, compiler)
-        own = known[compiler]
+        if (compiler, carried) not in known:
+            known[compiler, carried] = _Own.of(graph, compiler, carried)
+        own = known[compiler, carried]
         self.written.update(own.written)
         self.kernels[graph] = own.kernels
         self.uses.update(own.uses)
         for op in graph.ops:
+            stacks = Scan.of(op.params).stacked.start if op.name == "scan" else None
             for body in op.bodies:
-                self._add(body, compiler)
+                self._add(body, compiler, stacks)
 
 
 class _Own(NamedTuple):
@@ -52,8 +55,8 @@ class _Own(NamedTuple):
     uses: dict[Op, Use]
 
     @staticmethod
-    def of(graph: Graph, compiler: str) -> _Own:
-        base, every = base_tensors(graph), kernels(graph, compiler)
+    def of(graph: Graph, compiler: str, carried: int | None) -> _Own:
+        base, every = base_tensors(graph), kernels(graph, compiler, carried)
         written = {*graph.inputs, *graph.outputs}
         uses: dict[Op, Use] = {}
         for kernel in every:
@@ -66,5 +69,5 @@ class _Own(NamedTuple):
         return _Own(written, every, {op: uses.get(op, least) for op, least in zip(graph.ops, none, strict=True)})
 
 
-_known: WeakKeyDictionary[Graph, dict[str, _Own]] = WeakKeyDictionary()
-"""Variants of a program have most bodies in common."""
+_known: WeakKeyDictionary[Graph, dict[tuple[str, int | None], _Own]] = WeakKeyDictionary()
+"""Variants of a program have most bodies in common. By compiler and by how many outputs a body carries."""

@@ -1,6 +1,7 @@
 """Rows by number: `take(x, i)` of a table, `put(u, i; n)` into zeros, `scatter(t, u, i; n)` onto a table.
 
-A gather or scatter-add selects rows by numbers, a slice or a pad in order, a dynamic slice in order from a number on.
+A gather or scatter-add selects rows by numbers, a slice or a pad in order, a dynamic slice in order from a number on,
+an unstack one row, of which no dimension is left.
 """
 
 from __future__ import annotations
@@ -109,6 +110,13 @@ def _see_part(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
         yield Seen(values(op, [put_at(value.ids, cut.dim, whole)]), ((whole,),), rows)
 
 
+def _see_one(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
+    at = op.params.get("axis", 0)
+    whole = dims.fresh(len(op.outputs))
+    rows = Selection("slice", (), None, op.outputs.index(value.tensor))
+    yield Seen(values(op, [(*value.ids[:at], whole, *value.ids[at:])]), ((whole,),), rows)
+
+
 def _see_pad(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
     pad = padded_by(view, op)
     if pad is not None:
@@ -202,6 +210,8 @@ def _emit_take(e: Emitter, term: Term) -> Named:
     if rows not in x.ids:
         return x  # all rows are equal
     d = x.ids.index(rows)
+    if not ids and how.kind == "slice":
+        return Named(lax.index_in_dim(x.array, how.start, d, keepdims=False), (*x.ids[:d], *x.ids[d + 1 :]))
     if how.kind == "slice":
         array = lax.slice_in_dim(x.array, how.start, how.start + e.dims.size[ids[0]], axis=d)
     elif how.kind == "dynamic_slice":
@@ -287,7 +297,13 @@ register(
         choices=_nothing,
         core=None,
         code=_take_code,
-        seen={"gather": _see_gather, "dynamic_slice": _see_dynamic_slice, "slice": _see_part, "split": _see_part},
+        seen={
+            "gather": _see_gather,
+            "dynamic_slice": _see_dynamic_slice,
+            "slice": _see_part,
+            "split": _see_part,
+            "unstack": _see_one,
+        },
         emit=_emit_take,
     ),
 )

@@ -1,0 +1,93 @@
+"""What is computed again is what frees most for its seconds, of all layers alike, and never a whole chain of them."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from tests.residuals import steps
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.mesh import WHOLE
+from unity_jax.program import trace
+from unity_jax.residuals.choice import Residuals, choices
+from unity_jax.residuals.recompute import can_repeat, recomputed
+from unity_jax.rewrite.estimate import by_kernels
+from unity_jax.search.rule_cache import RuleCache
+from unity_jax.xla.traffic import Traffic
+
+DEVICE = Machine.preset("h100:1").device
+LAYERS, ROWS, WIDTH, INNER = 8, 4096, 2048, 4096
+
+
+def found(of, devices=1):
+    rules = RuleCache()
+    seconds = by_kernels(DEVICE, lambda op: rules.shard(op, WHOLE, ()))
+    return list(choices(of.graph, Traffic.of(of.graph, DEVICE.compiler), seconds, devices))
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, np.float32)
+
+
+@pytest.fixture(scope="module")
+def mlp():
+    params = [(shape(WIDTH, INNER), shape(INNER, WIDTH))] * LAYERS
+    return steps.program(steps.sgd(steps.mlp), params, shape(ROWS, WIDTH))
+
+
+def test_ever_more_is_freed_for_ever_more_seconds(mlp):
+    every = found(mlp)
+    assert len(every) > 2
+    for before, after in itertools.pairwise(every):
+        assert before.freed < after.freed and before.values <= after.values
+        assert before.bytes <= after.bytes and before.seconds <= after.seconds
+
+
+def test_activations_come_before_products(mlp):
+    first, *_, last = found(mlp)
+    made_by = [{mlp.graph.producer[t].name for t in choice.freed} for choice in (first, last)]
+    assert made_by[0] == {"tanh"} and len(made_by[1]) > 1
+
+
+def test_layers_are_chosen_together(mlp):
+    wide = [sum(t.shape == (ROWS, INNER) for t in choice.freed) for choice in found(mlp)]
+    assert max(after - before for before, after in itertools.pairwise(wide)) >= LAYERS - 4  # but at the ends
+
+
+def test_what_one_layer_gives_to_the_next_is_kept(mlp):
+    """Of a chain, all would be computed and kept at once; that of one layer may be computed from that before."""
+    *_, last = found(mlp)
+    stream = [op.outputs[0] for op in mlp.graph.ops if op.name == "add" and op.outputs[0].shape == (ROWS, WIDTH)]
+    kept = [t for t in stream if t not in last.freed]
+    assert len(stream) == LAYERS and len(kept) >= LAYERS // 2
+
+
+def test_the_estimate_is_of_what_the_program_then_keeps(mlp):
+    *_, last = found(mlp)
+    traffic = Traffic.of(mlp.graph, DEVICE.compiler)
+    after = recomputed(mlp.graph, last.values, traffic.written).graph
+    peaks = [Residuals.of(g, Traffic.of(g, DEVICE.compiler)).profile.max() for g in (mlp.graph, after)]
+    assert peaks[0] - peaks[1] == pytest.approx(last.bytes, rel=0.25)
+
+
+def test_all_that_is_chosen_can_be_computed_again(mlp):
+    for choice in found(mlp):
+        assert all(can_repeat(mlp.graph.producer[t]) for t in choice.values)
+
+
+def looped(params, x):
+    def layer(x, w):
+        return x + jax.nn.gelu(x @ w[0]) @ w[1], None
+
+    return (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+
+
+def test_what_a_loop_makes_is_kept():
+    stacked = shape(LAYERS, WIDTH, INNER), shape(LAYERS, INNER, WIDTH)
+    of = steps.program(steps.sgd(looped), stacked, shape(ROWS, WIDTH))
+    assert all(not of.graph.producer[t].bodies for choice in found(of) for t in choice.values)
+
+
+def test_a_program_without_a_backward_pass_keeps_nothing():
+    assert not found(trace(steps.mlp, (steps.parameters(), steps.batch()), {}))

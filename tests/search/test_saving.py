@@ -1,0 +1,152 @@
+"""Less memory for more time: a limit that the plan of the program as it is does not keep is kept, and nothing else
+changes."""
+
+import jax
+import numpy as np
+import pytest
+
+import unity_jax as unity
+from tests.residuals import steps
+from unity_jax import planning
+from unity_jax.plan.verify import verify_on
+
+LAYERS, ROWS, INNER = 6, 4096, 512
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch):
+    monkeypatch.setenv("UNITY_JAX_CACHE", "")
+
+
+def arguments(layers=LAYERS):
+    return steps.parameters(layers, 64, INNER), steps.batch(ROWS, 64)
+
+
+def planned(step, *args, limit=None, machine="h100:8", **settings):
+    return unity.plan(step, *args, machine=machine, memory_limit=limit, donate_argnums=0, **settings)
+
+
+@pytest.fixture(scope="module")
+def free():
+    return planned(steps.sgd(steps.mlp), *arguments(), options=unity.Options(cache=None))
+
+
+def test_a_limit_that_the_plan_of_the_program_as_it_is_does_not_keep_is_kept(free):
+    limit = 0.6 * free.predicted.peak_bytes
+    plan = planned(steps.sgd(steps.mlp), *arguments(), limit=limit)
+    assert not free.saving and free.fits
+    assert plan.saving and plan.fits and plan.predicted.step_seconds < 1.5 * free.predicted.step_seconds
+    assert "saves memory recomputes " in str(plan) and "residuals/steps.py:" in str(plan)
+
+
+def test_a_limit_that_is_not_in_the_way_changes_nothing(free, monkeypatch):
+    monkeypatch.setattr("unity_jax.search.joint.fitting", None)
+    plan = planned(steps.sgd(steps.mlp), *arguments(), limit=1.01 * free.predicted.peak_bytes)
+    assert plan.record == free.record and plan.rewrites == free.rewrites and not plan.saving
+
+
+def test_the_plan_of_one_device_saves_memory_too():
+    step, args = steps.sgd(steps.mlp), arguments(3)
+    free = planned(step, *args, machine="h100:1")
+    plan = planned(step, *args, machine="h100:1", limit=0.7 * free.predicted.peak_bytes)
+    assert plan.saving and plan.fits and not free.saving
+
+
+@pytest.fixture(scope="module")
+def tight():
+    """A step on eight CPU devices under a limit, with dropout."""
+    args = (*arguments(LAYERS), jax.random.key(2))
+    step = steps.sgd(steps.dropped)
+    free = unity.auto_shard(step, options=unity.Options(cache=None)).plan(*args)
+    limit = 0.6 * free.predicted.peak_bytes
+    return step, args, limit, unity.auto_shard(step, memory_limit=limit, options=unity.Options(cache=None))
+
+
+def test_it_computes_the_same(tight):
+    step, args, _, planned = tight
+    assert planned.plan(*args).saving
+    want, got = jax.jit(step)(*args), planned(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=1e-7)
+
+
+def test_a_saved_plan_saves_the_same_memory(tight, tmp_path):
+    step, args, _, planned = tight
+    plan = planned.plan(*args)
+    plan.save(tmp_path / "plan.json")
+    loaded = unity.Plan.load(tmp_path / "plan.json")
+    assert loaded.saving == plan.saving
+    again = unity.auto_shard(step, plan=loaded).plan(*args)
+    assert str(again.pcg) == str(plan.pcg) and again.predicted == plan.predicted and again.saving == plan.saving
+
+
+def test_a_plan_that_is_kept_on_disk_saves_the_same_memory(tight, tmp_path, monkeypatch):
+    step, args, limit, _ = tight
+    options = unity.Options(cache=tmp_path)
+    first = unity.auto_shard(step, memory_limit=limit, options=options).plan(*args)
+    monkeypatch.setattr(planning.joint, "plan", None)
+    again = unity.auto_shard(step, memory_limit=limit, options=options).plan(*args)
+    assert first.saving and str(again.pcg) == str(first.pcg)
+
+
+@pytest.mark.parametrize("name", ["tight", "classes"])
+def test_its_collectives_are_those_of_the_plan(name, request):
+    """Those of a mesh of GPUs, whose plans split more: in a loop too."""
+    step, args, *_ = request.getfixturevalue(name)
+    free = planned(step, *args)
+    plan = planned(step, *args, limit=0.6 * free.predicted.peak_bytes)
+    found = verify_on(plan, "cpu:8", jax.devices())
+    assert plan.saving and found.lowered and not found.differences
+
+
+def test_explain_says_what_it_takes(tight):
+    _, args, _, planned = tight
+    assert "saves memory: recomputes" in planned.plan(*args).explain("steps.py")
+
+
+def close(got, want, tolerance=2e-5):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance / 2)
+
+
+def test_every_layer_of_a_deep_program_saves_memory():
+    """It is planned folded; what that saves in its three layers, all do."""
+    step, args, options = steps.sgd(steps.dropped), (*arguments(16), jax.random.key(1)), unity.Options(cache=None)
+    free = unity.auto_shard(step, options=options).plan(*args)
+    run = unity.auto_shard(step, memory_limit=0.4 * free.predicted.peak_bytes, options=options)
+    plan = run.plan(*args)
+    barriers = [op for op in plan.bound().graph.ops if op.name == "optimization_barrier"]
+    assert plan.fits and 15 <= len(barriers) <= 16  # the last layer may keep what it needs at once
+    close(run(*args), jax.jit(step)(*args))
+
+
+@pytest.fixture(scope="module")
+def classes():
+    args = steps.examples(512, 4, width=16, inner=64, classes=4000)
+    step, options = steps.sgd(steps.classifier), unity.Options(cache=None)
+    free = unity.auto_shard(step, options=options).plan(*args)
+    return step, args, unity.auto_shard(step, memory_limit=0.5 * free.predicted.peak_bytes, options=options)
+
+
+def test_a_loss_over_many_classes_is_chunked(classes):
+    step, args, run = classes
+    plan = run.plan(*args)
+    assert plan.fits and "saves memory chunked loss in 8 parts at residuals/steps.py:" in str(plan)
+    close(run(*args), jax.jit(step)(*args))
+
+
+def test_a_saved_plan_chunks_the_same_loss(classes, tmp_path):
+    step, args, run = classes
+    plan = run.plan(*args)
+    plan.save(tmp_path / "plan.json")
+    again = unity.auto_shard(step, plan=unity.Plan.load(tmp_path / "plan.json")).plan(*args)
+    assert str(again.pcg) == str(plan.pcg) and again.predicted == plan.predicted and again.saving == plan.saving
+
+
+def test_gradients_of_chunks_are_reduced_after_the_last(classes):
+    step, args, _ = classes
+    free = planned(step, *args)
+    plan = planned(step, *args, limit=0.5 * free.predicted.peak_bytes)
+    (loop,) = (op for op in plan.pcg.ops if op.name == "scan")
+    assert not any(op.move is not None and op.move.collective for op in loop.bodies[0].ops)
+    assert any(t.layout.partial for t in loop.outputs)

@@ -1,0 +1,53 @@
+"""The compiler has the last word on memory: where the program of a plan needs more than the limit, the plan is made
+again with as much less for it as the compiler was seen to need beyond what was predicted.
+
+    unity_jax: train_step needs 71.2 GiB as compiled, the limit is 70 GiB: planned again within 68.6 GiB
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from unity_jax import progress
+from unity_jax.text import size
+
+T = TypeVar("T")
+
+TIMES = 3
+"""How often a plan is made again."""
+
+UNTOLD = 1.1
+"""Times the limit that a program is taken to need where the compiler gives up without saying how much it is."""
+
+
+def corrected(
+    name: str,
+    first: T,
+    limit: float,
+    needs: Callable[[T], float],
+    predicted: Callable[[T], int],
+    again: Callable[[int], T],
+) -> tuple[T, int]:
+    """The first plan whose program is within the limit, or the last one that was tried: none is made behind one that
+    does not fit by prediction.
+
+    **Arguments:** `name` of the function; `limit` in bytes per device; what the program of a plan `needs` as compiled
+    (infinity if the compiler does not say), and was `predicted` to need; `again` makes a plan that leaves a margin of
+    so many bytes.
+    **Returns:** the plan, and the bytes by which the compiler goes beyond the prediction: with them it fits if and only
+    if its program does.
+    """
+    found, margin, left = first, 0, TIMES
+    while True:
+        peak = needs(found)
+        beyond = round(peak if math.isfinite(peak) else UNTOLD * max(limit, predicted(found))) - predicted(found)
+        fits = predicted(found) + margin <= limit
+        if peak <= limit or not fits or not left:
+            return found, margin if peak <= limit and fits else beyond
+        margin, left = beyond, left - 1
+        many = size(peak) if math.isfinite(peak) else "more than there is"
+        within = size(max(limit - margin, 0))
+        progress.tell(f"{name} needs {many} as compiled, the limit is {size(limit)}: planned again within {within}")
+        found = again(margin)

@@ -1,0 +1,236 @@
+"""Which values the backward pass should compute again: those that free most memory for the seconds they cost.
+
+    x, x W                   kept      x @ W             134 MB, recomputed in 0.9 ms
+    tanh(x W)                          tanh(x W)         134 MB, recomputed in 0.1 ms: first
+
+Equal values of all layers are one choice. Each is computed from what is kept, through whatever is not, and frees bytes
+from its last reader in the forward pass until the backward pass needs it: for itself, or for what is computed of it, so
+that of a chain of layers nothing is freed. It counts if the step needs most memory in between. What has been chosen
+before is there again (greedy by bytes for a second: Checkmate,
+https://arxiv.org/abs/1910.02653, finds the optimum of such problems; Mist, https://arxiv.org/abs/2503.19050, chooses
+whole layers).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from unity_jax.pcg.graph import Graph, Op, Tensor, part
+from unity_jax.residuals.recompute import can_repeat, is_constant
+from unity_jax.rewrite.estimate import Seconds
+from unity_jax.rewrite.sites import Kinds
+from unity_jax.xla.traffic import Traffic
+
+NEGLIGIBLE = 2**-10
+"""The part of the largest value that is kept below which nothing is worth computing again: seeds, statistics."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values that are computed again together.
+
+    **Fields:** `freed`: of them those that are in memory now; `values`: with what lies between these and what is kept;
+    `bytes`: by how much less is live at once, of whole arrays; `seconds` on one device.
+    """
+
+    freed: frozenset[Tensor]
+    values: frozenset[Tensor]
+    bytes: float
+    seconds: float
+
+
+def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds], devices: int) -> Iterator[Choice]:
+    """Ever more values, as long as that lowers the peak.
+
+    **Arguments:** `traffic`: of the graph; `seconds`: what a graph takes, see `rewrite.estimate`; `devices`: how many
+    share the work.
+    """
+    residuals = Residuals.of(graph, traffic)
+    if not residuals.spans:
+        return
+    kinds, found = Kinds(graph, {}), defaultdict[int, list[Tensor]](list)
+    for t in residuals.spans:
+        found[kinds[t]].append(t)
+    search = _Greedy(Repeating(residuals), list(found.values()), lambda g: seconds(g).on(devices) / devices)
+    before = float(residuals.profile.max())
+    while search.step():
+        values = search.repeating.values(search.freed)
+        yield Choice(frozenset(search.freed), frozenset(values), before - float(search.profile.max()), search.spent)
+
+
+class Span(NamedTuple):
+    """When a value is in memory, in kernels: from the one that makes it (`born`) to the last that reads it (`dead`);
+    between the `last` that reads it in the forward pass and the `first` in the backward pass nothing does."""
+
+    born: int
+    last: int
+    first: int
+    dead: int
+
+
+@dataclass(frozen=True, eq=False)
+class Residuals:
+    """What is in memory from the forward to the backward pass.
+
+    **Fields:** `spans`; `profile`: bytes of all that is live while each kernel runs, arguments aside; `runs`: the first
+    kernel that each op is part of; `layers`: the first kernel in the backward pass of a layer that stands for several.
+    """
+
+    graph: Graph
+    spans: Mapping[Tensor, Span]
+    profile: np.ndarray
+    runs: Mapping[Op, int]
+    layers: int
+
+    @staticmethod
+    def of(graph: Graph, traffic: Traffic) -> Residuals:
+        kernels = traffic.kernels[graph]
+        late = [k.root.backward for k in kernels]
+        born = {t: i for i, k in enumerate(kernels) for t in k.writes}
+        reads = defaultdict[Tensor, list[int]](list)
+        for i, k in enumerate(kernels):
+            for t in k.reads:
+                reads[t].append(i)
+        change, ends, spans = np.zeros(len(kernels) + 1), set(graph.outputs), dict[Tensor, Span]()
+        for t, first in born.items():
+            dead = len(kernels) - 1 if t in ends else max(reads[t], default=first)
+            early, after = ([i for i in reads[t] if late[i] == side] for side in (False, True))
+            crosses = not late[first] and bool(after)
+            size = t.nbytes * (t.times if crosses else 1)  # of others one layer's is there at a time
+            change[first] += size
+            change[dead + 1] -= size
+            if crosses and t not in ends and can_repeat(graph.producer[t]) and not is_constant(graph.producer[t]):
+                spans[t] = Span(first, max(early, default=first), min(after), dead)
+        runs = {op: i for i, k in reversed(list(enumerate(kernels))) for op in k.ops}
+        layers = next((i for i, k in enumerate(kernels) if late[i] and k.root.times > 1), 0)
+        return Residuals(graph, spans, np.cumsum(change)[:-1], runs, layers)
+
+
+class Repeating:
+    """What the backward pass computes again if some residuals are not kept, and what is live then."""
+
+    def __init__(self, residuals: Residuals) -> None:
+        self.residuals, self.graph = residuals, residuals.graph
+        self.least = NEGLIGIBLE * max(t.nbytes for t in residuals.spans)
+        self._forward = [op for op in self.graph.ops if not op.backward]
+        self._outputs = set(self.graph.outputs)
+        self._read = dict[Tensor, int]()  # by the backward pass, and when first
+        for op in self.graph.ops:
+            for t in op.inputs if op.backward else ():
+                now = residuals.runs.get(op, len(residuals.profile))
+                self._read[t] = min(self._read.get(t, now), now)
+
+    def leading_to(self, t: Tensor, freed: Set[Tensor]) -> set[Op]:
+        """The ops that compute a value from what is kept while these values are not."""
+        found: set[Op] = set()
+        waiting = [t]
+        while waiting:
+            op = self.graph.producer[waiting.pop()]
+            if op not in found:
+                found.add(op)
+                waiting += [u for u in op.inputs if not self._is_kept(u, freed)]
+        return found
+
+    def values(self, freed: Set[Tensor]) -> set[Tensor]:
+        """All that the backward pass computes again: what it reads that depends on the values that are not kept, and
+        what this is made of."""
+        lost = set(freed)
+        for op in self._forward:
+            if not lost.isdisjoint(op.inputs):
+                lost.update(t for t in op.outputs if not self._is_kept(t, freed))
+        found: set[Tensor] = set()
+        waiting = [t for t in self._read if t in lost]
+        while waiting:
+            t = waiting.pop()
+            if t not in found:
+                found.add(t)
+                waiting += [u for u in self.graph.producer[t].inputs if not self._is_kept(u, freed)]
+        return found
+
+    def profile(self, freed: Set[Tensor]) -> np.ndarray:
+        """Bytes that are live while each kernel runs, without these values where they are not there."""
+        found, needed = self.residuals.profile.copy(), self._needed(self.values(freed))
+        for t in freed:
+            born, last, first, dead = self.residuals.spans[t]
+            first = needed.get(t, first)
+            alone = first >= self.residuals.layers  # that of one layer is there at a time
+            found[last + 1 : first] -= t.nbytes
+            found[born : dead + 1 if alone else first] -= t.nbytes * (t.times - 1)
+        return found
+
+    def _needed(self, values: Set[Tensor]) -> dict[Tensor, int]:
+        """When the backward pass first needs each value, for itself or for another one."""
+        found = {t: self._read[t] for t in values if t in self._read}
+        never = len(self.residuals.profile)
+        for op in reversed(self._forward):
+            if not values.isdisjoint(op.outputs):
+                now = min(found.get(t, never) for t in op.outputs)
+                found.update((t, min(now, found.get(t, never))) for t in op.inputs if t in values)
+        return found
+
+    def _is_kept(self, t: Tensor, freed: Set[Tensor]) -> bool:
+        made_by = self.graph.producer.get(t)
+        if t in freed or (made_by is not None and is_constant(made_by)):
+            return False
+        if made_by is None or t in self.residuals.spans or not can_repeat(made_by) or t in self._outputs:
+            return True
+        return t.nbytes < self.least
+
+
+class _Greedy:
+    """Chooses one kind of values after the other. **Fields:** `freed`: chosen so far; `spent`: their seconds;
+    `profile`: what is live then."""
+
+    def __init__(self, repeating: Repeating, kinds: Sequence[list[Tensor]], seconds: Callable[[Graph], float]) -> None:
+        self.repeating, self.left = repeating, list(kinds)
+        self.profile = repeating.residuals.profile
+        self.freed: set[Tensor] = set()
+        self.spent = 0.0
+        self._done: set[Op] = set()
+        self._seconds = functools.cache(lambda ops, t: seconds(part(list(ops), [t])))
+        self._position = {op: i for i, op in enumerate(repeating.graph.ops)}
+
+    def step(self) -> bool:
+        """Take the kind of values that frees most for a second of what is live at the peak; whether there is one."""
+        busiest, costs = int(np.argmax(self.profile)), [self._cost(members) for members in self.left]
+        there = (self._there(members, busiest) for members in self.left)
+        hopes = [n / max(cost, _INSTANT) for n, cost in zip(there, costs, strict=True)]
+        most, chosen = 0.0, -1
+        after = self.profile
+        for i in sorted(range(len(hopes)), key=lambda i: -hopes[i]):
+            if hopes[i] <= most:
+                break
+            profile = self.repeating.profile(self.freed.union(self.left[i]))
+            rate = float(self.profile[busiest] - profile[busiest]) / max(costs[i], _INSTANT)
+            if rate > most and profile.max() <= self.profile.max():
+                most, chosen, after = rate, i, profile
+        if chosen < 0:
+            return False
+        self.freed.update(self.left.pop(chosen))
+        self.spent += costs[chosen]
+        self.profile = after
+        self._done = {self.repeating.graph.producer[t] for t in self.repeating.values(self.freed)}
+        return True
+
+    def _there(self, members: Sequence[Tensor], at: int) -> int:
+        """Bytes of a kind that are live at a kernel and not read nearby, as far as they are worth a choice."""
+        spans = self.repeating.residuals.spans
+        there = [t for t in members if spans[t].last < at < spans[t].first and t.nbytes >= self.repeating.least]
+        return sum(t.nbytes * t.times for t in there)
+
+    def _cost(self, members: Sequence[Tensor]) -> float:
+        """Seconds to compute all members of a kind again, beside what is computed again already."""
+        one = max(members, key=lambda t: t.times)
+        ops = self.repeating.leading_to(one, self.freed.union(members)) - self._done
+        new = tuple(sorted(ops, key=self._position.__getitem__))
+        return self._seconds(new, one) / one.times * sum(t.times for t in members)
+
+
+_INSTANT = 1e-12
+"""Seconds that anything takes at least."""

@@ -1,0 +1,136 @@
+"""How a program was changed to need less memory, in a form that can be read, saved, and done again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.residuals.change import Change, Position, at, positions
+from unity_jax.residuals.choice import Choice
+from unity_jax.residuals.chunks import chunked
+from unity_jax.residuals.recompute import recomputed
+from unity_jax.residuals.region import around
+from unity_jax.text import short_source, size
+from unity_jax.xla.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Values that the backward pass computes again.
+
+    **Fields:** `values`: where they are made; `compiler`: the one whose kernels say what is in memory; `where`: the
+    user's line of the largest one; `count`: how many need not be kept; `bytes` of these, and `seconds` to compute them
+    again, on each device.
+    """
+
+    values: tuple[Position, ...]
+    compiler: str
+    where: str
+    count: int
+    bytes: int
+    seconds: float
+
+    @staticmethod
+    def of(graph: Graph, choice: Choice, compiler: str, nbytes: float) -> Recompute:
+        """A choice for a graph; `nbytes` that it frees on each device."""
+        largest = max(choice.freed, key=lambda t: (t.nbytes, -graph.ops.index(graph.producer[t])))
+        count = sum(t.times for t in choice.freed)
+        where = graph.producer[largest].source
+        return Recompute(positions(graph, choice.values), compiler, where, count, round(nbytes), choice.seconds)
+
+    @property
+    def name(self) -> str:
+        """What is done, in a word."""
+        return "recomputes"
+
+    def __str__(self) -> str:
+        times = f"{self.count} values, " if self.count > 1 else ""
+        return f"recomputes {short_source(self.where)} ({times}{size(self.bytes)})"
+
+    def applied(self, graph: Graph) -> Change:
+        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
+        return recomputed(graph, frozenset(at(graph, self.values)), Traffic.of(graph, self.compiler).written)
+
+    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Recompute:
+        """The same for another graph, whose tensors have their `like` in this one."""
+        values = frozenset(at(graph, self.values))
+        made = (t for op in to.ops for t in op.outputs)
+        return dataclasses.replace(self, values=positions(to, (t for t in made if like.get(t, t) in values)))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A loss that is computed by chunks of rows.
+
+    **Fields:** `seed`: the array that the region is around; `dim`: its dimension that is cut; `parts`: into how many;
+    `where`: the user's line of it; `bytes`: of it, those that are not there at a time, on each device.
+    """
+
+    seed: Position
+    dim: int
+    parts: int
+    where: str
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        """What is done, in a word."""
+        return "chunked loss"
+
+    def __str__(self) -> str:
+        return f"chunked loss in {self.parts} parts at {short_source(self.where)} ({size(self.bytes)})"
+
+    def applied(self, graph: Graph) -> Change:
+        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
+        (seed,) = at(graph, [self.seed])
+        region = around(graph, seed, self.dim, self.parts) if self.dim < seed.rank else None
+        made = chunked(graph, region, seed, self.parts) if region is not None else None
+        if made is None:
+            raise LookupError(f"there is no loss to be chunked at {self.where}")
+        return made
+
+    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Chunk:
+        """The same for another graph, whose tensors have their `like` in this one."""
+        (seed,) = at(graph, [self.seed])
+        made = (t for op in to.ops for t in op.outputs)
+        (there, *_) = positions(to, (t for t in made if like.get(t, t) is seed))
+        return dataclasses.replace(self, seed=there)
+
+
+Saving = Recompute | Chunk
+
+_KINDS = {"recompute": Recompute, "chunk": Chunk}
+
+
+def to_json(saving: Saving) -> dict[str, Any]:
+    """What a plan file holds of it."""
+    (kind,) = (name for name, of in _KINDS.items() if type(saving) is of)
+    return {"kind": kind, **dataclasses.asdict(saving)}
+
+
+def from_json(data: Mapping[str, Any]) -> Saving:
+    """Of what `to_json` gives. Raises `LookupError` for a kind that there is not."""
+    kind = _KINDS[data["kind"]]
+    return kind(**{f.name: _READ[f.name](data[f.name]) for f in dataclasses.fields(kind)})
+
+
+def _position(data: Sequence[Any]) -> Position:
+    i, j = data
+    return int(i), int(j)
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "values": lambda data: tuple(map(_position, data)),
+    "seed": _position,
+    "compiler": str,
+    "where": str,
+    "count": int,
+    "bytes": int,
+    "seconds": float,
+    "dim": int,
+    "parts": int,
+}
+"""How each field is read."""
