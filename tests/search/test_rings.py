@@ -19,7 +19,7 @@ from unity_jax.search.candidate import finish
 from unity_jax.search.decompose import matches
 from unity_jax.search.rule_cache import RuleCache
 
-LARGE = {"v5e:2x4": (16384, 4096, 16384), "h100:8": (16384, 8192, 32768)}
+LARGE = {"v5e:2x4": (16384, 4096, 16384), "h100:8": (16384, 8192, 16384)}
 
 
 def layer(x, w1, w2):
