@@ -203,7 +203,7 @@ class Experts:
 
     def whole(self, plan: Candidate) -> Candidate:
         """A plan done on the whole program."""
-        return plan if self.deep is None else unfolded(self.of, self.deep, plan, math.inf, NO_PINS, ())
+        return plan if self.deep is None else unfolded([(self.of, self.deep)], plan, math.inf, NO_PINS, ())
 
     def _plans(self, mesh: MeshAxes, styles: Sequence[Expert], keep: bool) -> list[Candidate]:
         if not styles:

@@ -26,7 +26,7 @@ from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
-from unity_jax.search.fold import folded
+from unity_jax.search.fold import Folded, folded
 from unity_jax.search.identity import Alone, identity
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
@@ -67,20 +67,15 @@ def plan(
     layers = folded(program, pins)
     if layers is None:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
-    whole, follows = layers, None
+    also, follows = list[tuple[Program, Folded]](), None
     single = [rule for rule in rules if rule not in stacking()]  # of towers none may be missing
     if followed is not None:
-        whole = folded(followed, pins) or layers if followed.graph is not program.graph else layers
-        follows = whole.program
+        deep = folded(followed, pins) if followed.graph is not program.graph else None
+        also, follows = ([(followed, deep)], deep.program) if deep is not None else ([], layers.program)
     most = within = machine.device.memory_bytes if limit is None else limit
     for _ in range(LIMITS.tightened):
         small = _plan(layers.program, machine, within, layers.pins, meshes, single, options, follows)
-        if follows is not None and small.program.graph is follows.graph:
-            assert followed is not None
-            done = followed.rewritten(followed.graph, small.program.rewrites)
-            found = unfolded(done, whole, small, limit, pins, rules)
-        else:
-            found = unfolded(program, layers, small, limit, pins, rules)
+        found = unfolded([(program, layers), *also], small, limit, pins, rules)
         if found.fits(most) or not small.fits(within):
             break
         within -= found.memory.peak_bytes - most  # the folded program says it needs less

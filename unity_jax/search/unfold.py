@@ -15,16 +15,25 @@ from unity_jax.search.planner import Planner
 
 
 def unfolded(
-    whole: Program, deep: Folded, plan: Candidate, limit: float | None, pins: Pins, rules: Sequence[Rule]
+    wholes: Sequence[tuple[Program, Folded]],
+    plan: Candidate,
+    limit: float | None,
+    pins: Pins,
+    rules: Sequence[Rule],
 ) -> Candidate:
-    """The plan of the whole program that does in each layer what a plan of the folded one does; the best one of that
-    and what is nearly as fast there (`Candidate.rivals`), which become its rivals.
+    """The plan of a whole program that does in each layer what a plan of the folded one does; the best one of that and
+    what is nearly as fast there (`Candidate.rivals`), which become its rivals.
 
-    **Arguments:** `deep`: the whole, folded; `rules`: those with which that may have been rewritten.
+    **Arguments:** `wholes`: the program, and others that compute the same, each with itself folded: plans are of one of
+    these, or of the first one rewritten; `rules`: those with which that may have been.
     """
     found, planners = list[Candidate](), dict[Program, tuple[Planner, Mapping[Tensor, Tensor]]]()
     for small in (plan, *plan.rivals):
         if small.program not in planners:
+            before = small.program.keeping or small.program
+            whole, deep = next((w for w in wholes if w[1].program.graph is before.graph), wholes[0])
+            if before.graph is deep.program.graph and before.rewrites:
+                whole = whole.rewritten(whole.graph, before.rewrites)  # what each saves may be told anew
             program, like = rewritten(whole, deep, small.program, pins, rules)
             planners[small.program] = Planner(program, plan.machine, limit, pins), like
         planner, like = planners[small.program]
