@@ -7,7 +7,6 @@ import pytest
 
 from tests.residuals import steps
 from unity_jax.residuals.chunks import PARTS, chunked
-from unity_jax.residuals.region import around
 
 
 def largest(graph):
@@ -16,8 +15,7 @@ def largest(graph):
 
 def by_chunks(of, dim, parts=PARTS):
     seed = largest(of.graph)
-    region = around(of.graph, seed, dim, parts)
-    made = region and chunked(of.graph, region, seed, parts)
+    made = chunked(of.graph, seed, dim, parts)
     return made and of.rewritten(made.graph, ())
 
 

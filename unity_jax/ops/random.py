@@ -78,23 +78,26 @@ def _positions(shard: Shard, lead: int) -> tuple[Any, Any]:
     whole, local = shard.op.outputs[0].shape[lead:], shard.result_shape()[lead:]
 
     def narrow(*starts: Any) -> tuple[Any, Any]:
-        return jnp.zeros(local, jnp.uint32), _position(whole, local, starts, jnp.uint32)
+        return jnp.zeros(local, jnp.uint32), _position(shard, whole, local, starts, jnp.uint32)
 
     def wide(*starts: Any) -> tuple[Any, Any]:
         with jax.enable_x64(True):
-            position = _position(whole, local, starts, jnp.uint64)
+            position = _position(shard, whole, local, starts, jnp.uint64)
             return (position >> np.uint64(32)).astype(jnp.uint32), position.astype(jnp.uint32)
 
-    starts = [sum(shard.offset(f) for f in dims) for dims in shard.rule.results[0][lead:]]
+    starts = [sum(shard.first(f) for f in dims) for dims in shard.rule.results[0][lead:]]
     if math.prod(whole) > 2**32:
         return wide(*starts)
     return lax.platform_dependent(*starts, cuda=wide, rocm=wide, default=narrow)
 
 
-def _position(whole: tuple[int, ...], local: tuple[int, ...], starts: Sequence[Any], dtype: Any) -> Any:
+def _position(
+    shard: Shard, whole: tuple[int, ...], local: tuple[int, ...], starts: Sequence[Any], dtype: Any
+) -> Any:
     total = jnp.zeros(local, dtype)
+    dims = shard.rule.results[0][-len(local) :] if local else ()
     for d, start in enumerate(starts):
-        index = lax.broadcasted_iota(dtype, local, d) + jnp.asarray(start).astype(dtype)
+        index = shard.positions(dims[d], lax.broadcasted_iota(dtype, local, d)) + jnp.asarray(start).astype(dtype)
         total = total + index * np.uint64(math.prod(whole[d + 1 :])).astype(dtype)
     return total
 

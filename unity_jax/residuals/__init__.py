@@ -2,8 +2,7 @@
 
     choices(graph, traffic, seconds, devices)  what to compute again in the backward pass, best first (`Choice`)
     recomputed(graph, values, written)         the graph that does so
-    around(graph, seed, dim, parts)            the loss around a large array (`Region`)
-    chunked(graph, region, seed, parts)        the graph that computes it by chunks of rows
+    chunked(graph, seed, dim, parts)           the graph that computes the loss around a large array by chunks of rows
     Recompute, Chunk                           both as a plan tells and repeats them
 """
 
@@ -11,6 +10,5 @@ from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.recompute import recomputed
 from unity_jax.residuals.record import Chunk, Recompute
-from unity_jax.residuals.region import Region, around
 
-__all__ = ["Choice", "Chunk", "Recompute", "Region", "around", "choices", "chunked", "recomputed"]
+__all__ = ["Choice", "Chunk", "Recompute", "choices", "chunked", "recomputed"]

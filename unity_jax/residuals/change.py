@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Tensor
@@ -11,12 +12,35 @@ Position = tuple[int, int]
 """A tensor of a graph: which op makes it, and which of its results it is."""
 
 
+Origin = Tensor | Hashable
+"""What a new tensor is: the tensor that it equals, or is a part of; or words, numbers and tensors that say what it is
+for."""
+
+
 class Change(NamedTuple):
-    """A graph that computes the same as another one. **Fields:** `origin`: of each new tensor the tensor of the other
-    graph that it equals, or else a number; the same ones for the same change of graphs that are alike."""
+    """A graph that computes the same as another one. **Fields:** `origin`: what each new tensor is, in terms of the
+    other graph; in the same order for the same change of graphs that are alike."""
 
     graph: Graph
-    origin: Mapping[Tensor, Tensor | int]
+    origin: Mapping[Tensor, Origin]
+
+    def alike(self, other: Change, like: Mapping[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """New tensors of this change, and those in their place of the same change of another graph, where each tensor
+        is `like` one of that."""
+        there = defaultdict[Origin, list[Tensor]](list)
+        for t, origin in other.origin.items():
+            there[origin].append(t)
+        here = defaultdict[Origin, list[Tensor]](list)
+        for t, origin in self.origin.items():
+            here[origin].append(t)
+        for origin, tensors in here.items():
+            yield from zip(tensors, there[_translated(origin, like)], strict=False)
+
+
+def _translated(origin: Origin, like: Mapping[Tensor, Tensor]) -> Origin:
+    if isinstance(origin, Tensor):
+        return like.get(origin, origin)
+    return tuple(_translated(part, like) for part in origin) if isinstance(origin, tuple) else origin
 
 
 def positions(graph: Graph, tensors: Iterable[Tensor]) -> tuple[Position, ...]:

@@ -12,7 +12,6 @@ from unity_jax.residuals.change import Change, Position, at, positions
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.recompute import recomputed
-from unity_jax.residuals.region import around
 from unity_jax.text import short_source, size
 from unity_jax.xla.traffic import Traffic
 
@@ -86,8 +85,7 @@ class Chunk:
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
         (seed,) = at(graph, [self.seed])
-        region = around(graph, seed, self.dim, self.parts) if self.dim < seed.rank else None
-        made = chunked(graph, region, seed, self.parts) if region is not None else None
+        made = chunked(graph, seed, self.dim, self.parts) if self.dim < seed.rank else None
         if made is None:
             raise LookupError(f"there is no loss to be chunked at {self.where}")
         return made

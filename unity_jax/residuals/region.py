@@ -12,7 +12,7 @@ reads such a sum within the region needs the whole batch in the middle: then the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from unity_jax.ops.indexing import is_scatter
@@ -32,10 +32,10 @@ class Region:
     """Ops that run by rows.
 
     **Fields:** `ops` in the order of the program; `size`: how many rows there are; `rows`: of each array that is cut
-    the dimension whose major part they are; `factors`: of each op that is cut the factor of its rule that they are;
-    `rules`: of all ops; `cut`: arguments that are cut, `whole`: those that are not; `stacked`: results that are put
-    together, `sums`: those that are added up; `first`: whether the rows are the outermost dimension of the array that
-    the region is around, of which devices hold a block each.
+    the dimension whose major part they are, those of loops too; `factors`: of each op that is cut the factor of its
+    rule that they are; `rules`: of these ops; `cut`: arguments that are cut, `whole`: those that are not; `stacked`:
+    results that are put together, `sums`: those that are added up; `spaced`: whether a chunk has every so many rows,
+    since devices hold a block of them each, not consecutive ones; `alone`: ops that are nowhere but here.
     """
 
     ops: tuple[Op, ...]
@@ -47,11 +47,12 @@ class Region:
     whole: tuple[Tensor, ...]
     stacked: tuple[Tensor, ...]
     sums: tuple[Tensor, ...]
-    first: bool
+    spaced: bool
+    alone: frozenset[Op]
 
 
-class _NoRegionError(Exception):
-    """What stands in the way of a region."""
+class NoRegionError(Exception):
+    """What stands in the way of a region; its text is a line of the user."""
 
 
 def around(graph: Graph, seed: Tensor, dim: int, parts: int) -> Region | None:
@@ -64,14 +65,16 @@ def around(graph: Graph, seed: Tensor, dim: int, parts: int) -> Region | None:
     try:
         rows, _ = _followed(ops, seed, dim)
         ops = _narrowed(graph, ops, rows)
-        rules = {op: rule_of(op) for op in ops}
         rows, factors = _followed(ops, seed, dim)
+        rules = {op: rule_of(op) for op in factors}
         for op, factor in factors.items():
-            _check(op, rules[op], factor, parts)
+            if op.name.startswith("random_"):  # bits are drawn at once
+                return None
+            check_apart(op, rules[op], factor, parts)
         if dim == 0 and any(t.shape[d] % seed.shape[0] for t, d in rows.items()):
             return None
         return _region(graph, ops, rules, rows, factors, seed.shape[dim], dim == 0)
-    except _NoRegionError:
+    except NoRegionError:
         return None
 
 
@@ -141,11 +144,11 @@ def _followed(ops: Sequence[Op], seed: Tensor, dim: int) -> tuple[dict[Tensor, i
             sides = list(_sides(op, rules[op]))
             for major in {dims[rows[t]][:1] for u, dims in sides if u is t}:
                 if not major or factors.setdefault(op, major[0]) != major[0]:
-                    raise _NoRegionError
+                    raise NoRegionError
             for u, dims in sides:
                 at = [d for d, held in enumerate(dims) if factors[op] in held]
                 if at and (u.literal is not None or dims[at[0]][0] != factors[op] or rows.get(u, at[0]) != at[0]):
-                    raise _NoRegionError
+                    raise NoRegionError
                 if at and u not in rows:
                     rows[u] = at[0]
                     waiting.append(u)
@@ -157,13 +160,13 @@ def _sides(op: Op, rule: Rule) -> Iterator[tuple[Tensor, Dims]]:
     yield from zip(op.outputs, rule.results, strict=True)
 
 
-def _check(op: Op, rule: Rule, factor: int, parts: int) -> None:
-    """Raise where a part of an op cannot be computed without the others."""
+def check_apart(op: Op, rule: Rule, factor: int, parts: int) -> None:
+    """Raise `NoRegionError` where a part of an op cannot be computed without the others."""
     kind = rule.factors[factor].kind
     apart = kind == "pass" or (kind == "sum" and not is_scatter(op))  # whose operand one device adds to
-    apart &= rule.inner is None and rule.fixed is None and not op.name.startswith("random_")  # bits are drawn at once
+    apart &= rule.inner is None and rule.fixed is None
     if not apart or (factor,) not in strategies(rule, MeshAxes((TIME,), (parts,))):
-        raise _NoRegionError
+        raise NoRegionError
 
 
 def _region(
@@ -178,19 +181,28 @@ def _region(
     inside, made = set(ops), {t for op in ops for t in op.outputs}
     terms = {t for op in factors for t in op.outputs if t not in rows}
     if any(not terms.isdisjoint(op.inputs) for op in ops):
-        raise _NoRegionError
-    taken = dict.fromkeys(t for op in ops for t in op.inputs if t.literal is None and t not in made)
+        raise NoRegionError
     read = {t for op in graph.ops if op not in inside for t in op.inputs}.union(graph.outputs)
     results = [t for op in factors for t in op.outputs if t in read]
+    cut, whole = operands(ops, made, rows)
     return Region(
         ops,
         size,
         rows,
         factors,
         rules,
-        tuple(t for t in taken if t in rows),
-        tuple(t for t in taken if t not in rows),
+        cut,
+        whole,
         tuple(t for t in results if t in rows),
         tuple(t for t in results if t in terms),
         first,
+        frozenset(factors),
     )
+
+
+def operands(
+    ops: Sequence[Op], made: Set[Tensor], rows: Mapping[Tensor, int]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """What ops read that they do not make: that which is cut, and that which is whole."""
+    taken = dict.fromkeys(t for op in ops for t in op.inputs if t.literal is None and t not in made)
+    return tuple(t for t in taken if t in rows), tuple(t for t in taken if t not in rows)

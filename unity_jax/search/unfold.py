@@ -72,9 +72,7 @@ def saving(whole: Program, like: Mapping[Tensor, Tensor], small: Program) -> tup
     for how in small.savings:
         there = how.moved(graph, whole.graph, like)
         near, far = how.applied(graph), there.applied(whole.graph)
-        new = {origin: t for t, origin in near.origin.items()}
-        origins = {t: o if isinstance(o, int) else like.get(o, o) for t, o in far.origin.items()}
-        like = {**like, **{t: new[origin] for t, origin in origins.items() if origin in new}}
+        like = {**like, **dict(far.alike(near, like))}
         graph, whole = near.graph, whole.saving(far.graph, there)
     same = dict(zip(made(graph), made(small.graph), strict=True))  # the folded program was changed before, alike
     every = (*whole.graph.inputs, *made(whole.graph))
