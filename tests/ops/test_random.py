@@ -92,8 +92,7 @@ def test_positions_in_arrays_of_more_and_fewer_than_32_bits(whole):
         op=types.SimpleNamespace(outputs=[types.SimpleNamespace(shape=whole)]),
         rule=types.SimpleNamespace(results=[[(d,) for d in range(len(whole))]]),
         result_shape=lambda: (*[1] * (len(whole) - 1), 2),
-        first=lambda d: at[d],
-        positions=lambda dims, index: index,
+        offset=lambda d: at[d],
     )
     first = sum(i * math.prod(whole[d + 1 :]) for d, i in enumerate(at))
     high, low = random._positions(shard, 0)

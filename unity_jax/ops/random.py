@@ -6,9 +6,10 @@ of its own shard. Other generators draw the whole array on every device and keep
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,25 +35,58 @@ def _is_threefry(key: Tensor) -> bool:
     return str(key.dtype) == "key<fry>"
 
 
+class Rows(NamedTuple):
+    """Rows of what is drawn: along a dimension, of every `parts` blocks one, of so many elements."""
+
+    dim: int
+    parts: int
+    block: int
+
+    def positions(self, index: Any, row: Any) -> Any:
+        """Where rows are among all, by where they are among these; `index`: which these are."""
+        if self.parts == 1:
+            return row
+        block, every = (np.asarray(n, row.dtype) for n in (self.block, self.block * self.parts))
+        return row // block * every + index * block + row % block
+
+
+ALL = Rows(0, 1, 1)
+
+
 @register("random_bits", "random_split")
 def random_bits(op: Op) -> Rule:
     # Each key draws an array of its own, in which every element depends on its position only.
     keys, result = op.inputs[0], op.outputs[0]
-    counters = _is_threefry(keys) and _compat.threefry_partitionable(op.eqn)
+    counters = counts(op)
     batch = [d if _is_threefry(keys) else None for d in range(keys.rank)]
     free = counters or op.name == "random_bits"
     return make_rule(
         op,
-        [batch],
+        [batch, *([] for _ in op.inputs[1:])],
         [list(range(result.rank)) if free else [*batch, *[None] * (result.rank - keys.rank)]],
         local=_hash_counters if counters else _part_of_all,
         flops=(HASH_FLOPS + POSITION_FLOPS * result.rank) * math.prod(result.shape),
     )
 
 
-def _hash_counters(shard: Shard, keys: Any) -> Any:
+def counts(op: Op) -> bool:
+    """Whether bits are hashes of positions, so that any part of them can be drawn by itself."""
+    return _is_threefry(op.inputs[0]) and _compat.threefry_partitionable(op.eqn)
+
+
+def drawn_for(op: Op, rows: Rows, index: Tensor, keys: Tensor, drawn: Tensor) -> Op:
+    """The bits of some rows of what an op draws that `counts`.
+
+    **Arguments:** `index`: which rows of `rows`, an integer; `keys`: those of these rows, where each has its own.
+    """
+    if rows.dim < keys.rank:
+        return dataclasses.replace(op, inputs=(keys,), outputs=(drawn,))
+    return dataclasses.replace(op, inputs=(keys, index), outputs=(drawn,), params={**op.params, "rows": rows})
+
+
+def _hash_counters(shard: Shard, keys: Any, *index: Any) -> Any:
     lead = keys.ndim
-    high, low = _positions(shard, lead)
+    high, low = _positions(shard, lead, *index)
     words = jax.random.key_data(keys)
     k1, k2 = (jnp.expand_dims(words[..., i], range(lead, lead + low.ndim)) for i in (0, 1))
     shape = shard.result_shape()
@@ -67,7 +101,7 @@ def _hash_counters(shard: Shard, keys: Any) -> Any:
     return (high ^ low).astype(dtype)
 
 
-def _positions(shard: Shard, lead: int) -> tuple[Any, Any]:
+def _positions(shard: Shard, lead: int, index: Any = 0) -> tuple[Any, Any]:
     """High and low 32 bits of the flat position of every element of the shard, in the array that one key draws.
 
     Of an array of at most 2^32 elements the high bits are zero, of which no compiler would know: to add up carries
@@ -75,31 +109,31 @@ def _positions(shard: Shard, lead: int) -> tuple[Any, Any]:
     kernel hangs on its form (with 32 bits a ConvNet's mask became two, of .6 ms a step 16 us to write and read the
     words between them; no mask of five models with 64 bits did, which costs others up to .5 % of a step).
     """
-    whole, local = shard.op.outputs[0].shape[lead:], shard.result_shape()[lead:]
+    rows: Rows = shard.op.params.get("rows", ALL)
+    part, local = shard.op.outputs[0].shape[lead:], shard.result_shape()[lead:]
+    whole = tuple(n * rows.parts if d + lead == rows.dim else n for d, n in enumerate(part))
+
+    def position(starts: Sequence[Any], dtype: Any) -> Any:
+        index, *starts = (jnp.asarray(start).astype(dtype) for start in starts)
+        total = jnp.zeros(local, dtype)
+        for d, start in enumerate(starts):
+            at = lax.broadcasted_iota(dtype, local, d) + start
+            at = rows.positions(index, at) if d + lead == rows.dim else at
+            total = total + at * np.uint64(math.prod(whole[d + 1 :])).astype(dtype)
+        return total
 
     def narrow(*starts: Any) -> tuple[Any, Any]:
-        return jnp.zeros(local, jnp.uint32), _position(shard, whole, local, starts, jnp.uint32)
+        return jnp.zeros(local, jnp.uint32), position(starts, jnp.uint32)
 
     def wide(*starts: Any) -> tuple[Any, Any]:
         with jax.enable_x64(True):
-            position = _position(shard, whole, local, starts, jnp.uint64)
-            return (position >> np.uint64(32)).astype(jnp.uint32), position.astype(jnp.uint32)
+            found = position(starts, jnp.uint64)
+            return (found >> np.uint64(32)).astype(jnp.uint32), found.astype(jnp.uint32)
 
-    starts = [sum(shard.first(f) for f in dims) for dims in shard.rule.results[0][lead:]]
+    starts = [index, *(sum(shard.offset(f) for f in dims) for dims in shard.rule.results[0][lead:])]
     if math.prod(whole) > 2**32:
         return wide(*starts)
     return lax.platform_dependent(*starts, cuda=wide, rocm=wide, default=narrow)
-
-
-def _position(
-    shard: Shard, whole: tuple[int, ...], local: tuple[int, ...], starts: Sequence[Any], dtype: Any
-) -> Any:
-    total = jnp.zeros(local, dtype)
-    dims = shard.rule.results[0][-len(local) :] if local else ()
-    for d, start in enumerate(starts):
-        index = shard.positions(dims[d], lax.broadcasted_iota(dtype, local, d)) + jnp.asarray(start).astype(dtype)
-        total = total + index * np.uint64(math.prod(whole[d + 1 :])).astype(dtype)
-    return total
 
 
 def _part_of_all(shard: Shard, keys: Any) -> Any:

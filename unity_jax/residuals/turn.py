@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unity_jax.ops.random import Rows, counts, drawn_for
 from unity_jax.ops.rule import NotConsecutiveError, Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
@@ -50,13 +51,13 @@ class Turns:
     """Writes ops on a chunk of their rows."""
 
     def __init__(self, region: Region, parts: int) -> None:
-        self.region, self.mesh = region, MeshAxes((TIME,), (parts,))
+        self.region, self.parts, self.mesh = region, parts, MeshAxes((TIME,), (parts,))
         self._known: dict[object, Graph] = {}
 
     def shape(self, t: Tensor) -> tuple[int, ...]:
         """Of a chunk of a tensor."""
         dim = self.region.rows.get(t)
-        return tuple(n // self.mesh.sizes[0] if d == dim else n for d, n in enumerate(t.shape))
+        return tuple(n // self.parts if d == dim else n for d, n in enumerate(t.shape))
 
     def written(self, op: Op, index: Tensor, env: Mapping[Tensor, Tensor]) -> tuple[list[Op], list[Tensor]]:
         """The ops that compute a chunk of the results of an op, and these.
@@ -64,6 +65,8 @@ class Turns:
         **Arguments:** `index`: which chunk; `env`: chunks of the operands.
         **Raises:** `NoRegionError` where an op must have consecutive rows.
         """
+        if op.name in ("random_bits", "random_split"):
+            return self._drawn(op, index, env)
         reads = [t for t in op.inputs if t.literal is None]
         arrays = tuple(id(t.literal) for t in op.inputs if np.ndim(t.literal) > 0)  # which signatures cut short
         key = (op.signature, self.region.factors[op], arrays)
@@ -75,6 +78,16 @@ class Turns:
         like = functools.partial(_made_like, op, outputs)
         ops = renamed(local.ops, names, like, functools.partial(as_of, op))
         return ops, [names.get(t, t) for t in local.outputs]
+
+    def _drawn(self, op: Op, index: Tensor, env: Mapping[Tensor, Tensor]) -> tuple[list[Op], list[Tensor]]:
+        """The bits of a chunk of rows."""
+        if not counts(op):
+            raise NoRegionError(op.source)
+        (drawn,), (keys,), region = op.outputs, op.inputs, self.region
+        block = region.rules[op].factors[region.factors[op]].size // (region.size if region.spaced else self.parts)
+        rows = Rows(region.rows[drawn], self.parts, block)
+        made = dataclasses.replace(drawn, name="", shape=self.shape(drawn))
+        return [drawn_for(op, rows, index, env.get(keys, keys), made)], [made]
 
     def _traced(self, op: Op) -> Graph:
         region, rule = self.region, self.region.rules[op]
