@@ -3,12 +3,14 @@
     choices(graph, traffic, seconds, devices)  what to compute again in the backward pass, best first (`Choice`)
     recomputed(graph, values, written)         the graph that does so
     chunked(graph, seed, dim, parts)           the graph that computes the loss around a large array by chunks of rows
-    Recompute, Chunk                           both as a plan tells and repeats them
+    microbatched(graph, arguments, parts)      the graph that computes gradients by microbatches, and adds them up
+    Recompute, Chunk, Microbatch               each as a plan tells and repeats it
 """
 
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.chunks import chunked
+from unity_jax.residuals.microbatch import microbatched
 from unity_jax.residuals.recompute import recomputed
-from unity_jax.residuals.record import Chunk, Recompute
+from unity_jax.residuals.record import Chunk, Microbatch, Recompute
 
-__all__ = ["Choice", "Chunk", "Recompute", "choices", "chunked", "recomputed"]
+__all__ = ["Choice", "Chunk", "Microbatch", "Recompute", "choices", "chunked", "microbatched", "recomputed"]

@@ -13,9 +13,10 @@ https://arxiv.org/abs/1811.06965; Mist, section 4, https://arxiv.org/abs/2503.19
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from unity_jax import _compat
 from unity_jax.ops.follow import Paths
 from unity_jax.ops.rule import Rule
 from unity_jax.ops.rules import rule_of
@@ -180,15 +181,17 @@ class _Walk:
             self._agree(op, inner, outer)
         for inner, outer in zip(body.inputs[roles.constants], op.inputs[roles.constants], strict=True):
             self._agree(op, inner, outer)
-        carried = body.inputs[roles.carried]
-        totals = set[Tensor]()
-        for _ in range(2):  # what is added up starts with zeros
-            terms = self._within(body.ops, set(totals))
-            ends = zip(carried, op.inputs[roles.carried], body.outputs[roles.last], strict=True)
-            totals = {t for t, start, end in ends if end in terms and (start in self.zeros or _is_zero(start))}
-        for t, start, end in zip(carried, op.inputs[roles.carried], body.outputs[roles.last], strict=True):
+        carried, ends = body.inputs[roles.carried], body.outputs[roles.last]
+        totals, before = set[Tensor](), None
+        while totals != before:  # what terms are added to
+            before = totals
+            terms = self._within(body.ops, set(totals), False)
+            totals = {t for t, end in zip(carried, ends, strict=True) if end in terms}
+        terms = self._within(body.ops, set(totals), True)
+        for t, start, end in zip(carried, op.inputs[roles.carried], ends, strict=True):
             self._agree(op, t, start)
-            if (end in terms) != (t in totals) or (end in self.rows) != (t in self.rows):
+            starts = t not in totals or start in self.zeros or _is_zero(start)
+            if not starts or (end in self.rows) != (t in self.rows):
                 raise NoRegionError(op.source)
         for t, inner in zip(op.outputs, body.outputs, strict=True):
             self._agree(op, inner, t)
@@ -200,14 +203,17 @@ class _Walk:
         if (inner in self.rows) != (outer in self.rows) and outer.literal is None and inner.literal is None:
             raise NoRegionError(op.source)
 
-    def _within(self, ops: Iterable[Op], terms: set[Tensor]) -> set[Tensor]:
-        """Which results of ops of a loop are terms of sums over the microbatches. **Arguments:** `terms`: so far."""
+    def _within(self, ops: Iterable[Op], terms: set[Tensor], surely: bool) -> set[Tensor]:
+        """Which results of ops of a loop are terms of sums over the microbatches.
+
+        **Arguments:** `terms`: so far; `surely`: all of them, so that what no sum can go through stands in the way.
+        """
         for op in ops:
             if has_effects(op):
                 raise NoRegionError(op.source)
             taken = {i for i, t in enumerate(op.inputs) if t in terms}
             if self._has_rows(op) and op.name != "optimization_barrier":
-                if taken:
+                if taken and surely:
                     raise NoRegionError(op.source)
                 if op.name == "scan":
                     self._scan(op)
@@ -220,14 +226,22 @@ class _Walk:
             elif op.name == "optimization_barrier":
                 terms.update(op.outputs[i] for i in taken)
             elif taken:
-                sets = () if op.bodies else rule_of(op).linear
+                sets = _linear(op)
                 rest = {i for i, t in enumerate(op.inputs) if t in self.zeros}
-                if not any(taken <= linear <= taken | rest for linear in sets):
+                if surely and not any(taken <= linear <= taken | rest for linear in sets):
                     raise NoRegionError(op.source)
                 terms.update(op.outputs)
             elif _is_zeros(op, self.zeros):
                 self.zeros.update(op.outputs)
         return terms
+
+
+def _linear(op: Op) -> Sequence[Set[int]]:
+    """The operand sets in which an op is linear. Parts that are rounded each, then added up in a wide type, lose no more
+    than a sum that is rounded."""
+    if op.name == "convert_element_type" and all(_compat.is_float(t.dtype) for t in (*op.inputs, *op.outputs)):
+        return [{0}]
+    return () if op.bodies else rule_of(op).linear
 
 
 def _is_zeros(op: Op, zeros: set[Tensor]) -> bool:

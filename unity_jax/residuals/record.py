@@ -11,7 +11,9 @@ from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.residuals.change import Change, Position, at, positions
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
+from unity_jax.residuals.microbatch import microbatched
 from unity_jax.residuals.recompute import recomputed
+from unity_jax.residuals.region import NoRegionError
 from unity_jax.text import short_source, size
 from unity_jax.xla.traffic import Traffic
 
@@ -98,9 +100,47 @@ class Chunk:
         return dataclasses.replace(self, seed=there)
 
 
-Saving = Recompute | Chunk
+@dataclass(frozen=True)
+class Microbatch:
+    """Forward and backward by microbatches.
 
-_KINDS = {"recompute": Recompute, "chunk": Chunk}
+    **Fields:** `arguments`: those that hold rows of the batch, each with the dimension that they are; `parts`: how many
+    microbatches; `rows`: how many rows the batch has.
+    """
+
+    arguments: tuple[Position, ...]
+    parts: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """What is done, in a word."""
+        return "microbatches"
+
+    @property
+    def where(self) -> str:
+        """No line of the user: it is the whole step."""
+        return ""
+
+    def __str__(self) -> str:
+        return f"{self.parts} microbatches of {self.rows // self.parts} of {self.rows} rows, gradients accumulated"
+
+    def applied(self, graph: Graph) -> Change:
+        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
+        try:
+            return microbatched(graph, [(graph.inputs[i], d) for i, d in self.arguments], self.parts)
+        except NoRegionError as error:
+            raise LookupError(f"{error} needs the whole batch") from None
+
+    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Microbatch:
+        """The same for another graph, whose tensors have their `like` in this one."""
+        place = {like.get(t, t): i for i, t in enumerate(to.inputs)}
+        return dataclasses.replace(self, arguments=tuple((place[graph.inputs[i]], d) for i, d in self.arguments))
+
+
+Saving = Recompute | Chunk | Microbatch
+
+_KINDS = {"recompute": Recompute, "chunk": Chunk, "microbatch": Microbatch}
 
 
 def to_json(saving: Saving) -> dict[str, Any]:
@@ -122,6 +162,7 @@ def _position(data: Sequence[Any]) -> Position:
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "values": lambda data: tuple(map(_position, data)),
+    "arguments": lambda data: tuple(map(_position, data)),
     "seed": _position,
     "compiler": str,
     "where": str,
@@ -130,5 +171,6 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "seconds": float,
     "dim": int,
     "parts": int,
+    "rows": int,
 }
 """How each field is read."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from unity_jax.ops.indexing import is_scatter
-from unity_jax.ops.rule import Dims, Rule, strategies
+from unity_jax.ops.rule import Dims, Rule, Shard, strategies
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
@@ -162,10 +162,11 @@ def _sides(op: Op, rule: Rule) -> Iterator[tuple[Tensor, Dims]]:
 
 def check_apart(op: Op, rule: Rule, factor: int, parts: int) -> None:
     """Raise `NoRegionError` where a part of an op cannot be computed without the others."""
-    kind = rule.factors[factor].kind
+    kind, mesh = rule.factors[factor].kind, MeshAxes((TIME,), (parts,))
     apart = kind == "pass" or (kind == "sum" and not is_scatter(op))  # whose operand one device adds to
-    apart &= rule.inner is None and rule.fixed is None
-    if not apart or (factor,) not in strategies(rule, MeshAxes((TIME,), (parts,))):
+    if not apart or rule.fixed is not None or (factor,) not in strategies(rule, mesh):
+        raise NoRegionError
+    if rule.inner is not None and rule.inner(Shard(op, rule, mesh, (factor,))):
         raise NoRegionError
 
 
