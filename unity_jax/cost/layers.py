@@ -18,6 +18,7 @@ import numpy as np
 from unity_jax.cost.tasks import Task
 from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.machine.machine import Machine
+from unity_jax.xla.buffer_assignment import temporary_bytes
 from unity_jax.xla.module import Buffer, Module
 
 _APART = 8
@@ -26,10 +27,10 @@ _APART = 8
 
 def simulated(tasks: Sequence[Task], machine: Machine) -> Timeline:
     """One step of a device, all layers that tasks stand for included in the sums, but not in the tasks themselves."""
-    once = simulate(tasks, machine)
+    once = simulate(tasks, machine, simulated)
     step, compute, communication = once.step_seconds, once.compute_seconds, once.communication_seconds
     for times in sorted({task.times for task in tasks} - {1}):
-        twice = simulate(repeated(tasks, times), machine)
+        twice = simulate(repeated(tasks, times), machine, simulated)
         step += (times - 1) * max(0.0, twice.step_seconds - once.step_seconds)
         compute += (times - 1) * (twice.compute_seconds - once.compute_seconds)
         communication += (times - 1) * (twice.communication_seconds - once.communication_seconds)
@@ -95,9 +96,11 @@ def more_bytes(module: Module) -> int:
         for b in (*i.makes, *i.reads):
             begins.setdefault(b, position)
             ends[b] = position
+    loops = {position: i.bodies for position, i in enumerate(module.schedule) if i.bodies}
+    within = {position: max(map(more_bytes, bodies)) for position, bodies in loops.items()}
     layer = np.array(sorted({begins[b] for b in begins if b.tensor.times > 1}))
     if not layer.size:
-        return 0
+        return max(within.values(), default=0)
     first = np.concatenate([[0], 1 + np.flatnonzero(np.diff(layer) > _APART)])
     starts, stops = layer[first], np.concatenate([layer[first[1:] - 1], layer[-1:]])
     once, every = np.zeros((2, len(module.schedule) + 1))
@@ -109,4 +112,9 @@ def more_bytes(module: Module) -> int:
             times = times if beyond else 1
         once[[begin, ends[b] + 1]] += size, -size
         every[[begin, ends[b] + 1]] += times * size, -times * size
-    return round(np.cumsum(every).max() - np.cumsum(once).max())
+    once, every = np.cumsum(once), np.cumsum(every)
+    for position, bodies in loops.items():
+        needs = max(temporary_bytes(body)[0] for body in bodies) if within[position] else 0
+        once[position] += needs
+        every[position] += needs + within[position]
+    return round(every.max() - once.max())

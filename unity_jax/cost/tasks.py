@@ -247,7 +247,8 @@ class _Writer:
         """One iteration among the other tasks."""
         first = len(self.tasks)
         for task in inside:
-            self._add(replace(task, after=tuple(first + i for i in task.after) or start))
+            after = tuple(first + i for i in task.after) or start
+            self.tasks.append(replace(task, after=after, times=self.times * task.times))
         awaited = {i for task in inside for i in task.after}
         ends = tuple(first + i for i in range(len(inside)) if i not in awaited)
         return self._join(ends or start)

@@ -15,7 +15,7 @@ there.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from unity_jax.cost.tasks import COLLECTIVES, COMPUTE, Task
@@ -59,13 +59,18 @@ def unhidden(machine: Machine) -> float:
     return machine.device.contention.compute_by_collectives / machine.num_levels
 
 
-def simulate(tasks: Sequence[Task], machine: Machine) -> Timeline:
-    """Run the tasks. Deterministic; a few microseconds per task."""
+def simulate(
+    tasks: Sequence[Task], machine: Machine, inside: Callable[[Sequence[Task], Machine], Timeline] | None = None
+) -> Timeline:
+    """Run the tasks. Deterministic; a few microseconds per task.
+
+    **Arguments:** `inside`: how the bodies of loops are run, if not like the tasks.
+    """
     compute = communication = 0.0
     alone = []
     for task in tasks:
         if task.body:
-            inner = simulate(task.body, machine)
+            inner = (inside or simulate)(task.body, machine)
             alone.append(task.runs * inner.step_seconds)
             compute += task.runs * inner.compute_seconds
             communication += task.runs * inner.communication_seconds

@@ -63,8 +63,9 @@ def _region(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: int) -
     alone = frozenset(walk.inside) - walk.before
     read = {t for op in graph.ops if op not in alone for t in op.inputs}.union(graph.outputs)
     results = [t for op in ops if op in alone for t in op.outputs if t in read]
+    results.sort(key=lambda t: t.times)  # a loop stands for as many as its first result: for one
     stacked, sums = (tuple(t for t in results if t in of) for of in (rows, walk.terms))
-    if len(stacked) + len(sums) < len(results):
+    if len(stacked) + len(sums) < len(results) or (sums or stacked)[0].times > 1:
         raise NoRegionError  # what each microbatch computes anew, and something else needs
     return Region(ops, min(sizes), rows, walk.factors, walk.rules, cut, whole, stacked, sums, True, alone)
 
@@ -237,8 +238,8 @@ class _Walk:
 
 
 def _linear(op: Op) -> Sequence[Set[int]]:
-    """The operand sets in which an op is linear. Parts that are rounded each, then added up in a wide type, lose no more
-    than a sum that is rounded."""
+    """The operand sets in which an op is linear. Parts that are rounded each and then added up in a wide type lose no
+    more than a sum that is rounded."""
     if op.name == "convert_element_type" and all(_compat.is_float(t.dtype) for t in (*op.inputs, *op.outputs)):
         return [{0}]
     return () if op.bodies else rule_of(op).linear

@@ -10,8 +10,9 @@ fit, its layouts as they were; microbatches are as few as do. For what is fastes
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from unity_jax import progress
 from unity_jax.cost.program import local_bytes
@@ -56,9 +57,9 @@ def fitting(
         by_chunks = _chunked(start, follow)
         forms = [start] if by_chunks is None else [start, by_chunks]
         made += forms
-        for form in forms:
-            made += () if form.fits(limit) else _recomputing(form, limit, follow)
         made += _accumulating(start, limit, follow)
+        for form in forms:
+            made += _recomputing(form, limit, follow, best(made, limit))
     first = best(made, limit)
     return first if not first.program.savings else best([first, plan(first.program)], limit)
 
@@ -78,43 +79,79 @@ def _chunked(start: Candidate, follow: Follow) -> Candidate | None:
     return None
 
 
-def _recomputing(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
+def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate) -> Iterator[Candidate]:
     """A plan with ever more values computed again in the backward pass, in search of the fewest with which it fits:
-    first as many as free by estimate what does not fit."""
-    program, device, rules = start.program, start.machine.device, RuleCache()
-    traffic = Traffic.of(program.graph, device.compiler)
-    seconds = by_kernels(device, lambda op: rules.shard(op, WHOLE, ()))
-    every = list(choices(program.graph, traffic, seconds, start.machine.num_devices))
-    local, excess = _local(start), start.memory.peak_bytes - limit
-    freed = [_freed(choice, local) for choice in every]
-    few = sum(n < LEAST * excess for n in freed) - 1
+    first as many as free by estimate what does not fit.
+
+    **Arguments:** `now`: the best plan so far: what is slower is not made to fit.
+    """
+    if start.fits(limit) or (now.fits(limit) and now.seconds <= start.seconds):
+        return
+    every = _recomputable(start)
+    excess = start.memory.peak_bytes - limit
+    few = sum(how.bytes < LEAST * excess for how in every) - 1
     enough = len(every)
-    at = min(sum(n < excess for n in freed), enough - 1)
+    at = min(sum(how.bytes < excess for how in every), enough - 1)
     while few < at < enough:
-        made = _followed(start, Recompute.of(program.graph, every[at], device.compiler, freed[at]), follow)
+        made = _followed(start, every[at], follow)
         few, enough = (few, at) if made.fits(limit) else (at, enough)
         at = (few + enough) // 2
         yield made
+        if not made.fits(limit) and now.fits(limit) and now.seconds <= made.seconds:
+            return
+
+
+def _recomputable(start: Candidate) -> list[Recompute]:
+    """What the program of a plan can compute again, ever more of it."""
+    graph, device, rules = start.program.graph, start.machine.device, RuleCache()
+    seconds = by_kernels(device, lambda op: rules.shard(op, WHOLE, ()))
+    every = choices(graph, Traffic.of(graph, device.compiler), seconds, start.machine.num_devices)
+    local = _local(start)
+    return [Recompute.of(graph, choice, device.compiler, _freed(choice, local)) for choice in every]
 
 
 def _accumulating(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
-    """A plan with ever more microbatches, until it fits. Each device has a part of each."""
-    program, inputs = start.program, start.program.graph.inputs
-    rows = batch_dims(program, RuleCache(), start.machine.num_devices)
-    arguments = tuple((i, d) for i, t in enumerate(inputs) for d in range(t.rank) if rows.get((t, d)) == 1)
-    if not arguments or start.fits(limit):
+    """A plan with ever more microbatches, until it fits; with fewer, some values are computed again besides."""
+    batch = None if start.fits(limit) else _batch(start)
+    if batch is None:
         return
-    i, d = arguments[0]
-    layout, whole = start.graph.inputs[i].layout, inputs[i].shape[d]
-    local = whole // start.mesh.size(layout.dims[d]) if layout is not None else whole
-    for parts in (n for n in range(2, local + 1) if local % n == 0):
+    again: list[Recompute] | None = None
+    for parts in batch.counts:
         try:
-            made = _followed(start, Microbatch(arguments, parts, whole), follow)
+            made = _followed(start, dataclasses.replace(batch.whole, parts=parts), follow)
         except LookupError:
             return
         yield made
         if made.fits(limit):
             return
+        again = _recomputable(start) if again is None else again
+        excess = parts * (made.memory.peak_bytes - limit)
+        enough = next((how for how in again if how.bytes >= excess), None)
+        if enough is not None:
+            with contextlib.suppress(LookupError):
+                less = _followed(start, enough, follow)
+                yield _followed(less, dataclasses.replace(batch.whole, parts=parts), follow)
+
+
+class _Batch(NamedTuple):
+    """**Fields:** `whole`: all rows as one microbatch; `counts`: how many there may be, fewest first."""
+
+    whole: Microbatch
+    counts: Sequence[int]
+
+
+def _batch(start: Candidate) -> _Batch | None:
+    """The rows of the batch, of which each device has a part in every microbatch."""
+    program, inputs = start.program, start.program.graph.inputs
+    rows = batch_dims(program, RuleCache(), start.machine.num_devices)
+    arguments = tuple((i, d) for i, t in enumerate(inputs) for d in range(t.rank) if rows.get((t, d)) == 1)
+    if not arguments:
+        return None
+    (i, d), *_ = arguments
+    size, layout = inputs[i].shape[d], start.graph.inputs[i].layout
+    assert layout is not None
+    local = size // start.mesh.size(layout.dims[d])
+    return _Batch(Microbatch(arguments, 1, size), [n for n in range(2, local + 1) if local % n == 0])
 
 
 def _followed(start: Candidate, how: Saving, follow: Follow) -> Candidate:
