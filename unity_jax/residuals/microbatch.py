@@ -49,9 +49,7 @@ def _region(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: int) -
     if len(sizes) != 1 or min(sizes) % parts or parts < 2:
         raise NoRegionError
     found = Paths(graph, rule_of).everywhere(arguments)
-    rows = {t: d for (t, d), major in found.items() if major == 1}
-    if len(rows) < len(found):
-        raise NoRegionError  # a dimension that has other things major to the rows
+    rows = {t: d for (t, d), major in found.items() if major == 1}  # of others no part is a block
     largest = max((t.nbytes for t in rows), default=0)
     walk = _Walk(graph, rows, parts, SMALL * largest)
     walk.through()
