@@ -18,6 +18,12 @@ def no_cache(monkeypatch):
     monkeypatch.setenv("UNITY_JAX_CACHE", "")
 
 
+@pytest.fixture
+def whole_batch(monkeypatch):
+    """Without microbatches, which take less time here."""
+    monkeypatch.setattr("unity_jax.search.saving._accumulating", lambda *_: ())
+
+
 def arguments(layers=LAYERS):
     return steps.parameters(layers, 64, INNER), steps.batch(ROWS, 64)
 
@@ -99,9 +105,11 @@ def test_its_collectives_are_those_of_the_plan(name, request):
     assert plan.saving and found.lowered and not found.differences
 
 
+@pytest.mark.usefixtures("whole_batch")
 def test_explain_says_what_it_takes(tight):
-    _, args, _, planned = tight
-    assert "saves memory: recomputes" in planned.plan(*args).explain("steps.py")
+    step, args, limit, _ = tight
+    run = unity.auto_shard(step, memory_limit=limit, options=unity.Options(cache=None))
+    assert "saves memory: recomputes" in run.plan(*args).explain("steps.py")
 
 
 def close(got, want, tolerance=2e-5):
@@ -109,6 +117,7 @@ def close(got, want, tolerance=2e-5):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance / 2)
 
 
+@pytest.mark.usefixtures("whole_batch")
 def test_every_layer_of_a_deep_program_saves_memory():
     """It is planned folded; what that saves in its three layers, all do."""
     step, args, options = steps.sgd(steps.dropped), (*arguments(16), jax.random.key(1)), unity.Options(cache=None)
@@ -128,6 +137,7 @@ def classes():
     return step, args, unity.auto_shard(step, memory_limit=0.5 * free.predicted.peak_bytes, options=options)
 
 
+@pytest.mark.usefixtures("whole_batch")
 def test_a_loss_over_many_classes_is_chunked(classes):
     step, args, run = classes
     plan = run.plan(*args)
@@ -135,6 +145,7 @@ def test_a_loss_over_many_classes_is_chunked(classes):
     close(run(*args), jax.jit(step)(*args))
 
 
+@pytest.mark.usefixtures("whole_batch")
 def test_a_saved_plan_chunks_the_same_loss(classes, tmp_path):
     step, args, run = classes
     plan = run.plan(*args)
@@ -143,6 +154,7 @@ def test_a_saved_plan_chunks_the_same_loss(classes, tmp_path):
     assert str(again.pcg) == str(plan.pcg) and again.predicted == plan.predicted and again.saving == plan.saving
 
 
+@pytest.mark.usefixtures("whole_batch")
 def test_gradients_of_chunks_are_reduced_after_the_last(classes):
     step, args, _ = classes
     free = planned(step, *args)
@@ -150,3 +162,53 @@ def test_gradients_of_chunks_are_reduced_after_the_last(classes):
     (loop,) = (op for op in plan.pcg.ops if op.name == "scan")
     assert not any(op.move is not None and op.move.collective for op in loop.bodies[0].ops)
     assert any(t.layout.partial for t in loop.outputs)
+
+
+# Microbatches
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A step whose parameters are small beside what its batch needs, with dropout, on eight CPU devices."""
+    args = (*arguments(2), jax.random.key(2))
+    step = steps.sgd(steps.dropped)
+    free = unity.auto_shard(step, options=unity.Options(cache=None)).plan(*args)
+    return step, args, unity.auto_shard(
+        step, memory_limit=0.2 * free.predicted.peak_bytes, options=unity.Options(cache=None)
+    )
+
+
+def test_a_limit_is_kept_by_microbatches(small):
+    step, args, run = small
+    plan = run.plan(*args)
+    assert plan.fits and "saves memory" in str(plan)
+    assert "microbatches of " in str(plan) and f"of {ROWS} rows, gradients accumulated" in str(plan)
+    (loop,) = (op for op in plan.pcg.ops if op.name == "scan")
+    assert any(t.layout.partial for t in loop.outputs), "gradients are reduced once, behind the last"
+    close(run(*args), jax.jit(step)(*args))
+
+
+def test_microbatches_are_explained_saved_and_made_again(small, tmp_path):
+    step, args, run = small
+    plan = run.plan(*args)
+    plan.save(tmp_path / "plan.json")
+    again = unity.auto_shard(step, plan=unity.Plan.load(tmp_path / "plan.json")).plan(*args)
+    assert str(again.pcg) == str(plan.pcg) and again.predicted == plan.predicted and again.saving == plan.saving
+    assert "microbatches of" in plan.explain("microbatches")
+
+
+def test_the_collectives_of_microbatches_are_those_of_the_plan(small):
+    step, args, _ = small
+    free = planned(step, *args)
+    plan = planned(step, *args, limit=0.2 * free.predicted.peak_bytes)
+    found = verify_on(plan, "cpu:8", jax.devices())
+    assert "microbatches" in str(plan) and found.lowered and not found.differences
+
+
+def test_a_deep_program_is_planned_folded_and_runs_by_microbatches():
+    step, args, options = steps.sgd(steps.mlp), arguments(16), unity.Options(cache=None)
+    free = unity.auto_shard(step, options=options).plan(*args)
+    run = unity.auto_shard(step, memory_limit=0.3 * free.predicted.peak_bytes, options=options)
+    plan = run.plan(*args)
+    assert plan.fits and "microbatches" in str(plan)
+    close(run(*args), jax.jit(step)(*args))

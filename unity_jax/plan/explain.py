@@ -35,7 +35,7 @@ READERS = 3
 
 def explain(plan: PlanValue, pattern: str) -> str:
     """Text about every argument leaf whose path matches, every rewrite whose rule or `file:line` does, every saving of
-    memory whose `file:line` does, and every op whose scope, primitive or `file:line` does.
+    memory whose name or `file:line` does, and every op whose scope, primitive or `file:line` does.
 
     **Raises:** `ValueError` if nothing matches, `PlanError` for a loaded plan that has not met its function.
     """
@@ -53,7 +53,7 @@ def explain(plan: PlanValue, pattern: str) -> str:
     for done in plan.rewrites:
         if _matches(done.rule, pattern) or _matches(done.where, pattern):
             lines += _rewrite(done)
-    lines += [_saving(how) for how in plan.saving if _matches(how.where, pattern)]
+    lines += [_saving(how) for how in plan.saving if _matches(f"{how.name} {how.where}", pattern)]
     lines += _ops(plan.pcg, pattern)
     if not lines:
         raise ValueError(
