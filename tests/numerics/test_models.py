@@ -11,9 +11,11 @@ import pytest
 import models
 from tests.numerics.harness import TOLERANCE, Case
 from tests.numerics.steps import CHEAP, CORE, Reference, one_layer, slow
+from unity_jax.residuals import microbatched
 from unity_jax.rewrite.library import applicable, stacking
 from unity_jax.rewrite.towers import exchanged, stacked, towers
 from unity_jax.search import variants
+from unity_jax.search.batch import batch_dims
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.planner import Planner
 from unity_jax.search.variants import Moves
@@ -96,6 +98,22 @@ def test_random_plan_of_stacked_towers(ref):
     assert any(op.name == "stack" for op in program.graph.ops)
     ref = dataclasses.replace(ref, case=Case(program, ref.case.flat, ref.case.want))
     check(ref, ref.case.sample((2, 4), seed=1, machine="h100"))
+
+
+MICROBATCHED = ("mlp", "dlrm", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt", "lstm_lm")))
+
+
+@pytest.mark.parametrize("name", MICROBATCHED)
+def test_random_plan_of_microbatches(name):
+    """Loops over layers, dropout, weighted means, clipped gradients: all within or behind one over microbatches."""
+    with jax.enable_x64(True):
+        ref = reference(name, **one_layer(name))
+        program, batch = ref.case.program, batch_dims(ref.case.program, ref.case.rules, 8)
+        rows = [(t, d) for (t, d), major in batch.items() if major == 1 and t in program.graph.inputs]
+        program = program.rewritten(microbatched(program.graph, rows, 4).graph, ())
+        assert any(op.name == "scan" and op.params["length"] == 4 for op in program.graph.ops)
+        ref = dataclasses.replace(ref, case=Case(program, ref.case.flat, ref.case.want))
+        check(ref, ref.case.sample((2, 2), seed=2, machine="h100"))
 
 
 PRECISE = ["mlp", "xdl", pytest.param("dlrm", marks=pytest.mark.slow)]
