@@ -269,6 +269,8 @@ def memory_error(plan: Plan, said: str = "") -> MemoryLimitError:
         "more devices, a smaller batch, jax.checkpoint around the layers, donating the state (donate_argnums=), or a"
     )
     knob = "smaller memory_limit=, which leaves more for what else is on the device" if said else "larger memory_limit="
+    entire = next((line for line in plan.searched.entire if line), "")
+    whole = f" {entire} needs the whole batch at once, so that there are no microbatches." if entire else ""
     return MemoryLimitError(
-        f"{first}, {limit}.{alone} The largest tensors at the peak are\n{top}\nWhat helps: {helps} {knob}."
+        f"{first}, {limit}.{alone}{whole} The largest tensors at the peak are\n{top}\nWhat helps: {helps} {knob}."
     )

@@ -130,13 +130,6 @@ def test_sums_of_narrow_parts_are_added_up_in_a_wide_type():
 # Where the whole batch is needed
 
 
-def centred(params, x):
-    for v, w in params:
-        x = x + jnp.tanh(jax.nn.gelu(x @ v) @ w)
-        x = (x - x.mean(0)) / x.std(0)  # the line
-    return (x**3).mean()
-
-
 def printed(params, x):
     y = x @ params[0][0]
     jax.debug.print("{}", y[0, 0])
@@ -148,11 +141,11 @@ def ranked(params, x):
     return (y @ params[0][1]).mean()
 
 
-@pytest.mark.parametrize("loss", [centred, ranked])
+@pytest.mark.parametrize("loss", [steps.centred, ranked])
 def test_the_line_is_told_that_needs_the_whole_batch(loss):
     args = steps.parameters(2), steps.batch()
     of = steps.program(steps.sgd(loss), *args)
-    with pytest.raises(NoRegionError, match=rf"test_microbatch.py:\d+:\d+ \({loss.__name__}\)"):
+    with pytest.raises(NoRegionError, match=rf"residuals/\w+.py:\d+:\d+ \({loss.__name__}\)"):
         by_microbatches(of, args, 4, {1})
 
 

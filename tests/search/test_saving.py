@@ -9,6 +9,7 @@ import unity_jax as unity
 from tests.residuals import steps
 from unity_jax import planning
 from unity_jax.plan.verify import verify_on
+from unity_jax.runner import memory_error
 
 LAYERS, ROWS, INNER = 6, 4096, 512
 
@@ -212,3 +213,9 @@ def test_a_deep_program_is_planned_folded_and_runs_by_microbatches():
     plan = run.plan(*args)
     assert plan.fits and "microbatches" in str(plan)
     close(run(*args), jax.jit(step)(*args))
+
+
+def test_the_line_is_told_that_needs_the_whole_batch():
+    plan = planned(steps.sgd(steps.centred), *arguments(2), limit=2e5)
+    assert not plan.fits and "microbatches none: the whole batch is needed at once at residuals/steps.py:" in str(plan)
+    assert "(centred) needs the whole batch at once" in str(memory_error(plan))

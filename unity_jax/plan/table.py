@@ -51,6 +51,8 @@ def table(plan: PlanValue) -> str:
         lines.append("  rewritten    " + "\n               ".join(map(str, plan.rewrites)))
     if plan.saving:
         lines.append("  saves memory " + ",\n               ".join(map(str, plan.saving)))
+    if entire := [line for line in plan.searched.entire if line]:
+        lines.append(f"  microbatches none: the whole batch is needed at once at {short_source(entire[0])}")
     if plan.packed:
         lines.append(f"  packed       {held(plan)}")
     text = "\n".join(lines) + "\n\n" + render(_layouts(plan)) + "\n" + render(_collectives(p.collectives))

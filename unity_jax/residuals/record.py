@@ -100,6 +100,10 @@ class Chunk:
         return dataclasses.replace(self, seed=there)
 
 
+class NeedsWholeBatchError(LookupError):
+    """There are no microbatches: its text is the user's line that needs the whole batch at once, if it is known."""
+
+
 @dataclass(frozen=True)
 class Microbatch:
     """Forward and backward by microbatches.
@@ -126,11 +130,11 @@ class Microbatch:
         return f"{self.parts} microbatches of {self.rows // self.parts} of {self.rows} rows, gradients accumulated"
 
     def applied(self, graph: Graph) -> Change:
-        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
+        """The graph after it. Raises `NeedsWholeBatchError`, with the user's line, where it cannot be."""
         try:
             return microbatched(graph, [(graph.inputs[i], d) for i, d in self.arguments], self.parts)
         except NoRegionError as error:
-            raise LookupError(f"{error} needs the whole batch") from None
+            raise NeedsWholeBatchError(str(error)) from None
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Microbatch:
         """The same for another graph, whose tensors have their `like` in this one."""

@@ -96,7 +96,8 @@ def _plan(
     as_it_is = not may_rewrite(machine, options)
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     if as_it_is:
-        return _fitting(planner, planner.plan(meshes), meshes).noting(searched=planner.searched(meshes))
+        found = _fitting(planner, planner.plan(meshes), meshes)
+        return found.noting(searched=planner.searched(meshes) + found.searched)
     if followed is not None:
         return _following(planner, meshes, followed)
     sketches = planner.sketch(meshes)
@@ -104,7 +105,7 @@ def _plan(
     if not first.fits(planner.limit):
         first, sketches = _fitting(planner, planner.plan(meshes), meshes), []
         if first.program.savings or not first.fits(planner.limit):
-            return first.noting(searched=planner.searched(meshes))
+            return first.noting(searched=planner.searched(meshes) + first.searched)
     found, searched = _rewritten(planner, first, rules)
     paired = [r for r in rules if r in stacking()]
     if found and paired and towers(first.program.graph):  # stacked, they suit the mesh that has an axis for them
@@ -160,7 +161,8 @@ def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) 
             rewrites = shared_out(followed.rewrites, chosen.seconds - better.seconds)
             better = dataclasses.replace(better, program=followed.rewritten(followed.graph, rewrites))
         chosen = better
-    return _fitting(planner, chosen, meshes).noting(searched=searched)
+    found = _fitting(planner, chosen, meshes)
+    return found.noting(searched=searched + found.searched)
 
 
 def _alone(program: Program, machine: Machine, limit: float | None, mesh: MeshAxes) -> Candidate:

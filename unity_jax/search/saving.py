@@ -22,11 +22,12 @@ from unity_jax.program import Program
 from unity_jax.residuals.change import positions
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.chunks import PARTS
-from unity_jax.residuals.record import Chunk, Microbatch, Recompute, Saving
+from unity_jax.residuals.record import Chunk, Microbatch, NeedsWholeBatchError, Recompute, Saving
 from unity_jax.rewrite.estimate import by_kernels
 from unity_jax.search.batch import batch_dims
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.rule_cache import RuleCache
+from unity_jax.search.searched import Searched
 from unity_jax.xla.traffic import Traffic
 
 LEAST = 0.5
@@ -52,16 +53,20 @@ def fitting(
     plans of other forms of it that do the same, and `plan` the best one of such a form.
     """
     progress.stage("what needs less memory")
-    made = list[Candidate]()
+    made, entire = list[Candidate](), dict[str, None]()
     for start in starts:
         by_chunks = _chunked(start, follow)
         forms = [start] if by_chunks is None else [start, by_chunks]
         made += forms
-        made += _accumulating(start, limit, follow)
+        try:
+            made += _accumulating(start, limit, follow)
+        except NeedsWholeBatchError as error:
+            entire[str(error)] = None
         for form in forms:
             made += _recomputing(form, limit, follow, best(made, limit))
     first = best(made, limit)
-    return first if not first.program.savings else best([first, plan(first.program)], limit)
+    found = first if not first.program.savings else best([first, plan(first.program)], limit)
+    return found.noting(searched=found.searched + Searched(entire=tuple(entire)))
 
 
 def _chunked(start: Candidate, follow: Follow) -> Candidate | None:
@@ -111,16 +116,16 @@ def _recomputable(start: Candidate) -> list[Recompute]:
 
 
 def _accumulating(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
-    """A plan with ever more microbatches, until it fits; with fewer, some values are computed again besides."""
+    """A plan with ever more microbatches, until it fits; with fewer, some values are computed again besides.
+
+    Raises `NeedsWholeBatchError` where there can be none.
+    """
     batch = None if start.fits(limit) else _batch(start)
     if batch is None:
         return
     again: list[Recompute] | None = None
     for parts in batch.counts:
-        try:
-            made = _followed(start, dataclasses.replace(batch.whole, parts=parts), follow)
-        except LookupError:
-            return
+        made = _followed(start, dataclasses.replace(batch.whole, parts=parts), follow)
         yield made
         if made.fits(limit):
             return
@@ -128,7 +133,7 @@ def _accumulating(start: Candidate, limit: float, follow: Follow) -> Iterator[Ca
         excess = parts * (made.memory.peak_bytes - limit)
         enough = next((how for how in again if how.bytes >= excess), None)
         if enough is not None:
-            with contextlib.suppress(LookupError):
+            with contextlib.suppress(NeedsWholeBatchError):  # what is computed again may have come in between
                 less = _followed(start, enough, follow)
                 yield _followed(less, dataclasses.replace(batch.whole, parts=parts), follow)
 

@@ -1,7 +1,8 @@
 """How far a search went: what a plan says about what it was chosen from.
 
-    >>> Searched(("x=8",), ("x=4",), variants=3, allowed=32) + Searched(("x=4",), variants=4, allowed=32)
-    Searched(meshes=('x=8', 'x=4'), skipped=(), inexact=(), variants=7, allowed=64, out_of_budget=False, compiled=0)
+    >>> both = Searched(("x=8",), ("x=4",), variants=3, allowed=32) + Searched(("x=4",), variants=4, allowed=32)
+    >>> both.meshes, both.skipped, both.variants
+    (('x=8', 'x=4'), (), 7)
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Searched:
     be the best: domains were restricted, one axis was planned at a time, or memory was short; `variants`: rewritten
     programs that were planned, of those `allowed` (0: no rewrites were searched); `out_of_budget`: whether there were
     more to try when no more were allowed; `compiled`: of how many plans the compiler's own estimates decided which one
-    is the best (0: of none).
+    is the best (0: of none); `entire`: where microbatches would have saved memory, the user's lines that need the whole
+    batch at once.
     """
 
     meshes: tuple[str, ...] = ()
@@ -30,6 +32,7 @@ class Searched:
     allowed: int = 0
     out_of_budget: bool = False
     compiled: int = 0
+    entire: tuple[str, ...] = ()
 
     def __add__(self, other: Searched) -> Searched:
         meshes = tuple(dict.fromkeys((*self.meshes, *other.meshes)))
@@ -41,6 +44,7 @@ class Searched:
             self.allowed + other.allowed,
             self.out_of_budget or other.out_of_budget,
             self.compiled + other.compiled,
+            tuple(dict.fromkeys((*self.entire, *other.entire))),
         )
 
     @staticmethod
@@ -48,7 +52,7 @@ class Searched:
         """Of what `dataclasses.asdict` gives."""
         meshes, skipped, inexact = (tuple(map(str, data[k])) for k in ("meshes", "skipped", "inexact"))
         numbers = int(data["variants"]), int(data["allowed"]), bool(data["out_of_budget"]), int(data.get("compiled", 0))
-        return Searched(meshes, skipped, inexact, *numbers)
+        return Searched(meshes, skipped, inexact, *numbers, tuple(map(str, data.get("entire", ()))))
 
 
 UNKNOWN = Searched()
