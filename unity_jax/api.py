@@ -151,7 +151,7 @@ class AutoSharded:
         self._known: list[Plan] = []  # distinct plans, the first one first
         self._weak: dict[Any, tuple[bool, ...]] = {}  # by key of the call: which types of its results give way
         self._runners: dict[tuple[int, tuple[bool, ...]], Runner] = {}  # by identity of the plan, and these
-        self._last: tuple[Any, Any] = (None, None)  # how the last call looked, and its runner
+        self._last: tuple[Any, Any, Any] = None, None, None  # how the last call looked, its runner, `plain` of the next
         self._derivative: Derivative | None = None
         _exclude_our_frames()
 
@@ -184,21 +184,21 @@ class AutoSharded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; plans first if these shapes are new."""
         __tracebackhide__ = True
-        call = self._call(args, kwargs)
+        look, runner, plain = self._last
+        call = Call.of(self._fun, self._settings.jit, args, kwargs, plain)
         if call.is_traced:
             with planning.alone():
                 self._derivative = self._derivative or Derivative(self._pure, self._settings.jit, self._related)
             found = self._derivative(call, lambda inner: self._runner(self._plan(inner), inner)(inner))
             return objects.merge(found, call.objects)
         del args, kwargs
-        look, runner = self._last
         if call.look == look:
             found = runner(call)
         else:
             with planning.uncollected():
                 runner = self._fitting(call)
                 found = runner(call)
-        self._last = call.look, runner
+        self._last = (call.look, runner, call.tree if call.objects is None else None)
         return objects.merge(found, call.objects)
 
     def init(self, make_state: Callable[..., Any], *args: Any) -> Any:
@@ -261,7 +261,7 @@ class AutoSharded:
 
     # Planning
 
-    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         __tracebackhide__ = True
         return Call.of(self._fun, self._settings.jit, args, kwargs)
 
