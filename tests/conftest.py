@@ -1,17 +1,14 @@
 """Eight CPU devices stand in for a mesh; the environment is set before anything imports JAX."""
 
-import importlib.metadata
 import importlib.util
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["UNITY_JAX_PROGRESS"] = "0"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-# Compiling is most of the time of tests, and programs run once or a few times: their machine code need not be fast.
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"  # as many workers as cores compile already
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA:CPU's older code generator, three times as fast
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+
+from unity_jax.aot.flags import EIGHT_DEVICES, FEW_CORES, OLDER_EMITTERS, RUN_ONCE, appended
+
+os.environ["XLA_FLAGS"] = appended("XLA_FLAGS", EIGHT_DEVICES | RUN_ONCE | FEW_CORES | OLDER_EMITTERS)
 
 import gc
 

@@ -7,9 +7,10 @@ def train_step(state, batch): ...
 """
 
 from unity_jax import layers
-from unity_jax.api import AutoSharded, Options, auto_shard, plan
+from unity_jax.api import AutoSharded, auto_shard, plan
 from unity_jax.errors import MemoryLimitError, PinError, PlanError, UnityError, UnsupportedError
 from unity_jax.machine import Machine
+from unity_jax.options import Options
 from unity_jax.plan import Plan
 
 __all__ = [

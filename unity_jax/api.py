@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +20,12 @@ from unity_jax.derivative import Derivative
 from unity_jax.errors import PlanError
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
+from unity_jax.options import NO_OPTIONS, Options
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Leaf, Plan, cache
 from unity_jax.plan.devices import attach_devices
 from unity_jax.runner import Runner, move
-from unity_jax.search.options import SearchOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(SearchOptions):
-    """What few users need.
-
-    **Fields:** those of `SearchOptions`: `rewrite`: whether the program may be rewritten, or is planned as it is (None:
-    rewritten for several devices, as it is for one), and `compile_candidates`: how many of the best plans are compiled,
-    so that the memory that the compiler allocates and, on TPU, the cycles that it estimates decide;
-    `cache`: folder of plans found earlier (None: no cache; the default is `$UNITY_JAX_CACHE`, or `unity_jax` in the
-    user's cache folder); `ties`: path of a result to the path of the argument that it replaces, where neither donation
-    nor equal paths say so.
-    """
-
-    cache: str | Path | None = "default"
-    ties: Mapping[str, str] | None = None
-
-    @property
-    def search(self) -> SearchOptions:
-        """What of these is the search's."""
-        return SearchOptions(**{f.name: getattr(self, f.name) for f in fields(SearchOptions)})
 
 
 def auto_shard(
@@ -64,7 +43,7 @@ def auto_shard(
     out_shardings: Any = None,
     plan: Plan | None = None,
     like: AutoSharded | None = None,
-    options: Options = Options(),
+    options: Options = NO_OPTIONS,
 ) -> Any:
     """Run a function written for one device on many, well. Use it like `jax.jit`.
 
@@ -86,10 +65,14 @@ def auto_shard(
     - `in_shardings`, `out_shardings`: pins, a tree prefix of `NamedSharding`, `PartitionSpec` or None (free).
     - `plan`: a plan to run instead of searching for one.
     - `like`: another decorated function, whose mesh and state layouts this one takes over (an eval step).
+    - `options`: what few users need (`Options`).
 
     A function that is decorated already keeps the settings that are not given here.
 
     **Returns:** a callable with `.plan`, `.trace`, `.lower`, `.init` and `.shard`.
+    **Raises:** `TypeError` or `ValueError` for an argument of another kind, which it names. Planning, not decorating,
+    raises `PinError` for pins that cannot be, `UnsupportedError` for what cannot be sharded, and `PlanError` for a
+    `plan=` of another function or machine; running raises `MemoryLimitError` where the plan does not fit.
     """
     __tracebackhide__ = True
     given = {k: v for k, v in locals().items() if k not in ("fun", "__tracebackhide__")}
@@ -132,7 +115,7 @@ def plan(fun: Callable[..., Any], *args: Any, machine: Machine | str | None = No
 
         unity.plan(train_step, state_shapes, batch_shapes, machine="v5e:4x4", donate_argnums=0)
 
-    Keyword arguments that `auto_shard` knows go there, the others to the function.
+    Keyword arguments that `auto_shard` knows go there, the others to the function. Raises what that raises.
     """
     __tracebackhide__ = True
     settings = {k: kwargs.pop(k) for k in list(kwargs) if k in _DEFAULTS}
@@ -151,21 +134,25 @@ class AutoSharded:
         self._known: list[Plan] = []  # distinct plans, the first one first
         self._weak: dict[Any, tuple[bool, ...]] = {}  # by key of the call: which types of its results give way
         self._runners: dict[tuple[int, tuple[bool, ...]], Runner] = {}  # by identity of the plan, and these
-        self._last: tuple[Any, Any] = (None, None)  # how the last call looked, and its runner
+        self._last: tuple[Any, Any, Any] = None, None, None  # how the last call looked, its runner, `plain` of the next
         self._derivative: Derivative | None = None
         _exclude_our_frames()
 
     # Stages
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """As `jax.jit(fun).trace`."""
+        """As `jax.jit(fun).trace`: the function as it is written, before it is planned."""
         __tracebackhide__ = True
         call = self._call(args, kwargs)
         args, kwargs = call.with_leaves(call.leaves)
         return jax.jit(self._pure, **self._settings.jit.keywords()).trace(*args, **kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s); the same every time."""
+        """The plan for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`s); the same every time.
+
+        A plan that does not fit the memory is returned, too (`plan.fits`). Shardings of `ShapeDtypeStruct`s are pins,
+        those of arrays are not. **Raises:** `PinError`, `UnsupportedError` or `PlanError`, as `auto_shard` says.
+        """
         __tracebackhide__ = True
         return self._plan(self._call(args, kwargs))
 
@@ -182,29 +169,36 @@ class AutoSharded:
         return lowered if call.objects is None else objects.Stage(lowered)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step; plans first if these shapes are new."""
+        """Run one step; plans first if these shapes are new. Arguments may lie anywhere, and are moved where they have
+        to be; results lie as planned, so that those of one step are moved no more in the next.
+
+        **Raises:** `MemoryLimitError` where the plan does not fit or the device ran out of memory, `ValueError` for an
+        array that was donated to an earlier call, or is donated and given again; and what planning raises.
+        """
         __tracebackhide__ = True
-        call = self._call(args, kwargs)
+        look, runner, plain = self._last
+        call = Call.of(self._fun, self._settings.jit, args, kwargs, plain)
         if call.is_traced:
             with planning.alone():
                 self._derivative = self._derivative or Derivative(self._pure, self._settings.jit, self._related)
             found = self._derivative(call, lambda inner: self._runner(self._plan(inner), inner)(inner))
             return objects.merge(found, call.objects)
         del args, kwargs
-        look, runner = self._last
         if call.look == look:
             found = runner(call)
         else:
             with planning.uncollected():
                 runner = self._fitting(call)
                 found = runner(call)
-        self._last = call.look, runner
+        self._last = (call.look, runner, call.tree if call.objects is None else None)
         return objects.merge(found, call.objects)
 
     def init(self, make_state: Callable[..., Any], *args: Any) -> Any:
         """Build the state already sharded, never whole on one device: `make_state(*args)` runs in the planned layouts.
 
-        Call `.plan(...)` (or the function) for some shapes first, so that there is a plan whose state this is.
+        Call `.plan(...)` (or the function) for some shapes first, so that there is a plan whose state this is: every
+        leaf has the path, shape and dtype of one of an argument. **Raises:** `PlanError` for a leaf that has not, or
+        without a plan.
         """
         __tracebackhide__ = True
         first = self._first("init")
@@ -235,7 +229,8 @@ class AutoSharded:
         """A host batch as arrays in the planned layout of an argument, by default the last positional one.
 
         With several processes each passes its own part, and the batch is made of them in the order of the processes;
-        leaves that have the planned shape already are the same in all.
+        leaves that have the planned shape already are the same in all. A dimension that the mesh does not divide (of a
+        short last batch) stays whole. **Raises:** `PlanError` without a plan, or for a batch of another structure.
         """
         __tracebackhide__ = True
         plan = self._first("shard")
@@ -261,7 +256,7 @@ class AutoSharded:
 
     # Planning
 
-    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         __tracebackhide__ = True
         return Call.of(self._fun, self._settings.jit, args, kwargs)
 

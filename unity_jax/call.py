@@ -5,15 +5,36 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import jax
 import numpy as np
 
 from unity_jax import _compat, objects
 from unity_jax.errors import UnsupportedError
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """`functools.cached_property` without a lock: in Python 3.11 that takes longer than most of what is cached here."""
+
+    def __init__(self, find: Callable[[Any], T]) -> None:
+        self.find, self.__doc__ = find, find.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Once[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object, owner: type) -> T | Once[T]:
+        if instance is None:
+            return self
+        found = vars(instance)[self.find.__name__] = self.find(instance)
+        return found
 
 
 @dataclass(frozen=True)
@@ -46,28 +67,64 @@ class Call:
     objects: Any = None
 
     @staticmethod
-    def of(fun: Callable[..., Any], jit: JitSettings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """Split the arguments as `jax.jit` would. Raises `UnsupportedError` for a leaf that is no array."""
+    def of(
+        fun: Callable[..., Any],
+        jit: JitSettings,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        plain: Any = None,
+    ) -> Call:
+        """Split the arguments as `jax.jit` would.
+
+        **Arguments:** `plain`: a structure without nnx objects that the arguments may have, as in the last call.
+        **Raises:** `UnsupportedError` for a leaf that is no array.
+        """
         static = _static(fun, jit, len(args))
-        moving = tuple(a for i, a in enumerate(args) if i not in static)
-        given, found = objects.split((moving, {k: v for k, v in kwargs.items() if k not in static}))
+        given: Any = args, kwargs
+        if static:
+            moving = tuple(a for i, a in enumerate(args) if i not in static)
+            given = moving, {k: v for k, v in kwargs.items() if k not in static}
+        if plain is not None:
+            try:
+                call = Call(args, kwargs, static, plain.flatten_up_to(given), plain)
+                if call.is_concrete:
+                    return call
+            except ValueError:  # another structure
+                pass
+        given, found = objects.split(given)
         leaves, tree = jax.tree_util.tree_flatten(given)
-        call = Call(tuple(args), dict(kwargs), static, leaves, tree, found)
+        call = Call(args, kwargs, static, leaves, tree, found)
         if not call.is_concrete:
             for i, leaf in enumerate(leaves):
                 if not is_array(leaf):
                     call._refuse(i)
         return call
 
-    @functools.cached_property
+    @Once
     def types(self) -> set[type]:
         """The classes of the leaves."""
         return set(map(type, self.leaves))
 
+    @Once
+    def is_plain(self) -> bool:
+        """Whether all leaves are arrays of JAX's own class that have not been deleted, as in almost all calls: found
+        out without Python between them."""
+        try:
+            return True not in map(_compat.is_deleted, self.leaves)
+        except TypeError:  # another class
+            return False
+
     @property
     def is_concrete(self) -> bool:
         """Whether all leaves are arrays with data, of classes that have been met before."""
-        return self.types <= _concrete
+        return self.is_plain or self.types <= _concrete
+
+    @Once
+    def shardings(self) -> list[Any]:
+        """How each array lies; None for what is not on devices."""
+        if self.is_plain:
+            return list(map(_compat.sharding, self.leaves))
+        return [getattr(x, "sharding", None) for x in self.leaves]
 
     @property
     def fixed(self) -> tuple[tuple[int | str, Any], ...]:
@@ -77,13 +134,13 @@ class Call:
         given: dict[Any, Any] = {**dict(enumerate(self.args)), **self.kwargs}
         return tuple((where, given[where]) for where in sorted(self.static & given.keys(), key=str))
 
-    @functools.cached_property
+    @property
     def settings(self) -> tuple[Any, ...]:
         """The settings of JAX that change what is traced."""
         config: Any = jax.config  # its settings are added while JAX is imported
         return config.jax_enable_x64, config.jax_default_matmul_precision, jax.sharding.get_abstract_mesh()
 
-    @functools.cached_property
+    @Once
     def look(self) -> tuple[Any, ...]:
         """Equal for calls on arrays that have one key, if it is equal; cheap to compare with that of the last call.
 
@@ -93,7 +150,7 @@ class Call:
         types = map(_aval, self.leaves) if self.is_concrete else map(_look, self.leaves)
         return self.tree, list(types), self.fixed, self.settings
 
-    @functools.cached_property
+    @Once
     def key(self) -> Any:
         """What decides whether to trace anew: tree, shapes, dtypes, static values, and settings that change tracing.
 
@@ -230,9 +287,9 @@ def _as_tuple(x: Any) -> tuple[Any, ...]:
 
 def _static(fun: Callable[..., Any], jit: JitSettings, count: int) -> frozenset[int | str]:
     """Positions and names of static arguments; where only one of the two is given, the signature gives the other."""
-    nums, names = _as_tuple(jit.static_argnums), _as_tuple(jit.static_argnames)
-    if not nums and not names:
+    if jit.static_argnums is None and jit.static_argnames is None:
         return frozenset()
+    nums, names = _as_tuple(jit.static_argnums), _as_tuple(jit.static_argnames)
     parameters = _parameters(fun)
     positions = {i % len(parameters) if i < 0 and parameters else i for i in nums}
     if not names:

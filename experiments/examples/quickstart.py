@@ -16,8 +16,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+from unity_jax.aot.flags import EIGHT_DEVICES, appended
+
+os.environ["XLA_FLAGS"] = appended("XLA_FLAGS", EIGHT_DEVICES)
 
 import jax
 from rich.console import Console

@@ -22,7 +22,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+from unity_jax.aot.flags import EIGHT_DEVICES, appended
+
+os.environ["XLA_FLAGS"] = appended("XLA_FLAGS", EIGHT_DEVICES)
 
 import flax.struct
 import jax

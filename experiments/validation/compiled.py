@@ -54,7 +54,8 @@ from experiments.validation.programs import VALIDATION, TrainStep
 from unity_jax.aot.bundles import written
 from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.aot.duplicates import duplicates
-from unity_jax.aot.topologies import COMPILER_OPTIONS, WITHOUT_TRITON, topology
+from unity_jax.aot.flags import OFFLINE, WITHOUT_TRITON, Flags
+from unity_jax.aot.topologies import topology
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
@@ -170,6 +171,10 @@ class Corpus:
 
     def folder(self, model: str, on: str) -> Path:
         return BUILD / self.name / model / on.replace(":", "_")
+
+    def flags(self, model: str, platform: str) -> Flags:
+        """With what a model is compiled."""
+        return OFFLINE[platform] | (WITHOUT_TRITON if platform == "gpu" and model in self.untiled else {})
 
     def cases(self, names: list[str], on: list[str]) -> list[Case]:
         """What has been compiled, in order."""
@@ -303,8 +308,7 @@ def plain(made: TrainStep, plan: Plan, devices: Sequence[jax.Device]) -> jax.sta
 def work(corpus: Corpus, name: str, on: str, wanted: tuple[str, ...], asked: argparse.Namespace) -> None:
     """Compile what is missing of one program on one topology."""
     program, machine, devices = corpus.program(name, on), Machine.preset(on), topology(on.replace("-cores", ""))
-    platform, both = devices[0].platform, set(wanted) <= set(TWO)
-    options = COMPILER_OPTIONS[platform] | (WITHOUT_TRITON if platform == "gpu" and name in corpus.untiled else {})
+    options, both = corpus.flags(name, devices[0].platform), set(wanted) <= set(TWO)
     folders = [corpus] + [JIT] * asked.plain
     if asked.random == 0 and all((c.folder(name, on) / w / FACTS).exists() for c in folders for w in wanted):
         return

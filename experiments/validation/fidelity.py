@@ -15,7 +15,10 @@ from __future__ import annotations
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+from unity_jax.aot.flags import EIGHT_DEVICES, appended
+
+os.environ["XLA_FLAGS"] = appended("XLA_FLAGS", EIGHT_DEVICES)
 
 import argparse
 import dataclasses

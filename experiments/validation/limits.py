@@ -30,7 +30,7 @@ from experiments.rows import Row, Rows
 from experiments.validation.compiled import COMPILED, arguments, asked, made, planned
 from experiments.validation.kept import compiled
 from unity_jax.aot.bundles import written
-from unity_jax.aot.topologies import COMPILER_OPTIONS, WITHOUT_TRITON, topology
+from unity_jax.aot.topologies import topology
 from unity_jax.correction import corrected
 from unity_jax.machine.machine import Machine
 from unity_jax.search.candidate import Candidate
@@ -49,8 +49,7 @@ def under_limits(model: str, on: str, parts: Sequence[float], stop: int) -> Iter
     **Arguments:** `stop`: seconds that the compiler may take (0: any).
     """
     program, machine, devices = COMPILED.program(model, on), Machine.preset(on), topology(on)
-    platform = devices[0].platform
-    options = COMPILER_OPTIONS[platform] | (WITHOUT_TRITON if platform == "gpu" and model in COMPILED.untiled else {})
+    options = COMPILED.flags(model, devices[0].platform)
 
     def needs(found: Candidate) -> float:
         facts = compiled(planned(made(machine, found), devices), devices, on, options, stop)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # run once
+
+from unity_jax.aot.flags import EIGHT_DEVICES, RUN_ONCE, appended
+
+os.environ["XLA_FLAGS"] = appended("XLA_FLAGS", EIGHT_DEVICES | RUN_ONCE)
 
 import argparse
 import multiprocessing

@@ -12,8 +12,9 @@ from jax.sharding import Mesh, NamedSharding
 
 import unity_jax as unity
 from unity_jax.aot.collectives import Collective, stablehlo_collectives
+from unity_jax.aot.flags import OFFLINE
 from unity_jax.aot.sites import compiled_collectives
-from unity_jax.aot.topologies import COMPILER_OPTIONS, topology
+from unity_jax.aot.topologies import topology
 from unity_jax.calibration import Calibration, calibrate, structure
 from unity_jax.calibration.fit import axes_of, fit_device, fit_level, nonnegative_line, predicted
 from unity_jax.calibration.measure import (
@@ -147,7 +148,7 @@ def test_collective_probes_are_what_they_say(make_mesh):
 def test_gpus_keep_every_collective_of_a_probe():
     mesh, axes = Mesh(np.array(topology("h100:8")).reshape(4, 2), ("x", "y")), MeshAxes(("x", "y"), (4, 2))
     for probe in collective_probes(chain=3)[::3]:
-        text = lowered([probe], mesh).compile(compiler_options=COMPILER_OPTIONS["gpu"]).as_text()
+        text = lowered([probe], mesh).compile(compiler_options=OFFLINE["gpu"]).as_text()
         found = [(c.kind, c.axes, c.count) for c in compiled_collectives(text, axes)]
         assert found == [(probe.kind, (probe.about,), 3)]
 

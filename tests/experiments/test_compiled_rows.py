@@ -9,7 +9,7 @@ import pytest
 
 from experiments.rows import Rows
 from experiments.validation import against_jit, agreement, confirmed, kept, ranking
-from experiments.validation.compiled import COMPILED, COMPILER_OPTIONS, WITHOUT_TRITON, plain, planned, plans, step_of
+from experiments.validation.compiled import COMPILED, plain, planned, plans, step_of
 from unity_jax.aot.topologies import topology
 from unity_jax.machine.machine import Machine
 
@@ -35,7 +35,7 @@ def row(script, **settings):
 @pytest.mark.extra("gpu-aot")
 def test_rows_about_compiled_programs(table):
     devices, machine = topology(ON), Machine.preset(ON)
-    options = COMPILER_OPTIONS["gpu"] | (WITHOUT_TRITON if MODEL in COMPILED.untiled else {})
+    options = COMPILED.flags(MODEL, "gpu")
     ((label, plan),) = plans(COMPILED.program(MODEL, ON), machine, ("dp",), 0)
     facts = {
         who: kept.compiled(lowered, devices, ON, options)

@@ -13,7 +13,8 @@ from unity_jax.aot.account import Account
 from unity_jax.aot.collectives import Collective
 from unity_jax.aot.compiled import Compiled, CompiledMemory
 from unity_jax.aot.cycles import Cycles
-from unity_jax.aot.topologies import WITHOUT_TRITON, compiled_for
+from unity_jax.aot.flags import WITHOUT_TRITON
+from unity_jax.aot.topologies import compiled_for
 from unity_jax.plan import verify as verifying
 from unity_jax.plan.verify import verify_on
 

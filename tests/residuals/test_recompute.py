@@ -8,6 +8,7 @@ import pytest
 
 import models
 from tests.residuals import steps
+from unity_jax.aot.flags import BARRIERS_KEPT
 from unity_jax.pcg.graph import Graph
 from unity_jax.program import trace
 from unity_jax.residuals.recompute import can_repeat, recomputed
@@ -79,7 +80,7 @@ def test_a_repetition_is_compiled_as_one():
 
 def compiled(program, inputs):
     lowered = steps.alone(program).lower(inputs)
-    return lowered.compile(compiler_options={"xla_disable_hlo_passes": "cse_barrier_expander"}).as_text()
+    return lowered.compile(compiler_options=BARRIERS_KEPT).as_text()
 
 
 def test_dropout_masks_are_drawn_again_from_their_keys():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.xla.test_fusion import f32, shown
+from tests.xla.kernels import f32, shown
 
 
 def test_a_matmul_adds_to_an_argument():

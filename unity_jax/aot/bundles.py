@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from unity_jax.aot.cycles import computes
+from unity_jax.aot.flags import SCHEDULES_WRITTEN, as_text
 from unity_jax.aot.hlo import Instruction, Module
 
 _FILE = re.compile(r"\d+-(?P<name>.+)-\d+-final_bundles\.txt")
@@ -40,7 +41,7 @@ _DELAY = 4
 
 
 _VARIABLE = "LIBTPU_INIT_ARGS"
-_FLAGS = "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=^final_bundles --xla_jf_dump_to="
+_FLAGS = as_text(SCHEDULES_WRITTEN)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import jax
 from jax.experimental import topologies
 
+from unity_jax.aot.flags import OFFLINE, WITHOUT_TRITON
+
 # Read by libtpu when it is first loaded. Without them it asks for the metadata of the TPU it runs on, and complains.
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -49,23 +51,10 @@ GPUS = {
     "v100": Gpu("Tesla V100-SXM2-16GB", (7, 0), 80, 64, 1.53, 16 * 2**30, 9e11, 6 * 2**20, 98_304, 98_304),
 }
 
-COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {"gpu": {"xla_gpu_autotune_level": "0"}, "tpu": {}}
-"""What `compile(compiler_options=...)` needs for a platform that is not there: autotuning would run kernels."""
-
-WITHOUT_TRITON: dict[str, str | bool] = {"xla_disable_hlo_passes": "triton-gemm-rewriter,cublas-pad-for-gemms"}
-"""For XLA:GPU to give all matmuls to cuBLAS. Untuned it gives some to Triton with tiles that do not fit.
-
-All else is as on a GPU, where the autotuner decides between the two after these passes: what it gives to cuBLAS has
-been split for Triton (`splitk-rewriter`) and is not padded to sides of multiples of eight, as matmuls are that Triton
-cannot take
-(https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/cublas_pad_for_gemms.cc,
-https://github.com/openxla/xla/blob/main/xla/backends/gpu/autotuner/factory_cuda.cc, `GetCublasRewriterPipeline`).
-"""
-
 
 def compiled_for(lowered: jax.stages.Lowered, platform: str) -> jax.stages.Compiled:
     """Compile for devices of a platform that need not be there. Raises `JaxRuntimeError` if the compiler does."""
-    options = COMPILER_OPTIONS.get(platform, {})
+    options = OFFLINE.get(platform, {})
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:

@@ -22,12 +22,12 @@ def default_folder() -> Path | None:
 
 
 def file_of(folder: Path, key: str) -> Path:
-    """Where the plan with this key is kept."""
+    """Where the plan with this key is kept; by the source of this package too, which another version has another of."""
     return folder / "plans" / f"{hashlib.sha256((_planner_version() + key).encode()).hexdigest()[:24]}.json"
 
 
 def load(path: Path, program_hash: str) -> Plan | None:
-    """The plan in a file, or None where there is none that can be read."""
+    """The plan in a file; None where there is none that can be read, or it is of a program of another hash."""
     if path.exists():
         with contextlib.suppress(PlanError):  # a damaged or old entry is replaced
             found = Plan.load(path)
@@ -38,7 +38,7 @@ def load(path: Path, program_hash: str) -> Plan | None:
 
 def store(plan: Plan, path: Path) -> None:
     """Write a plan. Other processes, also on other hosts, write the same plan at the same time: none of them ever sees
-    half a file."""
+    half a file. Where nothing can be written, nothing is."""
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, not correctness
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(".part", path.stem, path.parent)

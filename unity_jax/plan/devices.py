@@ -30,7 +30,7 @@ def _order(mesh: Mesh, machine: Machine) -> tuple[int, ...]:
 
 def with_devices(mesh: Any, axes: MeshAxes, machine: Machine) -> Any:
     """A mesh with these axes: the caller's, or one over the caller's devices, each in its place on the network, or an
-    abstract one if there are too few."""
+    abstract one if they are not as many. **Arguments:** `mesh`: a mesh, a sequence of devices, or None (all)."""
     if isinstance(mesh, (Mesh, AbstractMesh)):
         return mesh
     devices = jax.devices() if mesh is None else mesh
@@ -40,7 +40,7 @@ def with_devices(mesh: Any, axes: MeshAxes, machine: Machine) -> Any:
 
 
 def arranged(devices: Sequence[Any], axes: MeshAxes, machine: Machine) -> np.ndarray:
-    """Devices in the shape of a mesh, each at its place on the network."""
+    """Devices in the shape of a mesh, `axes.sizes`, each at its place on the network; as many as the axes have."""
     at = dict(zip(positions(devices, machine.network), devices, strict=True))
     return np.array([at[i] for i in axes.order or range(len(devices))]).reshape(axes.sizes)
 
@@ -58,6 +58,6 @@ def attach_devices(plan: P) -> P:
 
 
 def mesh_over(plan: PlanValue, devices: Sequence[Any]) -> Mesh:
-    """The mesh of a plan over as many other devices, each at its place on the network."""
+    """The mesh of a plan over as many other devices, each at its place on the network of the plan's machine."""
     assert plan.priced_on is not None
     return Mesh(arranged(devices, plan.axes, plan.priced_on), plan.axes.names, axis_types=plan.mesh.axis_types)

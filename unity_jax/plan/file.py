@@ -29,12 +29,12 @@ names, so that a plan with rewrites can be read, but not run; before version 6 a
 
 
 def save(plan: PlanValue, path: Path) -> None:
-    """Write a plan."""
+    """Write a plan as JSON of this `VERSION`."""
     path.write_text(to_text(plan))
 
 
 def to_text(plan: PlanValue) -> str:
-    """What the file of a plan holds."""
+    """What the file of a plan holds: equal plans, equal text."""
     return json.dumps(_plan_json(plan), indent=1) + "\n"
 
 

@@ -40,6 +40,7 @@ class Plan(PlanValue):
         as in a shell.
         **Returns:** for each matching leaf the layouts that were rejected and what each would cost, and for each
         matching op its rule, its strategy and the collectives around it, with lines.
+        **Raises:** `ValueError` if nothing matches, `PlanError` for a loaded plan that has not met its function.
         """
         return explain.explain(self, pattern)
 
@@ -50,6 +51,8 @@ class Plan(PlanValue):
 
         **Arguments:** `topology`: `"v5e:2x4"` (needs the extra `tpu-aot`) or `"h100:8"` (`gpu-aot`), of as many devices
         as the plan's mesh has.
+        **Raises:** `ValueError` for another topology, `ImportError` without the extra, `PlanError` for a loaded plan
+        that has not met its function.
         """
         return verify.verify(self, topology)
 
@@ -61,18 +64,22 @@ class Plan(PlanValue):
         return memory.memory(self)
 
     def save_trace(self, path: str | Path) -> None:
-        """Write the timeline as a trace for https://ui.perfetto.dev or `chrome://tracing`."""
+        """Write the timeline as a trace for https://ui.perfetto.dev or `chrome://tracing`.
+
+        Raises `PlanError` for a loaded plan that has not met its function.
+        """
         machine = self.priced_on
         found = self.timeline()
         assert machine is not None
         Path(path).write_text(json.dumps(trace_events.trace(found, machine)) + "\n")
 
     def to_html(self, path: str | Path) -> None:
-        """Write one page with the plan's tables, its timeline as a picture, and the planned program."""
+        """Write one page with the plan's tables, its timeline as a picture, and the planned program; of a loaded plan
+        that has not met its function with the tables alone."""
         Path(path).write_text(page.page(self), encoding="utf-8")
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as versioned JSON."""
+        """Write the plan as versioned JSON, for `load`."""
         file.save(self, Path(path))
 
     @classmethod

@@ -178,7 +178,8 @@ class PlanValue:
 
     def abstract_state(self, argument: int = 0) -> Any:
         """The positional argument as `ShapeDtypeStruct`s with shardings: what `orbax` restores a checkpoint into, or
-        the `nnx` object whose `nnx.state` that is."""
+        the `nnx` object whose `nnx.state` that is. Raises `PlanError` for a loaded plan that has not met its
+        function."""
         program = self.bound()
         inputs = program.graph.inputs
         leaves = [

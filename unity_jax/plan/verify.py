@@ -86,7 +86,8 @@ def verify(plan: PlanValue, name: str) -> Verification:
 
 
 def verify_on(plan: PlanValue, name: str, devices: Sequence[Any]) -> Verification:
-    """Compile a plan for these devices, which are there or not, and compare; `name` says which they are."""
+    """Compile a plan for these devices, which are there or not, as many as its mesh has, and compare; `name` says which
+    they are. Raises what the compiler raises, but where it runs out of memory: that is a verdict."""
     axes = MeshAxes.of(plan.mesh)
     assert plan.stored is not None
     lowered = lower(plan.stored, plan.pcg, mesh_over(plan, devices))

@@ -69,7 +69,7 @@ def _parts_a_sum(rule: Rule) -> bool:
         met = set()
         for name in (a for a in t.attrs if a in _reduced_names(t)):
             having = frozenset(v.name for v in variables if name in v.type.dims)
-            empty |= {name} if having in met else set()  # type: ignore[arg-type]
+            empty |= {name} if having in met else set()
             met.add(having)
     named = (_reduced_names(t) for r in rule.target for t in r.walk())
     return any(names and names <= empty for names in named)

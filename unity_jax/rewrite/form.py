@@ -44,14 +44,14 @@ def as_rows(rule: Rule) -> Rule | None:
             return variable(t.name, Type(tuple(counted.get(d, d) for d in t.type.dims), t.type.devices, t.type.ids))
         args = map(term, t.args)
         if naming(t) not in _PARTS:
-            return apply(t.op, *args, attrs=[counted.get(a, a) for a in t.attrs])  # type: ignore[call-overload]
+            return apply(t.op, *args, attrs=[counted.get(a, a) if isinstance(a, Dim) else a for a in t.attrs])
         rows = numbers[t.attrs[0]]  # type: ignore[index]
         is_put = t.attrs[0] in t.type.dims
         return apply(PUT, *args, rows, attrs=rows.type.dims) if is_put else apply(TAKE, *args, rows)
 
     try:
         given = (*map(term, rule.given), *numbers.values())
-        return Rule(rule.name, given, *(tuple(map(term, side)) for side in (rule.source, rule.target)))
+        return Rule(rule.name, given, tuple(map(term, rule.source)), tuple(map(term, rule.target)))
     except RuleError:  # it joins parts of what it cuts, which rows do not say
         return None
 

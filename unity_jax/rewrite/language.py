@@ -142,7 +142,7 @@ def need(condition: bool, message: str) -> None:
 def place(x: Type, dim: Dim | int) -> int:
     """Which dimension it is."""
     need(dim in x.dims, f"{x} has no dimension {dim}")
-    return x.dims.index(dim)  # type: ignore[arg-type]
+    return x.dims.index(dim)
 
 
 def replaced(x: Type, dim: Dim | int, by: Sequence[Dim | int]) -> Type:

@@ -96,10 +96,10 @@ def make_rule(
         known = {v.name: v for v in variables}
         if len(known) < len(variables):
             raise RuleError("a variable is given twice")
-        sides = [tuple(parse_term(t, known) for t in side) for side in (source, target)]
+        before, after = (tuple(parse_term(t, known) for t in side) for side in (source, target))
     except RuleError as error:
         raise RuleError(f"{name}: {error}") from error
-    return Rule(name, variables, *sides, tuple(when), proof)
+    return Rule(name, variables, before, after, tuple(when), proof)
 
 
 def _program(results: Sequence[Term]) -> Iterator[str]:

@@ -290,7 +290,7 @@ class _Pairing:
                 if one not in self.taken:
                     like = [two for two in self.readers.get(b, ()) if self._alike(one, two)]
                     if like:
-                        pairs += self._add(one, max(like, key=lambda two, one=one: self._known(one, two)))
+                        pairs += self._add(one, max(like, key=functools.partial(self._known, one)))
         return pairs
 
     def _add(self, one: Op, two: Op) -> list[Pair]:

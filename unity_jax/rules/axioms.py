@@ -133,7 +133,7 @@ class Axiom:
     def instances(self) -> Iterator[Rule]:
         """The axiom as it may be used, to be tested: with a dimension that every tensor has, with variables that
         depend on dimensions they may, and with dimensions that may coincide."""
-        every = {v.name: (Dim("frame"),) for v in self.rule.given}
+        every: dict[str, tuple[Dim, ...]] = {v.name: (Dim("frame"),) for v in self.rule.given}
         forbidden = set(self.free)
         for v in self.rule.given:
             dims = (d for d in _dims(self.rule) if d not in v.type.dims and (v.name, d) not in forbidden)

@@ -16,7 +16,7 @@ from unity_jax.errors import UnityError
 from unity_jax.rewrite.language import RuleError
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rules.flexflow import judged
-from unity_jax.rules.verify import Verdict, verify
+from unity_jax.rules.verify import Answer, Verdict, verify
 
 FORMS: dict[str, Callable[[Any], Verdict]] = {"rules": lambda data: verify(Rule.from_json(data)), "rule": judged}
 """How to judge a rule, by the key that holds the rules: the project's own form, and FlexFlow's."""
@@ -68,7 +68,7 @@ def _rules(path: Path) -> tuple[Callable[[Any], Verdict], list[Any]]:
     raise RuleFileError(f'{path} holds no rules: expected {{"rules": [...]}}, or {{"rule": [...]}} as FlexFlow writes')
 
 
-_STYLES = {"proved": "green", "conditional": "yellow", "false": "red", "unproved": "magenta"}
+_STYLES: dict[Answer, str] = {"proved": "green", "conditional": "yellow", "false": "red", "unproved": "magenta"}
 
 
 def _table(found: Sequence[Verdict]) -> Table:

@@ -24,8 +24,11 @@ from unity_jax.rules.values import Node, node
 class Graph(Protocol):
     """Values by number, each with its type and the nodes that are known to make it."""
 
-    types: Sequence[Type]
-    nodes: Sequence[Sequence[Node]]
+    @property
+    def types(self) -> Sequence[Type]: ...
+
+    @property
+    def nodes(self) -> Sequence[Sequence[Node]]: ...
 
     def find(self, made: Node) -> int | None: ...
 

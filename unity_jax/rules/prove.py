@@ -83,7 +83,7 @@ class Sizes:
             return _plus("", [self.dim(p) for p in d.parts])
         if d.name == "*":
             return ("Times", *map(self.dim, d.parts))
-        rest = [("Name", f'"{name}"')] if name not in self.number else []
+        rest: list[Code] = [("Name", f'"{name}"')] if name not in self.number else []
         return _plus(name, [_ONE] * self.number.get(name, self.least.get(name, 0)) + rest)
 
     def parts(self, d: Dim) -> int:

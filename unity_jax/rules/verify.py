@@ -31,6 +31,9 @@ TRIALS = 4
 INSTALL = "pip install 'unity_jax[rules]'"
 
 
+Answer = Literal["proved", "conditional", "false", "unproved"]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """`proved` for all sizes, `conditional` on sizes, `false` with a counterexample, or `unproved` for a reason.
@@ -39,7 +42,7 @@ class Verdict:
     """
 
     name: str
-    verdict: Literal["proved", "conditional", "false", "unproved"]
+    verdict: Answer
     reason: str
     counterexample: Mapping[str, Any] | None = None
     condition: str | None = None
@@ -51,7 +54,7 @@ class Verdict:
         return self.verdict == "proved" or self.stated
 
     def to_json(self) -> dict[str, Any]:
-        found = {"name": self.name, "verdict": self.verdict, "reason": self.reason}
+        found: dict[str, Any] = {"name": self.name, "verdict": self.verdict, "reason": self.reason}
         if self.counterexample:
             found["counterexample"] = dict(self.counterexample)
         return found | ({"condition": self.condition} if self.condition else {})

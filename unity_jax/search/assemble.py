@@ -214,7 +214,8 @@ class _Assembler:
             self.ops.append(Op(move.kind, (source,), (moved,), backward=backward, move=move))
             # A finished sum serves both passes: two reductions in different orders could differ in their last bit,
             # and a maximum would no longer be equal to the element that it is.
-            finished = bool(self.copies[tensor][0].tensor.layout.partial) and not move.after.partial
+            whole = self.copies[tensor][0].tensor.layout
+            finished = whole is not None and bool(whole.partial) and not move.after.partial
             self.copies[tensor].append(_Copy(moved, backward, finished and bool(move.before.partial)))
             source = moved
         return source

@@ -207,7 +207,7 @@ class _Completion:
                 for c, expert in enumerate(experts):
                     if expert.model:
                         narrowed[c] &= narrow(node, expert, chosen[:, c])
-                allowed[j] = np.where(narrowed.any(axis=1)[:, None], narrowed, allowed[j])
+                allowed[j] = np.where(np.any(narrowed, axis=1)[:, None], narrowed, allowed[j])
             chosen[j] = self._best(j, chosen, decided, allowed[j], others=allowed)
             decided[j] = True
             stack += [n.node for n in reversed(self.neighbours[j]) if not decided[n.node] and self.lazy[n.node]]
@@ -238,7 +238,7 @@ class _Completion:
             own = own & summed if contracted else own - summed
         elif op.name == "gather":
             own &= summed
-        return self._split(strategies, expert.model, own).all(axis=1)
+        return np.all(self._split(strategies, expert.model, own), axis=1)
 
     def _split(self, strategies: Sequence[Strategy], axes: Sequence[str], factors: Iterable[int]) -> np.ndarray:
         """(strategies, axes) whether an axis splits one of some factors."""

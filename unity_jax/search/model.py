@@ -156,7 +156,7 @@ def _place(
     if len(scope) == 1:
         unary[scope[0]].append(name)
     elif scope[0] < scope[1]:
-        tables[scope].append(name)
+        tables[scope[0], scope[1]].append(name)
     else:
         tables[scope[1], scope[0]].append(store.transposed(name))
 

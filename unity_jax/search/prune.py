@@ -41,33 +41,33 @@ def pruned(model: Model) -> Model:
             return model
         touched = set(kept)
         for i in kept:
-            for kind, term, _ in around[i]:
-                touched.update(term if kind == "pair" else term.nodes)
+            for term, _ in around[i]:
+                touched.update(term.nodes if isinstance(term, Rest) else term)
         model, todo = model.restricted(kept), sorted(touched)
     return model
 
 
-_Terms = dict[int, list[tuple[str, tuple[int, int] | Rest, int]]]
+_Terms = dict[int, list[tuple[tuple[int, int] | Rest, int]]]
 
 
 def _terms(model: Model) -> _Terms:
     """Per node, the terms that it is in and its position in each."""
     around: _Terms = defaultdict(list)
     for pair in model.pairs:
-        around[pair[0]].append(("pair", pair, 0))
-        around[pair[1]].append(("pair", pair, 1))
+        around[pair[0]].append((pair, 0))
+        around[pair[1]].append((pair, 1))
     for rest in model.rests:
         for position, node in enumerate(rest.nodes):
-            around[node].append(("rest", rest, position))
+            around[node].append((rest, position))
     return around
 
 
-def _survivors(model: Model, node: int, terms: list[tuple[str, tuple[int, int] | Rest, int]]) -> int | None:
+def _survivors(model: Model, node: int, terms: list[tuple[tuple[int, int] | Rest, int]]) -> int | None:
     """The name of the positions to keep, or None for all of them."""
     store = model.store
     bounds = []
-    for kind, term, position in terms:
-        if kind == "pair":
+    for term, position in terms:
+        if not isinstance(term, Rest):
             bounds.append(_pair_bound(store, model.pairs[term], position))
         elif position == 0:
             bounds.append(producer_bound(store, term))

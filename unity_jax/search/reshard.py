@@ -47,7 +47,7 @@ def split(store: Store, rest: Rest) -> tuple[tuple[Piece, ...], Left | None]:
 def _split(store: Store, rest: Rest) -> tuple[tuple[Piece, ...], Left | None]:
     cost, wants = store[rest.cost], [store[w] for w in rest.wants]
     maybe = np.array([w.any(axis=0) for w in wants])  # (nodes, targets)
-    always = np.array([w.all(axis=0) for w in wants]).any(axis=0)
+    always = np.any([w.all(axis=0) for w in wants], axis=0)
     paid = cost.any(axis=0) & maybe.any(axis=0)
     holders = maybe[1:].sum(axis=0)
     pieces: list[Piece] = []

@@ -322,12 +322,12 @@ class Search:
         waiting: list[tuple[bool, int, bool, float, int, bool, Move]] = []
 
         def wait(number: int, move: Move) -> None:
-            place, towers = move.place, isinstance(move.place, Towers)  # what these save, only layouts can tell
-            saved = None if towers else self.saved.get(place.spots)
+            place = move.place
+            saved = None if isinstance(place, Towers) else self.saved.get(place.spots)  # what towers save, layouts tell
             late = 0 if saved is None or saved > 0 else 1 if saved < 0 else 2
             promise = move.repeat * place.hope.on(devices) if saved is None else saved
             if promise >= -cost:
-                is_known = towers or saved is not None
+                is_known = isinstance(place, Towers) or saved is not None
                 tried = place.key in self.tried
                 failed = tried and not self.tried[place.key]
                 heapq.heappush(waiting, (failed, late, tried, -promise, number, is_known, move))
@@ -345,6 +345,7 @@ class Search:
                 gain = self.moves.gain(graph, move)
                 self.makes -= gain is not None
                 saved = -math.inf if gain is None else move.repeat * gain.on(devices)
+                assert not isinstance(move.place, Towers)
                 self.saved[move.place.spots] = saved if abs(saved) > LIMITS.saves**2 * variant.seconds else 0.0
                 vain = 0 if self.saved[move.place.spots] > 0 else vain + 1
                 wait(number, move)

@@ -84,7 +84,7 @@ def _emit_dot(e: Emitter, term: Term) -> Named:
     contracted = tuple(i for i in contracted if e.dims.size[i] > 1 or i in (*x.ids, *y.ids))
     x, y = (e.with_ids(a, *contracted) for a in (x, y))
     batch = tuple(i for i in x.ids if i in y.ids and i not in contracted)
-    contracting, batching = ([[side.ids.index(i) for i in ids] for side in (x, y)] for ids in (contracted, batch))
+    contracting, batching = (([*map(x.ids.index, ids)], [*map(y.ids.index, ids)]) for ids in (contracted, batch))
     precision, wide = like[0].params["precision"], like[0].outputs[0].dtype
     if precision is not None and not isinstance(precision, tuple):
         raise CannotEmit("a dot algorithm may treat its operands differently")

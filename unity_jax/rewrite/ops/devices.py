@@ -20,7 +20,7 @@ from unity_jax.rewrite.table import Letters, Naming, RuleOp, apply, register, tr
 def _partition_type(types: Types, attrs: Attrs) -> Type:
     """`p*n` cut into blocks, one per device of `p`; a plain `p` gives each device one element."""
     (whole,) = attrs
-    if whole in types[0].dims and not whole.parts:  # type: ignore[union-attr]
+    if whole in types[0].dims and not whole.parts:
         return _on(replaced(types[0], whole, []), whole)
     p, n = blocks_of(whole)
     return _on(replaced(types[0], whole, [n]), p)

@@ -83,7 +83,7 @@ def _each_part(letters: Letters, types: Sequence[Type]) -> Iterator[Attrs]:
 
 def _pad_core(term: Term, x: Term) -> Term:
     whole, at = term.attrs
-    assert isinstance(whole, Dim)
+    assert isinstance(whole, Dim) and isinstance(at, int)
     around = [
         x if i == at else apply("zeros", attrs=[part if d == whole.parts[at] else d for d in x.type.dims])
         for i, part in enumerate(whole.parts)
@@ -232,7 +232,8 @@ def _emit_pad(e: Emitter, term: Term) -> Named:
     whole, which = term.attrs
     assert isinstance(whole, Dim) and isinstance(which, int)
     part, start, _ = e.part(whole, which)
-    return padded(e, *e.arguments(term, (part,)), part, e.one(whole), start)
+    (x,) = e.arguments(term, (part,))
+    return padded(e, x, part, e.one(whole), start)
 
 
 register(

@@ -57,7 +57,8 @@ def _see(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
 
 def _emit_sum(e: Emitter, term: Term) -> Named:
     gone = e.named(term)
-    x = e.with_ids(*e.arguments(term, gone), *gone)
+    (given,) = e.arguments(term, gone)
+    x = e.with_ids(given, *gone)
     array = lax.reduce_sum(x.array, [x.ids.index(i) for i in gone])
     return Named(array, tuple(i for i in x.ids if i not in gone))
 
