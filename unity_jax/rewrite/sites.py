@@ -29,6 +29,11 @@ DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
 
 
+Vain = dict[object, set[object]]
+"""The names of rules that find nothing, by what is around the tensors where they were tried; and the outlines of their
+sources."""
+
+
 @dataclass(frozen=True)
 class Step:
     """A rule applied at some spots of a graph at once: for each, the position of the op and of its result there, and
@@ -105,6 +110,8 @@ class Finder:
     ) -> None:
         self.graph, self.view, self.seconds = graph, View(graph, emitted), seconds
         self.kinds = kinds or Kinds(graph, {})
+        self._around: dict[tuple[Tensor, ...], object] = {}
+        self._next_to = functools.cache(self._neighbours)
 
     @functools.cached_property
     def position(self) -> dict[Op, int]:
@@ -120,32 +127,61 @@ class Finder:
         rules: Sequence[Rule],
         near: Iterable[Op] | None = None,
         least: float = -math.inf,
-        saving: bool = False,
+        vain: Vain | None = None,
         changed: Iterable[Op] | None = None,
     ) -> Iterator[Place]:
         """Every place for these rules.
 
         **Arguments:** `near`: look only at what these ops make and what reads it; `least`: leave out a place if as many
-        times the gain of its first spot as it has spots would be less, on one device; `saving`: leave out what saves no
-        work; `changed`: leave out kinds of places of which none is near these.
+        times the gain of its first spot as it has spots would be less, on one device; `vain`: leave out what saves no
+        work, and note it there; `changed`: leave out kinds of places of which none is near these.
         """
         every = {name: self._by_kind(found) for name, found in _anchors(self.graph, self.view, near).items()}
         if changed is not None:
             fresh = {t for found in _anchors(self.graph, self.view, changed).values() for t in found}
             every = {name: [k for k in kinds if not fresh.isdisjoint(k)] for name, kinds in every.items()}
         known: set[object] = set()
-        possible: dict[Outline, list[list[Tensor]]] = {}
+        possible: dict[Outline, list[tuple[list[Tensor], set[object]]]] = {}
         for rule in rules:
             made_as = outline(rule.source[0])
             if made_as not in possible:
-                kinds = every.get(made_as.op, ())
-                possible[made_as] = [k for k in kinds if any(self.view.may_be(made_as, t) for t in k)]
-            for members in possible[made_as]:
-                place = self._place(rule, members, least, saving)
-                key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
-                if place is not None and key not in known:  # operands can often change sides
+                possible[made_as] = []
+                for members in every.get(made_as.op, ()):
+                    nothing = set[object]() if vain is None else vain.setdefault(self._surroundings(members), set())
+                    if made_as in nothing:
+                        continue
+                    if any(self.view.may_be(made_as, t) for t in members):
+                        possible[made_as].append((members, nothing))
+                    else:
+                        nothing.add(made_as)
+            for members, nothing in possible[made_as]:
+                if rule.name in nothing:
+                    continue
+                place = self._place(rule, members, least, vain is not None)
+                if place is None:
+                    nothing.add(rule.name)
+                    continue
+                key = (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
+                if key not in known:  # operands can often change sides
                     known.add(key)
                     yield place
+
+    def _surroundings(self, members: Sequence[Tensor]) -> object:
+        """Equal in graphs where a rule finds the same at some tensors: the ops around are the same ones, and make the
+        same results of the program."""
+        key = tuple(members)
+        if key not in self._around:
+            ops = {self.view.maker[t] for t in members}
+            for _ in range(DEPTH):
+                ops = ops.union(*map(self._next_to, ops))
+            ends = frozenset(t for op in ops for t in op.outputs if t in self.results)
+            self._around[key] = key, frozenset(ops), ends
+        return self._around[key]
+
+    def _neighbours(self, op: Op) -> frozenset[Op]:
+        """What makes the operands of an op, and what reads these or its results."""
+        makers = (self.graph.producer[t] for t in op.inputs if t in self.graph.producer)
+        return frozenset((*makers, *(r for t in (*op.inputs, *op.outputs) for r in self.graph.readers.get(t, ()))))
 
     def _by_kind(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         """Tensors of one kind together."""
