@@ -110,7 +110,6 @@ class Finder:
     ) -> None:
         self.graph, self.view, self.seconds = graph, View(graph, emitted), seconds
         self.kinds = kinds or Kinds(graph, {})
-        self._around: dict[tuple[Tensor, ...], object] = {}
         self._next_to = functools.cache(self._neighbours)
 
     @functools.cached_property
@@ -140,14 +139,15 @@ class Finder:
         if changed is not None:
             fresh = {t for found in _anchors(self.graph, self.view, changed).values() for t in found}
             every = {name: [k for k in kinds if not fresh.isdisjoint(k)] for name, kinds in every.items()}
+        tried = functools.cache(lambda k: set[object]() if vain is None else vain.setdefault(self._surroundings(k), set()))
         known: set[object] = set()
-        possible: dict[Outline, list[tuple[list[Tensor], set[object]]]] = {}
+        possible: dict[Outline, list[tuple[tuple[Tensor, ...], set[object]]]] = {}
         for rule in rules:
             made_as = outline(rule.source[0])
             if made_as not in possible:
                 possible[made_as] = []
                 for members in every.get(made_as.op, ()):
-                    nothing = set[object]() if vain is None else vain.setdefault(self._surroundings(members), set())
+                    nothing = tried(members)
                     if made_as in nothing:
                         continue
                     if any(self.view.may_be(made_as, t) for t in members):
@@ -166,29 +166,25 @@ class Finder:
                     known.add(key)
                     yield place
 
-    def _surroundings(self, members: Sequence[Tensor]) -> object:
+    def _surroundings(self, members: tuple[Tensor, ...]) -> object:
         """Equal in graphs where a rule finds the same at some tensors: the ops around are the same ones, and make the
         same results of the program."""
-        key = tuple(members)
-        if key not in self._around:
-            ops = {self.view.maker[t] for t in members}
-            for _ in range(DEPTH):
-                ops = ops.union(*map(self._next_to, ops))
-            ends = frozenset(t for op in ops for t in op.outputs if t in self.results)
-            self._around[key] = key, frozenset(ops), ends
-        return self._around[key]
+        ops = {self.view.maker[t] for t in members}
+        for _ in range(DEPTH):
+            ops = ops.union(*map(self._next_to, ops))
+        return members, frozenset(ops), self.results.intersection(t for op in ops for t in op.outputs)
 
     def _neighbours(self, op: Op) -> frozenset[Op]:
         """What makes the operands of an op, and what reads these or its results."""
         makers = (self.graph.producer[t] for t in op.inputs if t in self.graph.producer)
         return frozenset((*makers, *(r for t in (*op.inputs, *op.outputs) for r in self.graph.readers.get(t, ()))))
 
-    def _by_kind(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    def _by_kind(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Tensors of one kind together."""
         kinds: dict[int, list[Tensor]] = {}
         for t in tensors:
             kinds.setdefault(self.kinds[t], []).append(t)
-        return list(kinds.values())
+        return list(map(tuple, kinds.values()))
 
     def place(self, rule: Rule, kind: int, near: Iterable[Op] | None = None) -> Place | None:
         """The place of a rule whose first results are of a kind; `near`: see `places`."""

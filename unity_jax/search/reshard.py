@@ -29,9 +29,9 @@ class Rest:
     cost: int  # (k_producer, targets)
     wants: tuple[int, ...]  # per node, (k_node, targets) bool
 
-    def tabulate(self, store: Store) -> np.ndarray:
+    def tabulated(self, store: Store) -> int:
         """The whole term as one table over its nodes, in their order."""
-        return store[store.once(("tabulate", self.cost, self.wants), lambda: store.add(_tabulate(store, self)))]
+        return store.once(("tabulated", self.cost, self.wants), lambda: store.add(_tabulate(store, self)))
 
 
 def wanted(store: Store, target: int, layouts: int) -> int:
