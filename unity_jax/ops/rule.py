@@ -231,7 +231,7 @@ class Shard:
         rule = self.rule
         if rule.fixed is not None or rule.inner or rule.bytes or any(f.halo for f in rule.factors):
             return {}
-        return rule.works.setdefault(tuple(map(self.ways, range(len(rule.factors)))), {})
+        return rule.works.setdefault(self._ways, {})
 
     @property
     def linear_axes(self) -> tuple[tuple[str, int], ...]:
@@ -239,9 +239,18 @@ class Shard:
         n = len(self.rule.factors)
         return tuple((a, s - n) for a, s in zip(self.mesh.names, self.strategy, strict=True) if s >= n)
 
+    @functools.cached_property
+    def _ways(self) -> tuple[int, ...]:
+        """How many shards each factor is split into."""
+        found = [1] * len(self.rule.factors)
+        for size, s in zip(self.mesh.sizes, self.strategy, strict=True):
+            if 0 <= s < len(found):
+                found[s] *= size
+        return tuple(found)
+
     def ways(self, factor: int) -> int:
         """How many shards a factor is split into."""
-        return self.mesh.size(self.factor_axes[factor])
+        return self._ways[factor]
 
     def is_padded(self, factor: int) -> bool:
         """Whether its shards do not divide a factor."""
@@ -264,8 +273,9 @@ class Shard:
         """How each operand must lie."""
         if self.rule.fixed is not None:
             return self.rule.fixed[0]
+        linear = self.linear_axes
         return tuple(
-            self._layout(dims, tuple((a, "sum") for a, j in self.linear_axes if i in self.rule.linear[j]))
+            self._layout(dims, tuple([(a, "sum") for a, j in linear if i in self.rule.linear[j]]))
             for i, dims in enumerate(self.rule.operands)
         )
 

@@ -370,8 +370,10 @@ def fingerprint(graph: Graph, known: dict[object, int]) -> tuple[int, ...]:
     number = {t: known.setdefault(("input", i), len(known)) for i, t in enumerate(graph.inputs)}
     for op in graph.ops:
         bodies = tuple(fingerprint(b, known) for b in op.bodies)
-        signature = op.signature if not op.bodies else (op.name, len(op.outputs))
-        operands = tuple(number.get(t, -1) if t.literal is None else str(t.literal) for t in op.inputs)
+        signature: object = op.signature  # which has the literals
+        operands: tuple[object, ...] = tuple([number.get(t, -1) for t in op.inputs])
+        if op.bodies:
+            signature = op.name, len(op.outputs), *(None if t.literal is None else str(t.literal) for t in op.inputs)
         for i, t in enumerate(op.outputs):
             number[t] = known.setdefault((signature, bodies, operands, i), len(known))
     return tuple(number.get(t, -1) for t in graph.outputs)

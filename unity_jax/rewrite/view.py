@@ -113,11 +113,11 @@ class View:
         key = (outline, t)
         if key not in self.made_as:
             op = self.maker.get(self.source(t))
-            self.made_as[key] = (
-                op is not None
-                and outline.op in names_of(op)
-                and all(any(self.may_be(a, t) for t in self.operands(op)) for a in outline.args)
-            )
+            found = op is not None and outline.op in names_of(op)
+            if op is not None and found and outline.args:
+                operands = [*dict.fromkeys(self.operands(op))]
+                found = all(any(self.may_be(a, t) for t in operands) for a in outline.args)
+            self.made_as[key] = found
         return self.made_as[key]
 
     def value(self, value: Value, dims: Dims) -> Value:
