@@ -139,9 +139,13 @@ class Finder:
         if changed is not None:
             fresh = {t for found in _anchors(self.graph, self.view, changed).values() for t in found}
             every = {name: [k for k in kinds if not fresh.isdisjoint(k)] for name, kinds in every.items()}
-        tried = functools.cache(lambda k: set[object]() if vain is None else vain.setdefault(self._surroundings(k), set()))
         known: set[object] = set()
         possible: dict[Outline, list[tuple[tuple[Tensor, ...], set[object]]]] = {}
+
+        @functools.cache
+        def tried(members: tuple[Tensor, ...]) -> set[object]:
+            return set() if vain is None else vain.setdefault(self._surroundings(members), set())
+
         for rule in rules:
             made_as = outline(rule.source[0])
             if made_as not in possible:
@@ -220,32 +224,38 @@ class Finder:
                     break
             if not found:
                 return None
-            if len(found) == 1 and len(members) > 1:
-                first = self.gains(found)
-                if first is None or first[1].on(1) * len(members) < least:
+            if len(found) == 1:
+                come = functools.cache(functools.partial(self._come, found[0]))  # once for all that are alike
+                first = self._gains(found, come) if len(members) > 1 else None
+                if len(members) > 1 and (first is None or first[1].on(1) * len(members) < least):
                     return None
-        gains = self.gains(found, saving)
+        gains = self._gains(found, come, saving)
         return None if gains is None else Place(rule, tuple(found), tuple(which), *gains)
 
     def _alike(self, a: Match, b: Match) -> bool:
         return all(self.kinds[r.tensor] == self.kinds[s.tensor] for r, s in zip(a.roots, b.roots, strict=True))
 
-    def gains(self, found: Sequence[Match], saving: bool = False) -> tuple[Seconds, Seconds] | None:
+    def _gains(
+        self, found: Sequence[Match], come: Callable[[], Seconds | None], saving: bool = False
+    ) -> tuple[Seconds, Seconds] | None:
         """What the ops take which go, less what those take that come: as things are, and as is to be hoped, see
         `Place`; None where the target does not exist, or saves no work and is to (`saving`)."""
         goes = self._goes(found) if saving else []  # seconds op by op are known; what they come to is to be emitted
-        if saving and goes[0].work <= 0:
-            return None
-        try:
-            made, results = target_ops(found[0], self.view)
-        except CannotEmit:
+        if (saving and goes[0].work <= 0) or (each := come()) is None:
             return None
         goes = goes or self._goes(found)
-        come = self.seconds(part(unknown(made, self.view), results.values()))
         times = sum(m.roots[0].tensor.times for m in found) / found[0].roots[0].tensor.times
-        if saving and goes[0].work <= times * come.work:
+        if saving and goes[0].work <= times * each.work:
             return None
-        return goes[0].less(come, times), goes[-1].less(come, times)
+        return goes[0].less(each, times), goes[-1].less(each, times)
+
+    def _come(self, match: Match) -> Seconds | None:
+        """What the ops take that come for a match; None where its target does not exist."""
+        try:
+            made, results = target_ops(match, self.view)
+        except CannotEmit:
+            return None
+        return self.seconds(part(unknown(made, self.view), results.values()))
 
     def _goes(self, found: Sequence[Match]) -> list[Seconds]:
         """What the ops take that go: as things are, and if nothing else needed what the rule looks through."""
