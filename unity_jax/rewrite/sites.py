@@ -291,7 +291,6 @@ def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] |
     depend on each other, as many are rewritten as can be together.
     """
     n = len(place.found)
-    where = {t: (i, j) for i, op in enumerate(finder.graph.ops) for j, t in enumerate(op.outputs)}
     while n:
         found = place.found[:n]
         try:
@@ -303,7 +302,12 @@ def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] |
             r.tensor for m in found for r in m.roots
         }
         readers = {op for op in graph.ops if not inner.isdisjoint(op.inputs)}
-        spots = [(*where[m.roots[0].tensor], w) for m, w in zip(found, place.which, strict=False)]
+        roots = [m.roots[0].tensor for m in found]
+        makers = [finder.graph.producer[t] for t in roots]
+        spots = [
+            (finder.position[op], op.outputs.index(t), w)
+            for op, t, w in zip(makers, roots, place.which, strict=False)
+        ]
         return graph, fresh | readers, Step(place.rule.name, tuple(spots))
     return None
 

@@ -62,10 +62,12 @@ class View:
             for t in dict.fromkeys(self.source(t) for t in op.inputs):
                 self.readers.setdefault(t, []).append(op)
 
-    @functools.cached_property
-    def computed(self) -> dict[object, Op]:
-        """The ops of the graph by what they compute, loops and branches aside."""
-        return {computes(op): op for op in reversed(self.graph.ops) if not op.bodies}
+    def computing(self, op: Op) -> Op | None:
+        """The first op of the graph that computes the same, loops and branches aside."""
+        read = next((t for t in op.inputs if t.literal is None), None)
+        among = self.graph.ops if read is None else self.graph.readers.get(read, ())
+        same = computes(op)
+        return next((o for o in among if o.signature is op.signature and not o.bodies and computes(o) == same), None)
 
     def rest(self, op: Op) -> Op:
         """The concatenation of all operands but the first, which the graph does not hold: the rules join two."""
