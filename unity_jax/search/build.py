@@ -61,9 +61,9 @@ class Builder:
         return number
 
     def intern(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        if key not in self._interned:
-            self._interned[key] = make()
-        return self._interned[key]
+        if (found := self._interned.get(key)) is None:
+            found = self._interned[key] = make()
+        return found
 
 
 class _Build:
