@@ -75,7 +75,10 @@ def _split(store: Store, rest: Rest) -> tuple[tuple[Piece, ...], Left | None]:
 
 
 def _tabulate(store: Store, rest: Rest) -> np.ndarray:
-    cost, wants = store[rest.cost], [store[w] for w in rest.wants]
+    own, producers = distinct(np.hstack([store[rest.cost], store[rest.wants[0]]]))  # of many choices few are distinct
+    cost, own = np.split(own, 2, axis=1)
+    others = [distinct(store[w]) for w in rest.wants[1:]]
+    wants = [own > 0, *(rows for rows, _ in others)]
     rank = len(wants)
     table = np.zeros([len(w) for w in wants])
     for t in range(cost.shape[1]):
@@ -83,7 +86,7 @@ def _tabulate(store: Store, rest: Rest) -> np.ndarray:
         for n, w in enumerate(wants):
             pays = pays | w[:, t].reshape([-1 if axis == n else 1 for axis in range(rank)])
         table += np.where(pays, cost[:, t].reshape([-1] + [1] * (rank - 1)), 0.0)
-    return table
+    return table[np.ix_(producers, *(which for _, which in others))]
 
 
 def producer_bound(store: Store, rest: Rest) -> int:
