@@ -27,7 +27,7 @@ import numpy as np
 
 from unity_jax import _compat
 from unity_jax.pcg.graph import Op
-from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.layout import Layout, interned
 from unity_jax.pcg.mesh import MeshAxes
 
 REDUCTIONS = ("sum", "max", "min")
@@ -219,10 +219,8 @@ class Shard:
     @functools.cached_property
     def factor_axes(self) -> tuple[tuple[str, ...], ...]:
         """The mesh axes that split each factor, major to minor."""
-        return tuple(
-            tuple(a for a, s in zip(self.mesh.names, self.strategy, strict=True) if s == f)
-            for f in range(len(self.rule.factors))
-        )
+        split = list(zip(self.mesh.names, self.strategy, strict=True))
+        return tuple([tuple([a for a, s in split if s == f]) for f in range(len(self.rule.factors))])
 
     @functools.cached_property
     def works(self) -> dict[Hashable, Any]:
@@ -266,7 +264,7 @@ class Shard:
         return jax.lax.axis_index(axes) * self.local_size(factor) if axes else 0
 
     def _layout(self, dims: Dims, partial: tuple[tuple[str, str], ...]) -> Layout:
-        return Layout(tuple(self.factor_axes[d[0]] if d else () for d in dims), partial)
+        return interned(tuple([self.factor_axes[d[0]] if d else () for d in dims]), partial)
 
     @functools.cached_property
     def operand_layouts(self) -> tuple[Layout, ...]:
