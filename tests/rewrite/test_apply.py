@@ -94,3 +94,20 @@ def test_many_steps_one_after_the_other_and_again(name, seed):
     assert Rewrite.from_json(record.to_json()) == record
     again, known = replay(program_of(name)[0].graph, [record], RULES), {}
     assert fingerprint(again, known) == fingerprint(graph, known)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_was_in_vain_before_is_so_again(name):
+    """With what was tried in vain in the graphs before, the places that save ops are those without it."""
+
+    def count(graph):
+        return Seconds(float(len(graph.ops)))
+
+    rng, graph, vain = random.Random(0), program_of(name)[0].graph, {}
+    for _ in range(4):
+        found = [p.spots for p in Finder(graph, count).places(RULES, least=0.0, vain=vain)]
+        assert found == [p.spots for p in Finder(graph, count).places(RULES, least=0.0, vain={})]
+        finder = Finder(graph, count)
+        places = list(finder.places(RULES))
+        made = rewrite(finder, rng.choice(places)) if places else None
+        graph = graph if made is None else made[0]

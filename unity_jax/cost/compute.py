@@ -60,10 +60,11 @@ def total(works: Iterable[Work]) -> Work:
 
 def op_work(shard: Shard, device: Device, use: Use) -> Work:
     """The work of one op under one strategy."""
-    key = (device, use)
-    if key not in shard.works:
-        shard.works[key] = _work(shard, device, use)
-    return shard.works[key]
+    known, key = shard.works, (device, use)
+    work: Work | None = known.get(key)
+    if work is None:
+        work = known[key] = _work(shard, device, use)
+    return work
 
 
 def _work(shard: Shard, device: Device, use: Use) -> Work:

@@ -27,7 +27,7 @@ import numpy as np
 
 from unity_jax import _compat
 from unity_jax.pcg.graph import Op
-from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.layout import Layout, interned
 from unity_jax.pcg.mesh import MeshAxes
 
 REDUCTIONS = ("sum", "max", "min")
@@ -223,10 +223,8 @@ class Shard:
     @functools.cached_property
     def factor_axes(self) -> tuple[tuple[str, ...], ...]:
         """The mesh axes that split each factor, major to minor."""
-        return tuple(
-            tuple(a for a, s in zip(self.mesh.names, self.strategy, strict=True) if s == f)
-            for f in range(len(self.rule.factors))
-        )
+        split = list(zip(self.mesh.names, self.strategy, strict=True))
+        return tuple([tuple([a for a, s in split if s == f]) for f in range(len(self.rule.factors))])
 
     @functools.cached_property
     def works(self) -> dict[Hashable, Any]:
@@ -235,7 +233,7 @@ class Shard:
         rule = self.rule
         if rule.fixed is not None or rule.inner or rule.bytes or any(f.halo for f in rule.factors):
             return {}
-        return rule.works.setdefault(tuple(map(self.ways, range(len(rule.factors)))), {})
+        return rule.works.setdefault(self._ways, {})
 
     @property
     def linear_axes(self) -> tuple[tuple[str, int], ...]:
@@ -243,9 +241,18 @@ class Shard:
         n = len(self.rule.factors)
         return tuple((a, s - n) for a, s in zip(self.mesh.names, self.strategy, strict=True) if s >= n)
 
+    @functools.cached_property
+    def _ways(self) -> tuple[int, ...]:
+        """How many shards each factor is split into."""
+        found = [1] * len(self.rule.factors)
+        for size, s in zip(self.mesh.sizes, self.strategy, strict=True):
+            if 0 <= s < len(found):
+                found[s] *= size
+        return tuple(found)
+
     def ways(self, factor: int) -> int:
         """How many shards a factor is split into."""
-        return self.mesh.size(self.factor_axes[factor])
+        return self._ways[factor]
 
     def is_padded(self, factor: int) -> bool:
         """Whether its shards do not divide a factor."""
@@ -280,15 +287,16 @@ class Shard:
         return index // block * (block * np.asarray(every, index.dtype)) + index % block
 
     def _layout(self, dims: Dims, partial: tuple[tuple[str, str], ...]) -> Layout:
-        return Layout(tuple(self.factor_axes[d[0]] if d else () for d in dims), partial)
+        return interned(tuple([self.factor_axes[d[0]] if d else () for d in dims]), partial)
 
     @functools.cached_property
     def operand_layouts(self) -> tuple[Layout, ...]:
         """How each operand must lie."""
         if self.rule.fixed is not None:
             return self.rule.fixed[0]
+        linear = self.linear_axes
         return tuple(
-            self._layout(dims, tuple((a, "sum") for a, j in self.linear_axes if i in self.rule.linear[j]))
+            self._layout(dims, tuple([(a, "sum") for a, j in linear if i in self.rule.linear[j]]))
             for i, dims in enumerate(self.rule.operands)
         )
 

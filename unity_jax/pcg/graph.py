@@ -63,17 +63,14 @@ def _itemsize(dtype: Any) -> int:
 
 
 class Signature(tuple[Any, ...]):
-    """What ops are equal in (`Op.signature`): a key that is hashed once, since caches are asked for it everywhere."""
+    """What ops are equal in (`Op.signature`). Equal ones are one object, so that caches, which are asked for it
+    everywhere, need not look inside."""
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        return super().__hash__()
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
-_SIGNATURES: dict[Signature, Signature] = {}  # equal ones are one object
+_SIGNATURES: dict[tuple[Any, ...], Signature] = {}
 
 
 @dataclass(eq=False)
@@ -117,8 +114,8 @@ class Op:
         ins = tuple((t.shape, t.dtype, None if t.literal is None else str(t.literal)) for t in self.inputs)
         outs = tuple((t.shape, t.dtype) for t in self.outputs)
         stable = self.name.startswith("random_") and self.eqn is not None and _compat.threefry_partitionable(self.eqn)
-        found = Signature((self.name, ins, outs, params, stable, id(self) if own else 0, self.move))
-        return found if own else _SIGNATURES.setdefault(found, found)
+        found = self.name, ins, outs, params, stable, self.move
+        return Signature(found) if own else _SIGNATURES.setdefault(found, Signature(found))
 
     @property
     def times(self) -> int:

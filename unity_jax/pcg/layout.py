@@ -100,6 +100,10 @@ class Layout:
         return "[" + ",".join("+".join(a) or "." for a in self.dims) + "]" + self._partial_text()
 
 
+interned = functools.cache(Layout)
+"""`Layout`, equal ones as one object: those of shards are keys of many tables."""
+
+
 @functools.lru_cache(maxsize=4096)
 def layouts(shape: tuple[int, ...], mesh: MeshAxes, *, even: bool = False, partial: bool = False) -> tuple[Layout, ...]:
     """Every layout of a tensor, the replicated one first.

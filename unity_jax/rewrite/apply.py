@@ -56,7 +56,7 @@ def unknown(ops: Sequence[Op], view: View) -> list[Op]:
     found = []
     for op in ops:
         (op,) = _renamed([op], same)
-        known = view.computed.get(computes(op))
+        known = view.computing(op)
         if known is None:
             found.append(op)
         else:
@@ -140,22 +140,23 @@ def _final(t: Tensor, replaced: Mapping[Tensor, Tensor]) -> Tensor:
 
 
 def _renamed(ops: Sequence[Op], replaced: Mapping[Tensor, Tensor]) -> list[Op]:
-    found = []
-    for op in ops:
-        inputs = tuple(_final(t, replaced) for t in op.inputs)
-        same = all(a is b for a, b in zip(inputs, op.inputs, strict=True))
-        found.append(op if same else dataclasses.replace(op, inputs=inputs))
-    return found
+    names = replaced.keys()
+    return [
+        op
+        if names.isdisjoint(op.inputs)
+        else dataclasses.replace(op, inputs=tuple(_final(t, replaced) for t in op.inputs))
+        for op in ops
+    ]
 
 
 def _without_copies(ops: Sequence[Op], old: int, replaced: dict[Tensor, Tensor]) -> list[Op]:
     """Without new ops (those from `old` on) that compute what another op computes."""
     known: dict[object, Op] = {}
-    kept = []
+    kept, new = [], {op.name for op in ops[old:]}
     for i, op in enumerate(ops):
         if i >= old:
             (op,) = _renamed([op], replaced)
-        if op.bodies or op.name.startswith("random") or has_effects(op):
+        if op.name not in new or op.bodies or op.name.startswith("random") or has_effects(op):
             kept.append(op)
             continue
         key = computes(op)
@@ -176,8 +177,8 @@ def in_order(ops: Sequence[Op], place: Mapping[Op, int]) -> list[Op]:
     for i, needs in enumerate(before):
         for j in needs:
             after[j].append(i)
-    outputs = {t: place[op] for op in place for t in op.outputs}
-    rank = [min((outputs[t] for t in op.outputs if t in outputs), default=-1) for op in ops]
+    outputs = {t: at for op, at in place.items() for t in op.outputs}
+    rank = [min([outputs[t] for t in op.outputs if t in outputs], default=-1) for op in ops]
     for i in reversed(range(len(ops))):  # a new op goes where its first reader is
         if rank[i] < 0:
             rank[i] = min((rank[j] for j in after[i] if rank[j] >= 0), default=len(place))

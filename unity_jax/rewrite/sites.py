@@ -29,6 +29,11 @@ DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
 
 
+Vain = dict[object, set[object]]
+"""The names of rules that find nothing, by what is around the tensors where they were tried; and the outlines of their
+sources."""
+
+
 @dataclass(frozen=True)
 class Step:
     """A rule applied at some spots of a graph at once: for each, the position of the op and of its result there, and
@@ -105,6 +110,7 @@ class Finder:
     ) -> None:
         self.graph, self.view, self.seconds = graph, View(graph, emitted), seconds
         self.kinds = kinds or Kinds(graph, {})
+        self._next_to = functools.cache(self._neighbours)
 
     @functools.cached_property
     def position(self) -> dict[Op, int]:
@@ -120,39 +126,69 @@ class Finder:
         rules: Sequence[Rule],
         near: Iterable[Op] | None = None,
         least: float = -math.inf,
-        saving: bool = False,
+        vain: Vain | None = None,
         changed: Iterable[Op] | None = None,
     ) -> Iterator[Place]:
         """Every place for these rules.
 
         **Arguments:** `near`: look only at what these ops make and what reads it; `least`: leave out a place if as many
-        times the gain of its first spot as it has spots would be less, on one device; `saving`: leave out what saves no
-        work; `changed`: leave out kinds of places of which none is near these.
+        times the gain of its first spot as it has spots would be less, on one device; `vain`: leave out what saves no
+        work, and note it there; `changed`: leave out kinds of places of which none is near these.
         """
         every = {name: self._by_kind(found) for name, found in _anchors(self.graph, self.view, near).items()}
         if changed is not None:
             fresh = {t for found in _anchors(self.graph, self.view, changed).values() for t in found}
             every = {name: [k for k in kinds if not fresh.isdisjoint(k)] for name, kinds in every.items()}
         known: set[object] = set()
-        possible: dict[Outline, list[list[Tensor]]] = {}
+        possible: dict[Outline, list[tuple[tuple[Tensor, ...], set[object]]]] = {}
+
+        @functools.cache
+        def tried(members: tuple[Tensor, ...]) -> set[object]:
+            return set() if vain is None else vain.setdefault(self._surroundings(members), set())
+
         for rule in rules:
             made_as = outline(rule.source[0])
             if made_as not in possible:
-                kinds = every.get(made_as.op, ())
-                possible[made_as] = [k for k in kinds if any(self.view.may_be(made_as, t) for t in k)]
-            for members in possible[made_as]:
-                place = self._place(rule, members, least, saving)
-                key = place and (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
-                if place is not None and key not in known:  # operands can often change sides
+                possible[made_as] = []
+                for members in every.get(made_as.op, ()):
+                    nothing = tried(members)
+                    if made_as in nothing:
+                        continue
+                    if any(self.view.may_be(made_as, t) for t in members):
+                        possible[made_as].append((members, nothing))
+                    else:
+                        nothing.add(made_as)
+            for members, nothing in possible[made_as]:
+                if rule.name in nothing:
+                    continue
+                place = self._place(rule, members, least, vain is not None)
+                if place is None:
+                    nothing.add(rule.name)
+                    continue
+                key = (rule.name, frozenset(r.tensor for m in place.found for r in m.roots))
+                if key not in known:  # operands can often change sides
                     known.add(key)
                     yield place
 
-    def _by_kind(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    def _surroundings(self, members: tuple[Tensor, ...]) -> object:
+        """Equal in graphs where a rule finds the same at some tensors: the ops around are the same ones, and make the
+        same results of the program."""
+        ops = {self.view.maker[t] for t in members}
+        for _ in range(DEPTH):
+            ops = ops.union(*map(self._next_to, ops))
+        return members, frozenset(ops), self.results.intersection(t for op in ops for t in op.outputs)
+
+    def _neighbours(self, op: Op) -> frozenset[Op]:
+        """What makes the operands of an op, and what reads these or its results."""
+        makers = (self.graph.producer[t] for t in op.inputs if t in self.graph.producer)
+        return frozenset((*makers, *(r for t in (*op.inputs, *op.outputs) for r in self.graph.readers.get(t, ()))))
+
+    def _by_kind(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Tensors of one kind together."""
         kinds: dict[int, list[Tensor]] = {}
         for t in tensors:
             kinds.setdefault(self.kinds[t], []).append(t)
-        return list(kinds.values())
+        return list(map(tuple, kinds.values()))
 
     def place(self, rule: Rule, kind: int, near: Iterable[Op] | None = None) -> Place | None:
         """The place of a rule whose first results are of a kind; `near`: see `places`."""
@@ -188,32 +224,38 @@ class Finder:
                     break
             if not found:
                 return None
-            if len(found) == 1 and len(members) > 1:
-                first = self.gains(found)
-                if first is None or first[1].on(1) * len(members) < least:
+            if len(found) == 1:
+                come = functools.cache(functools.partial(self._come, found[0]))  # once for all that are alike
+                first = self._gains(found, come) if len(members) > 1 else None
+                if len(members) > 1 and (first is None or first[1].on(1) * len(members) < least):
                     return None
-        gains = self.gains(found, saving)
+        gains = self._gains(found, come, saving)
         return None if gains is None else Place(rule, tuple(found), tuple(which), *gains)
 
     def _alike(self, a: Match, b: Match) -> bool:
         return all(self.kinds[r.tensor] == self.kinds[s.tensor] for r, s in zip(a.roots, b.roots, strict=True))
 
-    def gains(self, found: Sequence[Match], saving: bool = False) -> tuple[Seconds, Seconds] | None:
+    def _gains(
+        self, found: Sequence[Match], come: Callable[[], Seconds | None], saving: bool = False
+    ) -> tuple[Seconds, Seconds] | None:
         """What the ops take which go, less what those take that come: as things are, and as is to be hoped, see
         `Place`; None where the target does not exist, or saves no work and is to (`saving`)."""
         goes = self._goes(found) if saving else []  # seconds op by op are known; what they come to is to be emitted
-        if saving and goes[0].work <= 0:
-            return None
-        try:
-            made, results = target_ops(found[0], self.view)
-        except CannotEmit:
+        if (saving and goes[0].work <= 0) or (each := come()) is None:
             return None
         goes = goes or self._goes(found)
-        come = self.seconds(part(unknown(made, self.view), results.values()))
         times = sum(m.roots[0].tensor.times for m in found) / found[0].roots[0].tensor.times
-        if saving and goes[0].work <= times * come.work:
+        if saving and goes[0].work <= times * each.work:
             return None
-        return goes[0].less(come, times), goes[-1].less(come, times)
+        return goes[0].less(each, times), goes[-1].less(each, times)
+
+    def _come(self, match: Match) -> Seconds | None:
+        """What the ops take that come for a match; None where its target does not exist."""
+        try:
+            made, results = target_ops(match, self.view)
+        except CannotEmit:
+            return None
+        return self.seconds(part(unknown(made, self.view), results.values()))
 
     def _goes(self, found: Sequence[Match]) -> list[Seconds]:
         """What the ops take that go: as things are, and if nothing else needed what the rule looks through."""
@@ -249,7 +291,6 @@ def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] |
     depend on each other, as many are rewritten as can be together.
     """
     n = len(place.found)
-    where = {t: (i, j) for i, op in enumerate(finder.graph.ops) for j, t in enumerate(op.outputs)}
     while n:
         found = place.found[:n]
         try:
@@ -261,7 +302,12 @@ def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] |
             r.tensor for m in found for r in m.roots
         }
         readers = {op for op in graph.ops if not inner.isdisjoint(op.inputs)}
-        spots = [(*where[m.roots[0].tensor], w) for m, w in zip(found, place.which, strict=False)]
+        roots = [m.roots[0].tensor for m in found]
+        makers = [finder.graph.producer[t] for t in roots]
+        spots = [
+            (finder.position[op], op.outputs.index(t), w)
+            for op, t, w in zip(makers, roots, place.which, strict=False)
+        ]
         return graph, fresh | readers, Step(place.rule.name, tuple(spots))
     return None
 
@@ -338,8 +384,10 @@ def fingerprint(graph: Graph, known: dict[object, int]) -> tuple[int, ...]:
     number = {t: known.setdefault(("input", i), len(known)) for i, t in enumerate(graph.inputs)}
     for op in graph.ops:
         bodies = tuple(fingerprint(b, known) for b in op.bodies)
-        signature = op.signature if not op.bodies else (op.name, len(op.outputs))
-        operands = tuple(number.get(t, -1) if t.literal is None else str(t.literal) for t in op.inputs)
+        signature: object = op.signature  # which has the literals
+        operands: tuple[object, ...] = tuple([number.get(t, -1) for t in op.inputs])
+        if op.bodies:
+            signature = op.name, len(op.outputs), *(None if t.literal is None else str(t.literal) for t in op.inputs)
         for i, t in enumerate(op.outputs):
             number[t] = known.setdefault((signature, bodies, operands, i), len(known))
     return tuple(number.get(t, -1) for t in graph.outputs)

@@ -62,10 +62,12 @@ class View:
             for t in dict.fromkeys(self.source(t) for t in op.inputs):
                 self.readers.setdefault(t, []).append(op)
 
-    @functools.cached_property
-    def computed(self) -> dict[object, Op]:
-        """The ops of the graph by what they compute, loops and branches aside."""
-        return {computes(op): op for op in reversed(self.graph.ops) if not op.bodies}
+    def computing(self, op: Op) -> Op | None:
+        """The first op of the graph that computes the same, loops and branches aside."""
+        read = next((t for t in op.inputs if t.literal is None), None)
+        among = self.graph.ops if read is None else self.graph.readers.get(read, ())
+        same = computes(op)
+        return next((o for o in among if o.signature is op.signature and not o.bodies and computes(o) == same), None)
 
     def rest(self, op: Op) -> Op:
         """The concatenation of all operands but the first, which the graph does not hold: the rules join two."""
@@ -113,11 +115,11 @@ class View:
         key = (outline, t)
         if key not in self.made_as:
             op = self.maker.get(self.source(t))
-            self.made_as[key] = (
-                op is not None
-                and outline.op in names_of(op)
-                and all(any(self.may_be(a, t) for t in self.operands(op)) for a in outline.args)
-            )
+            found = op is not None and outline.op in names_of(op)
+            if op is not None and found and outline.args:
+                operands = [*dict.fromkeys(self.operands(op))]
+                found = all(any(self.may_be(a, t) for t in operands) for a in outline.args)
+            self.made_as[key] = found
         return self.made_as[key]
 
     def value(self, value: Value, dims: Dims) -> Value:

@@ -66,13 +66,12 @@ class Messages:
     def marginal(self, factor: int, axis: int) -> np.ndarray:
         """The least that a factor still holds for each value along one axis."""
         table, given = self.tables[factor], self.given[factor]
-        rank = table.ndim
-        for other in range(rank):
+        for other in range(table.ndim):  # one after the other: what is left to subtract from is ever smaller
             if other != axis:
-                g = given[other]
-                table = table - (g if other == rank - 1 else g.reshape((-1,) + (1,) * (rank - 1 - other)))
-        other_axes = tuple(a for a in range(rank) if a != axis)
-        return table.min(axis=other_axes) - given[axis]
+                place = int(other > axis)
+                rest = (1,) * (table.ndim - 1 - place)
+                table = (table - given[other].reshape(-1, *rest)).min(axis=place)
+        return table - given[axis]
 
     def sweep(self, backward: bool) -> float:
         """One pass over all variables; the lower bound after it."""

@@ -61,9 +61,9 @@ class Builder:
         return number
 
     def intern(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        if key not in self._interned:
-            self._interned[key] = make()
-        return self._interned[key]
+        if (found := self._interned.get(key)) is None:
+            found = self._interned[key] = make()
+        return found
 
 
 class _Build:
@@ -223,8 +223,10 @@ class _Build:
 
     def _seconds(self, op: Op, strategies: Sequence[Strategy], use: Use) -> np.ndarray:
         """Of each strategy, the seconds it adds to a step and those it takes at least (a row each)."""
-        shards = [self.b.rules.shard(op, self.mesh, s) for s in strategies]
-        return np.array([[of(s, self.b.machine, use) for s in shards] for of in (shard_seconds, floor_seconds)])
+        works = [(id(shard.works), shard) for shard in (self.b.rules.shard(op, self.mesh, s) for s in strategies)]
+        distinct = dict(works)  # those that share their work take as long
+        known = {k: [of(s, self.b.machine, use) for of in (shard_seconds, floor_seconds)] for k, s in distinct.items()}
+        return np.ascontiguousarray(np.array([known[k] for k, _ in works]).T)
 
     def _start(self, op: Op, use: Use) -> float:
         """Seconds to start the kernels of an op, those of matmuls aside, whose arithmetic has them; what reads nothing

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,7 @@ class Candidate:
 
     def fits(self, limit: float) -> bool:
         """Whether its peak memory is within so many bytes per device."""
-        return self.memory.peak_bytes <= limit
+        return limit == math.inf or self.memory.peak_bytes <= limit
 
     def noting(self, **notes: Any) -> Candidate:
         """The same plan with other `searched` or `rivals`; what has been found of it is not found again."""

@@ -110,6 +110,7 @@ class _Completion:
     def __init__(self, program: Program, built: Built, mesh: MeshAxes, rules: RuleCache) -> None:
         self.built, self.mesh, self.rules = built, mesh, rules
         self.batch = batch_dims(program, rules, mesh.num_devices)
+        self.batch_of = functools.cache(lambda op: batch_factors(op, rules, self.batch))
         self.positions = position_dims(program, rules, self.batch)
         self.neighbours: list[list[_Neighbour]] = [[] for _ in built.nodes]
         for e in built.problem.edges:
@@ -139,7 +140,7 @@ class _Completion:
     def _batch_of(self, node: Node) -> list[set[int]]:
         """Per op of a node its batch factors; for a place or input, its batch dimensions."""
         if node.ops:
-            return [batch_factors(op, self.rules, self.batch) for op in node.ops]
+            return [self.batch_of(op) for op in node.ops]
         t = node.tensor
         shift = 1 if node.lifted else 0
         return [{d - shift for d in range(t.rank) if (t, d) in self.batch}] if t is not None else [set()]
@@ -148,7 +149,7 @@ class _Completion:
         """What the forward pass sums over the batch, and computes of such sums alone: the moments of a batch norm."""
         held, found = self.state | self.params, set[Tensor]()
         for op, _ in ahead(graph):
-            of_batch = batch_factors(op, self.rules, self.batch) or not found.isdisjoint(op.inputs)
+            of_batch = self.batch_of(op) or not found.isdisjoint(op.inputs)
             if of_batch and held.isdisjoint(op.inputs):
                 found |= {t for t in op.outputs if not any((t, d) in self.batch for d in range(t.rank))}
         return found
@@ -159,7 +160,7 @@ class _Completion:
         if node.kind == "output":
             return True
         if node.ops:
-            return not any(batch_factors(op, self.rules, self.batch) for op in node.ops) and not node.ops[0].backward
+            return not any(self.batch_of(op) for op in node.ops) and not node.ops[0].backward
         return not any(self._batch_of(node))
 
     def complete(self, experts: Sequence[Expert]) -> list[np.ndarray]:

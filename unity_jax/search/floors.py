@@ -30,8 +30,9 @@ def least_seconds(built: Built) -> float:
 
 def _summed(built: Built, of: Callable[[np.ndarray], float]) -> float:
     """Over all ops, one figure of the arithmetic of each under its strategies; equal ops share an array."""
-    distinct = {id(seconds): float(of(seconds)) for seconds in built.arithmetic}
-    return sum(distinct[id(seconds)] for seconds in built.arithmetic)
+    distinct = {id(seconds): seconds for seconds in built.arithmetic}
+    figures = {i: float(of(seconds)) for i, seconds in distinct.items()}
+    return sum([figures[id(seconds)] for seconds in built.arithmetic])
 
 
 def undivided_seconds(built: Built, device: Device) -> float:

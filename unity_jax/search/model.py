@@ -41,6 +41,14 @@ class Model:
         """The original strategies that a node has left."""
         return self.store[self.domains[node]]
 
+    def positions(self, assignment: Sequence[int] | np.ndarray) -> np.ndarray:
+        """An assignment in original strategies as positions in the domains; the first where a strategy is gone."""
+        found = [self._places(d).get(int(a), 0) for d, a in zip(self.domains, assignment, strict=True)]
+        return np.array(found, np.int64)
+
+    def _places(self, domain: int) -> dict[int, int]:
+        return self.store.once(("places", domain), lambda: {int(a): i for i, a in enumerate(self.store[domain])})
+
     def original(self, assignment: Sequence[int] | np.ndarray) -> np.ndarray:
         """Positions in the domains (anything after the last node is ignored) as original strategies."""
         first, values = self._flat

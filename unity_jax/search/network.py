@@ -58,8 +58,9 @@ def _single(store: Store, rest: Rest, sizes: list[int]) -> Factor:
     order = tuple(int(n) for n in np.argsort(free))
 
     def make() -> int:
-        table = rest.tabulate(store)
-        return store.add(table.reshape([k for k in table.shape if k > 1]).transpose(order))
+        name = rest.tabulated(store)
+        table = store[name].reshape([k for k in store[name].shape if k > 1]).transpose(order)
+        return name if order == tuple(range(len(rest.nodes))) else store.add(table)
 
     return tuple(sorted(free)), store.once(("single", rest.cost, rest.wants, order), make)
 

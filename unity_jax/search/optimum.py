@@ -117,14 +117,13 @@ def improved(here: Local, assignment: np.ndarray) -> Optimum:
 
 def _around(here: Local, assignment: np.ndarray) -> Local:
     """The same terms around an assignment in original strategies."""
-    return here.at(np.array([int(np.argmax(here.model.values(i) == a)) for i, a in enumerate(assignment)]))
+    return here.at(here.model.positions(assignment))
 
 
 def _answered(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:
     """What each strategy costs when its neighbours choose their best answer to it, and all others stay."""
-    start = [int(np.argmax(model.values(i) == a)) for i, a in enumerate(assignment)]
-    here = Local(model, np.array(start))
-    costs = {i: here.costs(i) for i in range(len(start)) if model.size(i) > 1}
+    here = Local(model, model.positions(assignment))
+    costs = {i: here.costs(i) for i in range(len(here.x)) if model.size(i) > 1}
     answered = {}
     for i in costs:
         answered[i] = here.alone(i)

@@ -17,6 +17,8 @@ import numpy as np
 
 from .tables import Store
 
+AT_ONCE = 2**16  # differences between rows of costs that are taken together
+
 Piece = tuple[tuple[int, ...], int]  # positions in the term's list of nodes, and the name of a table over them
 Left = tuple[tuple[int, ...], int, tuple[int, ...]]  # positions, cost and wants of what nodes might share
 
@@ -29,9 +31,9 @@ class Rest:
     cost: int  # (k_producer, targets)
     wants: tuple[int, ...]  # per node, (k_node, targets) bool
 
-    def tabulate(self, store: Store) -> np.ndarray:
+    def tabulated(self, store: Store) -> int:
         """The whole term as one table over its nodes, in their order."""
-        return store[store.once(("tabulate", self.cost, self.wants), lambda: store.add(_tabulate(store, self)))]
+        return store.once(("tabulated", self.cost, self.wants), lambda: store.add(_tabulate(store, self)))
 
 
 def wanted(store: Store, target: int, layouts: int) -> int:
@@ -73,7 +75,10 @@ def _split(store: Store, rest: Rest) -> tuple[tuple[Piece, ...], Left | None]:
 
 
 def _tabulate(store: Store, rest: Rest) -> np.ndarray:
-    cost, wants = store[rest.cost], [store[w] for w in rest.wants]
+    own, producers = distinct(np.hstack([store[rest.cost], store[rest.wants[0]]]))  # of many choices few are distinct
+    cost, own = np.split(own, 2, axis=1)
+    others = [distinct(store[w]) for w in rest.wants[1:]]
+    wants = [own > 0, *(rows for rows, _ in others)]
     rank = len(wants)
     table = np.zeros([len(w) for w in wants])
     for t in range(cost.shape[1]):
@@ -81,7 +86,7 @@ def _tabulate(store: Store, rest: Rest) -> np.ndarray:
         for n, w in enumerate(wants):
             pays = pays | w[:, t].reshape([-1 if axis == n else 1 for axis in range(rank)])
         table += np.where(pays, cost[:, t].reshape([-1] + [1] * (rank - 1)), 0.0)
-    return table
+    return table[np.ix_(producers, *(which for _, which in others))]
 
 
 def producer_bound(store: Store, rest: Rest) -> int:
@@ -94,18 +99,22 @@ def _producer_bound(store: Store, rest: Rest) -> np.ndarray:
     if own.any():  # the producer also consumes: bound each target by itself, wanted by another node or not
         forced = _minus(np.where(own, cost, 0.0)[:, None], np.where(own, cost, 0.0)[None])
         return np.maximum(forced, _minus(cost[:, None], cost[None])).sum(axis=2)
-    rows, inverse = np.unique(cost, axis=0, return_inverse=True)
-    sets = [np.unique(w, axis=0).T.astype(float) for w in others]
-    bound = np.empty((len(rows), len(rows)))
-    for a, row in enumerate(rows):  # growth is at most the sum over nodes; each node's own set surely shrinks as well
-        change = _minus(row[None], rows)  # (b, target)
-        grow, shrink = np.maximum(change, 0.0), np.minimum(change, 0.0)
-        never = np.isinf(grow).any(axis=1)
-        grow[never] = 0.0
-        worst = sum((grow @ w).max(axis=1) for w in sets) + np.min([(shrink @ w).max(axis=1) for w in sets], axis=0)
-        bound[a] = np.where(never, np.inf, worst)
-    inverse = inverse.reshape(-1)
-    return bound[np.ix_(inverse, inverse)]
+    rows, inverse = distinct(cost)
+    sets = [distinct(w)[0].T.astype(float) for w in others]
+    step = max(AT_ONCE // rows.size, 1)
+    parts = [_growth(rows[a : a + step], rows, sets) for a in range(0, len(rows), step)]
+    return np.concatenate(parts)[np.ix_(inverse, inverse)]
+
+
+def _growth(to: np.ndarray, rows: np.ndarray, sets: list[np.ndarray]) -> np.ndarray:
+    """(to, rows) how much a term can grow when its costs become those of one of `to`: at most the sum over nodes of
+    what their sets grow by; each node's own set surely shrinks as well."""
+    change = _minus(to[:, None], rows[None])  # (to, rows, target)
+    grow, shrink = np.maximum(change, 0.0), np.minimum(change, 0.0)
+    never = np.isinf(grow).any(axis=2)
+    grow[never] = 0.0
+    worst = sum((grow @ w).max(axis=2) for w in sets) + np.min([(shrink @ w).max(axis=2) for w in sets], axis=0)
+    return np.where(never, np.inf, worst)
 
 
 def consumer_bound(store: Store, rest: Rest, position: int) -> int:
@@ -116,13 +125,20 @@ def consumer_bound(store: Store, rest: Rest, position: int) -> int:
 
 
 def _consumer_bound(cost: np.ndarray, wants: np.ndarray) -> np.ndarray:
-    cost = np.unique(cost, axis=0)
-    rows, inverse = np.unique(wants, axis=0, return_inverse=True)
+    cost = distinct(cost)[0]
+    rows, inverse = distinct(wants)
     newly = rows[:, None] & ~rows[None]  # what a wants and b does not; what b wants another node may want too
     never = (newly[..., None] & np.isinf(cost.T)).any(axis=(2, 3))
     seconds = (newly.astype(float) @ np.where(np.isinf(cost), 0.0, cost).T).max(axis=2)
-    inverse = inverse.reshape(-1)
     return np.where(never, np.inf, seconds)[np.ix_(inverse, inverse)]
+
+
+def distinct(rows: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """The distinct rows of an array, and for each row which of them it is."""
+    number: dict[bytes, int] = {}
+    which = [number.setdefault(row.tobytes(), len(number)) for row in rows]
+    first = {n: i for i, n in reversed(list(enumerate(which)))}
+    return rows[[first[n] for n in range(len(number))]], which
 
 
 def _minus(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -17,18 +17,21 @@ class RuleCache:
         self._shards: dict[object, Shard] = {}
 
     def __call__(self, op: Op) -> Rule:
-        if op.signature not in self._rules:
-            self._rules[op.signature] = rule_of(op)
-        return self._rules[op.signature]
+        found = self._rules.get(op.signature)
+        if found is None:
+            found = self._rules[op.signature] = rule_of(op)
+        return found
 
     def strategies(self, op: Op, mesh: MeshAxes) -> list[Strategy]:
         key = (op.signature, mesh)
-        if key not in self._strategies:
-            self._strategies[key] = strategies(self(op), mesh)
-        return self._strategies[key]
+        found = self._strategies.get(key)
+        if found is None:
+            found = self._strategies[key] = strategies(self(op), mesh)
+        return found
 
     def shard(self, op: Op, mesh: MeshAxes, strategy: Strategy) -> Shard:
         key = (op.signature, mesh, strategy)
-        if key not in self._shards:
-            self._shards[key] = Shard(op, self(op), mesh, strategy)
-        return self._shards[key]
+        found = self._shards.get(key)
+        if found is None:
+            found = self._shards[key] = Shard(op, self(op), mesh, strategy)
+        return found

@@ -26,7 +26,7 @@ from unity_jax.rewrite.directions import inverse
 from unity_jax.rewrite.estimate import Seconds, by_kernels, one_by_one, saved
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, Place, Step, counterparts, fingerprint, rewrite, still
+from unity_jax.rewrite.sites import Finder, Place, Step, Vain, counterparts, fingerprint, rewrite, still
 from unity_jax.rewrite.towers import Towers, exchanged, stacked, towers
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.identity import Alone
@@ -97,6 +97,7 @@ class Moves:
         self.number = functools.cache(lambda graph: fingerprint(graph, known))
         self.apart = one_by_one(device, lambda op: planner.rules(op).flops)
         self.emitted: dict[object, Graph | str] = {}
+        self.vain: Vain = {}  # of steps that follow
         self._found: dict[Graph, list[Move]] = {}
         self._made: dict[Place | Towers, Made | None] = {}
         self._firsts: dict[Place, First | None] = {}
@@ -207,7 +208,7 @@ class Moves:
             finder, undoing = Finder(graph, self.apart, emitted=self.emitted), {inverse(step.rule) for step in steps}
             rules = [rule for rule in self.rules if rule.name not in undoing]
             changed = near & finder.above(touched)
-            found = {p.spots: p for p in finder.places(rules, near, 0.0, True, changed)}
+            found = {p.spots: p for p in finder.places(rules, near, 0.0, self.vain, changed)}
             for place in left:  # of what is not near the last step, little has changed
                 if place.rule.name not in undoing and place.root in graph.producer and place.spots not in found:
                     again = finder.again(place)

@@ -69,9 +69,10 @@ class Kernel:
         for op in self.ops:
             first = []
             for t in op.inputs:
-                first.append(base.get(t, t) in left)
-                left.discard(base.get(t, t))
-            self.counts[op] = (*map(int, first), *(int(t in written) for t in op.outputs))
+                whole = base.get(t, t)
+                first.append(int(whole in left))
+                left.discard(whole)
+            self.counts[op] = (*first, *[int(t in written) for t in op.outputs])
 
     def use(self, op: Op, launches: int) -> Use:
         """How one of its ops runs here."""

@@ -65,8 +65,9 @@ class _Own(NamedTuple):
                 use = kernel.use(op, int(op is kernel.root))
                 uses[op] = uses[op].plus(use) if op in uses else use
         written.update([t for t, s in base.items() if s in written])
-        none = (Use((0,) * (len(op.inputs) + len(op.outputs)), 0) for op in graph.ops)
-        return _Own(written, every, {op: uses.get(op, least) for op, least in zip(graph.ops, none, strict=True)})
+        least = {n: Use((0,) * n, 0) for n in {len(op.inputs) + len(op.outputs) for op in graph.ops}}
+        all_uses = {op: uses.get(op) or least[len(op.inputs) + len(op.outputs)] for op in graph.ops}
+        return _Own(written, every, all_uses)
 
 
 _known: WeakKeyDictionary[Graph, dict[tuple[str, int | None], _Own]] = WeakKeyDictionary()
