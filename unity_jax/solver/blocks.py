@@ -48,7 +48,7 @@ class Block:
         steps: list[_Step] = []
         results: list[list[int]] = [[] for _ in order]
         for n, v in enumerate(order):
-            around = sorted(place[w] for w in kept[v])
+            around = sorted(place[w] for w in kept[v] if w in place)
             rank = {w: axis for axis, w in enumerate([*around, n])}
             shape = [sizes[order[w]] for w in around] + [sizes[v]]
             total: np.ndarray | None = None
