@@ -15,7 +15,6 @@ Rules, until none applies:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +39,7 @@ class Reduced:
     costs: list[np.ndarray]
     tables: list[dict[int, np.ndarray]]
     liveness: Liveness
+    constant: float  # what the nodes that are decided cost
     nodes: list[int]  # of the original problem
     steps: list[tuple[int, int, np.ndarray]]  # see `_Work.steps`
     size: int  # nodes of the original problem
@@ -104,8 +104,9 @@ class _Work:
         found = False
         for v in list(self.left):
             fits = np.ones(len(self.costs[v]), bool)
+            self.spans[v] = together(self.spans[v])
             if len(fits) > 1:
-                for start, end, use in together(self.spans[v]):
+                for start, end, use in self.spans[v]:
                     fits &= use - use.min() <= spare[start:end].min()
             found |= self._keep(v, fits)
         self._settle()
@@ -128,7 +129,8 @@ class _Work:
         fixed = [s for v in self.left if v not in number for s in self.spans[v]]
         tables = [{number[w]: t for w, t in self.tables[v].items()} for v in nodes]
         liveness = Liveness.of([self.spans[v] for v in nodes], fixed, self.limit)
-        return Reduced([self.costs[v] for v in nodes], tables, liveness, nodes, self.steps, len(self.costs))
+        constant = float(sum(self.costs[v][0] for v in self.left if v not in number))
+        return Reduced([self.costs[v] for v in nodes], tables, liveness, constant, nodes, self.steps, len(self.costs))
 
     def _undominated(self, v: int) -> np.ndarray:
         """Which strategies no other one beats; of equal ones the first."""
@@ -140,7 +142,7 @@ class _Work:
             more[:, :, np.isinf(table).all(axis=0)] = 0
             worse = worse + more.min(axis=2)
         beaten = worse >= 0
-        for _, _, use in self.spans[v]:
+        for use in {use.tobytes(): use for _, _, use in self.spans[v]}.values():
             beaten &= use[:, None] >= use
         equal = beaten & beaten.T
         return ~(beaten & (~equal | (np.arange(len(cost))[:, None] > np.arange(len(cost))))).any(axis=1)
@@ -161,7 +163,8 @@ class _Work:
         if not everything:
             if self._keep(v, allowed.any(axis=1)) | self._keep(w, allowed.any(axis=0)):
                 return
-            for a, b, of in (v, w, allowed), (w, v, allowed.T):
+            ways = [(v, w, allowed), (w, v, allowed.T)]
+            for a, b, of in sorted(ways, key=lambda way: len(self.tables[way[0]])):
                 if (of.sum(axis=0) == 1).all() and self._grows(a, b) <= GROWN:
                     self._follow(a, b, of.argmax(axis=0))
                     return
@@ -182,7 +185,8 @@ class _Work:
         return True
 
     def _grows(self, v: int, w: int) -> int:
-        return (len(self.costs[w]) - len(self.costs[v])) * sum(len(self.costs[n]) for n in self.tables[v] if n != w)
+        more = len(self.costs[w]) - len(self.costs[v])
+        return more * sum(len(self.costs[n]) for n in self.tables[v] if n != w) if more > 0 else 0
 
     def _follow(self, v: int, w: int, answer: np.ndarray) -> None:
         """Make v a part of w, with the strategy `answer` for each of w's."""
@@ -191,7 +195,7 @@ class _Work:
         for n, table in list(self.tables[v].items()):
             self._part(v, n)
             self._join(w, n, table[answer])
-        self.spans[w] = together([*self.spans[w], *((start, end, use[answer]) for start, end, use in self.spans[v])])
+        self.spans[w] += [(start, end, use[answer]) for start, end, use in self.spans[v]]
         self.steps.append((v, w, answer))
         del self.left[v]
 
@@ -223,8 +227,3 @@ class _Work:
         for w in self.tables[v]:
             self._put(v, w, self.tables[v][w][at])
         return True
-
-
-def costs_of(costs: Iterable[np.ndarray]) -> float:
-    """The sum of the largest costs: more than any assignment costs."""
-    return float(sum(c[np.isfinite(c)].max(initial=0.0) for c in costs))

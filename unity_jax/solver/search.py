@@ -26,7 +26,10 @@ from .messages import Messages
 from .terms import Terms
 
 MOST = 20_000  # entries of a table of a block
-SPREAD = 1.5  # of chance in what a block leaves out
+SPREADS = 0.5, 1.5, 3.0  # of chance in what a block leaves out
+BLOCKS = 20, 60, 200, 600  # nodes of a block
+RECENT, FRESH = 8, 0.2  # blocks of all nodes that are kept, and how often there is a new one
+TALK = 0.4  # part of the work on prices that messages take
 FAINT = -9.0  # logarithm of a price, against the first one, below which it is none
 QUICK, SLOW = 0.5, 0.05  # how fast prices change, at first and at last
 
@@ -55,6 +58,10 @@ class Search:
         self.work = 0
         self.prices = np.zeros(len(terms.live.spare))
         self.best: Found | None = None
+        self.blocks: list[Block] = []
+        self.penalty = 0.0  # per byte above the limit
+        degrees = np.array([1.0 + len(of) for of in terms.tables])
+        self.degrees = degrees / degrees.sum()
 
     def offer(self, x: np.ndarray) -> Found:
         """Look at a choice; keep it if it is the best."""
@@ -74,30 +81,38 @@ class Search:
         """A choice improved at the prices by blocks of all nodes that fit into one."""
         sums, x = summed(self.prices), x.copy()
         for _ in range(rounds):
-            block = self.terms.block(range(len(x)), MOST, SPREAD, self.rng)
+            block = self._whole()
             costs = self.terms.around(block.nodes, x)
             charged = [c + self.live.charges(v, sums) for c, v in zip(costs, block.nodes, strict=True)]
             x[block.nodes] = block.solved(charged)
-            self.work += 6 * self.terms.edges
+            self.work += 3 * self.terms.edges
         return x
+
+    def _whole(self) -> Block:
+        """A block of all nodes that fit into one: a new one, or one of the last."""
+        if len(self.blocks) < RECENT or self.rng.random() < FRESH:
+            spread = float(self.rng.choice(SPREADS))
+            self.blocks.append(self.terms.block(range(len(self.terms.costs)), MOST, spread, self.rng))
+            self.work += 6 * self.terms.edges
+            del self.blocks[:-RECENT]
+            return self.blocks[-1]
+        return self.blocks[int(self.rng.integers(RECENT))]
 
     def price(self, work: int) -> None:
         """Find prices, with so much work, and good choices on the way."""
         messages = Messages(self.terms)
         for _ in range(10):
             messages.passed(self.terms.costs)
-        x = self.descended(messages.decoded(self.terms.costs), 4)
-        first = self.offer(x)
-        if first.excess == 0 and first.cost < self.terms.forbidden:
-            return
+        first = self.offer(self.descended(messages.decoded(self.terms.costs), 4))
+        x = first.x
         spare = np.maximum(self.live.spare, 1.0)
-        base = 0.1 * first.cost / spare.mean() / len(spare)
+        base = 0.1 * first.cost / max(1.0, float(spare.sum()))
         level = np.zeros(len(spare))
         start, done, n = self.work, 0.0, 0
         while done < 1:
             self.prices = np.where(level > FAINT, base * np.exp(level), 0.0)
             costs = self.priced()
-            if done < 0.4:
+            if done < TALK:
                 messages.passed(costs)
                 self.work += 5 * self.terms.edges
                 x = messages.decoded(costs)
@@ -114,11 +129,30 @@ class Search:
     def improve(self, work: int) -> None:
         """Improve the best choice block by block, with so much work."""
         assert self.best is not None
-        end = self.work + work
+        end, n = self.work + work, 0
+        known = self.prices[self.prices > 0]
+        spare = np.maximum(self.live.spare, 1.0)
+        self.first = float(np.median(known)) if len(known) else 1e-2 * self.best.cost / max(1.0, float(spare.sum()))
+        self.penalty = self.penalty or float(self.prices.max(initial=self.first))
         while self.work < end:
-            size = int(self.rng.choice([20, 60, 200, 600]))
-            nodes = self._near(size) if self.rng.random() < 0.6 else self._window(size)
+            size = int(self.rng.choice(BLOCKS))
+            kind = self.rng.random()
+            nodes = self._near(size) if kind < 0.4 else self._window(size) if kind < 0.7 else self._hub(size)
             self._solve(nodes)
+            n += 1
+            if n % 20 == 0:
+                self.penalty *= 1.2
+
+    def _hub(self, size: int) -> list[int]:
+        """A node with many neighbours, these, and some of theirs."""
+        start = int(self.rng.choice(len(self.terms.costs), p=self.degrees))
+        near = [*self.terms.tables[start]]
+        found = dict.fromkeys([start, *self.rng.permutation(near)[:size].tolist()])
+        for v in list(found):
+            if len(found) >= size:
+                break
+            found.update(dict.fromkeys(self.terms.tables[v]))
+        return list(found)
 
     def _near(self, size: int) -> list[int]:
         """Nodes around one, by chance."""
@@ -141,7 +175,7 @@ class Search:
     def _solve(self, nodes: Sequence[int]) -> None:
         best, terms = self.best, self.terms
         assert best is not None
-        block = terms.block(nodes, MOST, SPREAD, self.rng)
+        block = terms.block(nodes, MOST, float(self.rng.choice(SPREADS)), self.rng)
         around = terms.around(block.nodes, best.x)
         old = best.x[block.nodes]
         touched = sum(len(terms.tables[v]) for v in block.nodes)
@@ -150,20 +184,15 @@ class Search:
         room = self.live.spare - rest
         price = self.prices * float(self.rng.choice([0.0, 0.3, 1.0, 3.0]))
         value = terms.cost_within(block, around, old)
-        step = self._step(price)
-        seen: set[bytes] = set()
-        for _ in range(6):
+        step = self.first
+        for _ in range(8):
             sums = summed(price)
             y = block.solved([c + self.live.charges(v, sums) for c, v in zip(around, block.nodes, strict=True)])
             self.work += touched
-            if y.tobytes() in seen:
-                price = np.where(added > room, price * 4 + step, price)
-                continue
-            seen.add(y.tobytes())
             added = self.live.added(block.nodes, y)
             excess = float(np.maximum(added - room, 0.0).sum())
             cost = best.cost + terms.cost_within(block, around, y) - value
-            if (excess, cost) < best.rank:
+            if self._better(cost, excess, best):
                 x = best.x.copy()
                 x[block.nodes] = y
                 self.best = Found(x, cost, rest + added, excess)
@@ -172,9 +201,7 @@ class Search:
                 return
             price = np.where(added > room, price * 2 + step, price)
 
-    def _step(self, price: np.ndarray) -> float:
-        """A price to begin with where there is none."""
-        known = price[price > 0]
-        assert self.best is not None
-        fallback = 1e-3 * self.best.cost / float(np.maximum(self.live.spare, 1.0).mean()) / max(1, len(price))
-        return float(np.median(known)) if len(known) else fallback
+    def _better(self, cost: float, excess: float, best: Found) -> bool:
+        if best.excess == 0:
+            return excess == 0 and cost < best.cost
+        return excess == 0 or cost + self.penalty * excess < best.cost + self.penalty * best.excess
