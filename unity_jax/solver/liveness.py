@@ -19,6 +19,9 @@ import numpy as np
 Span = tuple[int, int, np.ndarray]
 """The steps `start <= t < end` and the bytes that each strategy keeps alive then."""
 
+ROUNDING = 1e-12
+"""The part of the limit that sums may be wrong by: less than a byte of 100 GB."""
+
 
 def together(spans: Iterable[Span]) -> list[Span]:
     """The same usage with spans of the same steps added up."""
@@ -60,7 +63,7 @@ class Liveness:
         constant = [*fixed, *(s for _, node in spans for s in node)]
         length = 2 + max((end for _, end, _ in [*varying, *constant]), default=0)
         always, most = (_padded(a, length) for a in (least(constant), least(varying, at_most=True)))
-        spare = limit * (1 + 1e-9) - always
+        spare = limit * (1 + ROUNDING) - always
         kept = np.flatnonzero(most > spare) if np.isfinite(limit) else np.zeros(0, np.int64)
         kept = kept[_maximal(varying, kept, spare)]
         starts, ends, uses = [], [], []

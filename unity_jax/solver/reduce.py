@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..search.problem import Problem
-from .liveness import Liveness, Span, least, together
+from .liveness import ROUNDING, Liveness, Span, least, together
 
 WIDEST = 64
 """The most strategies of a node that are compared with each other."""
@@ -98,7 +98,7 @@ class _Work:
         """Drop strategies that do not fit even where all other nodes use least; whether there were any."""
         if np.isinf(self.limit):
             return False
-        spare = self.limit * (1 + 1e-9) - least([s for v in self.left for s in self.spans[v]])
+        spare = self.limit * (1 + ROUNDING) - least([s for v in self.left for s in self.spans[v]])
         if spare.min() < 0:
             raise _NothingLeft
         found = False

@@ -29,9 +29,7 @@ MOST = 20_000  # entries of a table of a block
 SPREADS = 0.5, 1.5, 3.0  # of chance in what a block leaves out
 BLOCKS = 20, 60, 200, 600  # nodes of a block
 RECENT, FRESH = 8, 0.2  # blocks of all nodes that are kept, and how often there is a new one
-TALK = 0.4  # part of the work on prices that messages take
 FAINT = -9.0  # logarithm of a price, against the first one, below which it is none
-QUICK, SLOW = 0.5, 0.05  # how fast prices change, at first and at last
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +55,7 @@ class Search:
         self.rng = np.random.default_rng(seed)
         self.work = 0
         self.prices = np.zeros(len(terms.live.spare))
+        self.messages = Messages(terms)
         self.best: Found | None = None
         self.blocks: list[Block] = []
         self.penalty = 0.0  # per byte above the limit
@@ -98,65 +97,72 @@ class Search:
             return self.blocks[-1]
         return self.blocks[int(self.rng.integers(RECENT))]
 
-    def price(self, work: int) -> None:
-        """Find prices, with so much work, and good choices on the way."""
-        messages = Messages(self.terms)
+    def start(self) -> None:
+        """A first choice, without prices, and what prices begin at."""
         for _ in range(10):
-            messages.passed(self.terms.costs)
-        first = self.offer(self.descended(messages.decoded(self.terms.costs), 4))
-        x = first.x
+            self.messages.passed(self.terms.costs)
+        self.here = self.offer(self.descended(self.messages.decoded(self.terms.costs), 4))
+        self.base = 0.1 * abs(self.here.cost) / max(1.0, float(np.maximum(self.live.spare, 1.0).sum()))
+        self.level = np.zeros(len(self.live.spare))
+
+    def price(self, work: int, talk: float, quick: float, slow: float) -> None:
+        """Change prices, with so much work, and find choices on the way; `here` is the last.
+
+        **Arguments:** `talk`: the part of the work, the first, in which messages lead to choices, later the last one
+        is improved; `quick`, `slow`: how fast prices change, at first and at last.
+        """
         spare = np.maximum(self.live.spare, 1.0)
-        base = 0.1 * first.cost / max(1.0, float(spare.sum()))
-        level = np.zeros(len(spare))
-        start, done, n = self.work, 0.0, 0
+        begun, done, n, x = self.work, 0.0, 0, self.here.x
         while done < 1:
-            self.prices = np.where(level > FAINT, base * np.exp(level), 0.0)
-            costs = self.priced()
-            if done < TALK:
-                messages.passed(costs)
+            self.prices = np.where(self.level > FAINT, self.base * np.exp(self.level), 0.0)
+            if done < talk:
+                costs = self.priced()
+                self.messages.passed(costs)
                 self.work += 5 * self.terms.edges
-                x = messages.decoded(costs)
+                x = self.messages.decoded(costs)
                 if n % 5 == 4:
                     self.offer(self.descended(x, 3))
             else:
                 x = self.descended(x, 1)
-            found = self.offer(x)
-            rate = QUICK * (SLOW / QUICK) ** done
-            level = np.clip(level + rate * np.clip(found.used / spare - 1, -1, 1), FAINT, 30.0)
+            self.here = self.offer(x)
+            rate = quick * (slow / quick) ** done
+            self.level = np.clip(self.level + rate * np.clip(self.here.used / spare - 1, -1, 1), FAINT, 30.0)
             n += 1
-            done = (self.work - start) / work
+            done = (self.work - begun) / work
 
     def improve(self, work: int) -> None:
-        """Improve the best choice block by block, with so much work."""
-        assert self.best is not None
-        end, n = self.work + work, 0
+        """Improve the choice at hand block by block, with so much work."""
         known = self.prices[self.prices > 0]
         spare = np.maximum(self.live.spare, 1.0)
-        self.first = float(np.median(known)) if len(known) else 1e-2 * self.best.cost / max(1.0, float(spare.sum()))
-        self.penalty = self.penalty or float(self.prices.max(initial=self.first))
+        self.first = float(np.median(known)) if len(known) else 1e-2 * abs(self.here.cost) / max(1.0, float(spare.sum()))
+        self.penalty = float(self.prices.max(initial=self.first))
+        end, n = self.work + work, 0
         while self.work < end:
-            size = int(self.rng.choice(BLOCKS))
-            kind = self.rng.random()
-            nodes = self._near(size) if kind < 0.4 else self._window(size) if kind < 0.7 else self._hub(size)
-            self._solve(nodes)
+            size, kind = int(self.rng.choice(BLOCKS)), self.rng.random()
+            if self.here.excess > 0 and kind < 0.7:
+                self._solve(self._near(self._guilty(), size))
+            elif kind < 0.4:
+                self._solve(self._near(int(self.rng.integers(len(self.terms.costs))), size))
+            elif kind < 0.7:
+                self._solve(self._window(size))
+            else:
+                self._solve(self._hub(size))
             n += 1
             if n % 20 == 0:
                 self.penalty *= 1.2
+        if self.here.rank < self.best.rank:
+            self.best = self.here
 
-    def _hub(self, size: int) -> list[int]:
-        """A node with many neighbours, these, and some of theirs."""
-        start = int(self.rng.choice(len(self.terms.costs), p=self.degrees))
-        near = [*self.terms.tables[start]]
-        found = dict.fromkeys([start, *self.rng.permutation(near)[:size].tolist()])
-        for v in list(found):
-            if len(found) >= size:
-                break
-            found.update(dict.fromkeys(self.terms.tables[v]))
-        return list(found)
+    def _guilty(self) -> int:
+        """A node that uses much more than it could at a step above the limit."""
+        over = np.maximum(self.here.used - self.live.spare, 0.0)
+        sums = summed(over / over.sum())
+        charges = [self.live.charges(v, sums) for v in range(len(self.terms.costs))]
+        more = np.array([0.0 if isinstance(c, float) else c[a] - c.min() for c, a in zip(charges, self.here.x, strict=True)])
+        return int(self.rng.choice(len(more), p=more / more.sum())) if more.any() else int(self.rng.integers(len(more)))
 
-    def _near(self, size: int) -> list[int]:
+    def _near(self, start: int, size: int) -> list[int]:
         """Nodes around one, by chance."""
-        start = int(self.rng.integers(len(self.terms.costs)))
         found, edge = {start: None}, [start]
         while edge and len(found) < size:
             v = edge.pop(int(self.rng.integers(len(edge))))
@@ -172,9 +178,19 @@ class Search:
         start = int(self.rng.integers(n))
         return list(range(max(0, start - size // 2), min(n, start + size // 2 + 1)))
 
+    def _hub(self, size: int) -> list[int]:
+        """A node with many neighbours, these, and some of theirs."""
+        start = int(self.rng.choice(len(self.terms.costs), p=self.degrees))
+        near = [*self.terms.tables[start]]
+        found = dict.fromkeys([start, *self.rng.permutation(near)[:size].tolist()])
+        for v in list(found):
+            if len(found) >= size:
+                break
+            found.update(dict.fromkeys(self.terms.tables[v]))
+        return list(found)
+
     def _solve(self, nodes: Sequence[int]) -> None:
-        best, terms = self.best, self.terms
-        assert best is not None
+        best, terms = self.here, self.terms
         block = terms.block(nodes, MOST, float(self.rng.choice(SPREADS)), self.rng)
         around = terms.around(block.nodes, best.x)
         old = best.x[block.nodes]
@@ -195,11 +211,11 @@ class Search:
             if self._better(cost, excess, best):
                 x = best.x.copy()
                 x[block.nodes] = y
-                self.best = Found(x, cost, rest + added, excess)
+                self.here = Found(x, cost, rest + added, excess)
                 return
             if excess == 0:
                 return
-            price = np.where(added > room, price * 2 + step, price)
+            price = np.where(added > room, price * 4 + step, price)
 
     def _better(self, cost: float, excess: float, best: Found) -> bool:
         if best.excess == 0:
