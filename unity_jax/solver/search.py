@@ -28,6 +28,7 @@ from .terms import Terms
 MOST = 20_000  # entries of a table of a block
 SPREADS = 0.5, 1.5, 3.0  # of chance in what a block leaves out
 BLOCKS = 20, 60, 200, 600  # nodes of a block
+RISE, FALL = 0.3, 0.3  # how fast a price rises at least, and how fast it falls, against how fast it rises
 RECENT, FRESH = 8, 0.2  # blocks of all nodes that are kept, and how often there is a new one
 FAINT = -9.0  # logarithm of a price, against the first one, below which it is none
 
@@ -126,7 +127,8 @@ class Search:
                 x = self.descended(x, 1)
             self.here = self.offer(x)
             rate = quick * (slow / quick) ** done
-            self.level = np.clip(self.level + rate * np.clip(self.here.used / spare - 1, -1, 1), FAINT, 30.0)
+            over = np.clip(self.here.used / spare - 1, -1, 1)
+            self.level = np.clip(self.level + rate * np.where(over > 0, np.maximum(over, RISE), FALL * over), FAINT, 30.0)
             n += 1
             done = (self.work - begun) / work
 
@@ -149,7 +151,7 @@ class Search:
                 self._solve(self._hub(size))
             n += 1
             if n % 20 == 0:
-                self.penalty *= 1.2
+                self.penalty *= 1.1
         if self.here.rank < self.best.rank:
             self.best = self.here
 
