@@ -1,6 +1,6 @@
 """A cheap choice of strategies that fits: prices on memory first, then blocks of nodes one after the other.
 
-    best = searched(terms, moves=3_000_000, seed=0)
+    x = searched(terms, work=3_000_000, seed=0)
 
 1. Prices. Each time step has a price per byte, which rises while the step is over the limit and falls while it is under
    it (multiplicative weights); between changes, messages pass once between all nodes, and from time to time what they
@@ -9,7 +9,7 @@
    as long as that uses too much, at higher ones where it does. What is better is taken: less above the limit first,
    then less cost.
 
-Work is counted in tables looked at, never in seconds, and chance comes from a seed: the same problem and the same moves
+Work is counted in tables looked at, never in seconds, and chance comes from a seed: the same problem, work and seed
 give the same answer.
 """
 
@@ -28,7 +28,8 @@ from .terms import Terms
 MOST = 20_000  # entries of a table of a block
 SPREADS = 0.5, 1.5, 3.0  # of chance in what a block leaves out
 BLOCKS = 20, 60, 200, 600  # nodes of a block
-RISE, FALL = 0.3, 0.3  # how fast a price rises at least, and how fast it falls, against how fast it rises
+RISE, FALL = 0.1, 0.3  # how fast a price rises at least, and how fast it falls, against how fast it rises
+CYCLES = 3  # of prices and blocks
 RECENT, FRESH = 8, 0.2  # blocks of all nodes that are kept, and how often there is a new one
 FAINT = -9.0  # logarithm of a price, against the first one, below which it is none
 
@@ -48,13 +49,26 @@ class Found:
         return (self.excess, self.cost)
 
 
+def searched(terms: Terms, work: int, seed: int) -> np.ndarray:
+    """The best choice found with so much work: tables of edges looked at, roughly."""
+    search = Search(terms, seed)
+    search.start()
+    search.price(int(0.3 * work), talk=0.4, quick=0.5, slow=0.05)
+    search.improve(int(0.15 * work))
+    for _ in range(CYCLES):
+        search.price(int(0.25 / CYCLES * work), talk=0.0, quick=0.2, slow=0.05)
+        search.improve(int(0.3 / CYCLES * work))
+    assert search.best is not None
+    return search.best.x
+
+
 class Search:
     """What is known while searching: prices, the best that was found, and the work done."""
 
     def __init__(self, terms: Terms, seed: int) -> None:
         self.terms, self.live = terms, terms.live
         self.rng = np.random.default_rng(seed)
-        self.work = 0
+        self.work, self.unit = 0, terms.edges + len(terms.costs)
         self.prices = np.zeros(len(terms.live.spare))
         self.messages = Messages(terms)
         self.best: Found | None = None
@@ -67,7 +81,7 @@ class Search:
         """Look at a choice; keep it if it is the best."""
         used = self.live.used(x)
         found = Found(x, self.terms.cost(x), used, self.terms.excess(used))
-        self.work += self.terms.edges
+        self.work += self.unit
         if self.best is None or found.rank < self.best.rank:
             self.best = found
         return found
@@ -85,7 +99,7 @@ class Search:
             costs = self.terms.around(block.nodes, x)
             charged = [c + self.live.charges(v, sums) for c, v in zip(costs, block.nodes, strict=True)]
             x[block.nodes] = block.solved(charged)
-            self.work += 3 * self.terms.edges
+            self.work += 3 * self.unit
         return x
 
     def _whole(self) -> Block:
@@ -93,7 +107,7 @@ class Search:
         if len(self.blocks) < RECENT or self.rng.random() < FRESH:
             spread = float(self.rng.choice(SPREADS))
             self.blocks.append(self.terms.block(range(len(self.terms.costs)), MOST, spread, self.rng))
-            self.work += 6 * self.terms.edges
+            self.work += 6 * self.unit
             del self.blocks[:-RECENT]
             return self.blocks[-1]
         return self.blocks[int(self.rng.integers(RECENT))]
@@ -105,6 +119,7 @@ class Search:
         self.here = self.offer(self.descended(self.messages.decoded(self.terms.costs), 4))
         self.base = 0.1 * abs(self.here.cost) / max(1.0, float(np.maximum(self.live.spare, 1.0).sum()))
         self.level = np.zeros(len(self.live.spare))
+        self.run = np.zeros(len(self.live.spare))
 
     def price(self, work: int, talk: float, quick: float, slow: float) -> None:
         """Change prices, with so much work, and find choices on the way; `here` is the last.
@@ -119,7 +134,7 @@ class Search:
             if done < talk:
                 costs = self.priced()
                 self.messages.passed(costs)
-                self.work += 5 * self.terms.edges
+                self.work += 5 * self.unit
                 x = self.messages.decoded(costs)
                 if n % 5 == 4:
                     self.offer(self.descended(x, 3))
@@ -127,8 +142,9 @@ class Search:
                 x = self.descended(x, 1)
             self.here = self.offer(x)
             rate = quick * (slow / quick) ** done
+            self.run = np.where(self.here.used > spare, self.run + 1, 0)
             over = np.clip(self.here.used / spare - 1, -1, 1)
-            self.level = np.clip(self.level + rate * np.where(over > 0, np.maximum(over, RISE), FALL * over), FAINT, 30.0)
+            self.level = np.clip(self.level + rate * np.where(over > 0, np.maximum(over, RISE) * (1 + self.run / 4), FALL * over), FAINT, 30.0)
             n += 1
             done = (self.work - begun) / work
 
@@ -196,7 +212,7 @@ class Search:
         block = terms.block(nodes, MOST, float(self.rng.choice(SPREADS)), self.rng)
         around = terms.around(block.nodes, best.x)
         old = best.x[block.nodes]
-        touched = sum(len(terms.tables[v]) for v in block.nodes)
+        touched = len(nodes) + sum(len(terms.tables[v]) for v in block.nodes)
         self.work += 4 * touched
         rest = best.used - self.live.added(block.nodes, old)
         room = self.live.spare - rest

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..search.problem import Problem
 from .reduce import reduced
-from .search import Search
+from .search import searched
 from .terms import Terms
 
 WORK = 1_000
@@ -43,7 +43,7 @@ def solve(problem: Problem, *, effort: float = 1.0, seed: int = 0) -> Answer:
 
     **Arguments:**
     - `problem`: without shared terms.
-    - `effort`: how much work to do; 1 takes about a minute for five thousand nodes that are left to decide.
+    - `effort`: how much work to do; 1 takes about two minutes for five thousand nodes that are left to decide.
     - `seed`: of what is tried by chance; the same effort and seed give the same answer.
 
     **Returns:** an `Answer`; `feasible` is False if nothing was found that is allowed and fits.
@@ -54,11 +54,8 @@ def solve(problem: Problem, *, effort: float = 1.0, seed: int = 0) -> Answer:
     x = np.zeros(0, np.int64)
     if small.costs:
         terms = Terms.of(small)
-        search = Search(terms, seed)
         work = int(effort * max(LEAST_WORK, WORK * (terms.edges + len(terms.costs))))
-        search.price(work // 2)
-        search.improve(work // 2)
-        x = search.best.x
+        x = searched(terms, work, seed)
     return _answer(problem, small.original(x))
 
 
