@@ -64,7 +64,7 @@ def reduced(problem: Problem) -> Reduced | None:
         return None
 
 
-class _NothingLeft(Exception):  # noqa: N818: an answer, not an error
+class _NothingLeft(Exception):
     """A node has no strategy that is allowed."""
 
 
@@ -141,7 +141,7 @@ class _Work:
             more = bounded[:, None] - bounded
             more[:, :, np.isinf(table).all(axis=0)] = 0
             worse = worse + more.min(axis=2)
-        beaten = worse >= 0
+        beaten: np.ndarray = worse >= 0
         for use in {use.tobytes(): use for _, _, use in self.spans[v]}.values():
             beaten &= use[:, None] >= use
         equal = beaten & beaten.T

@@ -50,40 +50,52 @@ class Found:
 
 
 def searched(terms: Terms, work: int, seed: int) -> np.ndarray:
-    """The best choice found with so much work: tables of edges looked at, roughly."""
+    """The best choice found with so much work: looks at nodes and edges, roughly."""
     search = Search(terms, seed)
-    search.start()
     search.price(int(0.3 * work), talk=0.4, quick=0.5, slow=0.05)
-    search.improve(int(0.15 * work))
+    search.improve(int(0.1 * work))
     for _ in range(CYCLES):
-        search.price(int(0.25 / CYCLES * work), talk=0.0, quick=0.2, slow=0.05)
-        search.improve(int(0.3 / CYCLES * work))
-    assert search.best is not None
+        search.price(int(0.07 * work), talk=0.0, quick=0.2, slow=0.05)
+        search.improve(int(0.08 * work))
+    search.here = search.best
+    search.improve(int(0.15 * work))
     return search.best.x
 
 
 class Search:
-    """What is known while searching: prices, the best that was found, and the work done."""
+    """What is known while searching.
+
+    **Fields:** `prices`: per byte and step, and their logarithms against `base`: `level`; `since`: for how many changes
+    a step has been above the limit; `penalty`: per byte above the limit, while blocks make a choice fit; `here`: the
+    choice at hand; `best`: the best one; `work`: what has been done.
+    """
 
     def __init__(self, terms: Terms, seed: int) -> None:
+        """Begin with a choice that messages lead to where memory costs nothing."""
         self.terms, self.live = terms, terms.live
         self.rng = np.random.default_rng(seed)
         self.work, self.unit = 0, terms.edges + len(terms.costs)
-        self.prices = np.zeros(len(terms.live.spare))
-        self.messages = Messages(terms)
-        self.best: Found | None = None
-        self.blocks: list[Block] = []
-        self.penalty = 0.0  # per byte above the limit
+        self.scale = np.maximum(self.live.spare, 1.0)  # bytes
+        self.level, self.since, self.prices = np.zeros((3, len(self.scale)))
         degrees = np.array([1.0 + len(of) for of in terms.tables])
         self.degrees = degrees / degrees.sum()
+        self.blocks: list[Block] = []
+        self.messages = Messages(terms)
+        for _ in range(10):
+            self.messages.passed(terms.costs)
+        self.here = self.best = self._found(self.descended(self.messages.decoded(terms.costs), 4))
+        self.base = 0.1 * max(abs(self.here.cost), 1e-6 * terms.forbidden) / max(1.0, float(self.scale.sum()))
+        self.penalty = self.first = self.base
+
+    def _found(self, x: np.ndarray) -> Found:
+        used = self.live.used(x)
+        self.work += self.unit
+        return Found(x, self.terms.cost(x), used, self.terms.excess(used))
 
     def offer(self, x: np.ndarray) -> Found:
         """Look at a choice; keep it if it is the best."""
-        used = self.live.used(x)
-        found = Found(x, self.terms.cost(x), used, self.terms.excess(used))
-        self.work += self.unit
-        if self.best is None or found.rank < self.best.rank:
-            self.best = found
+        found = self._found(x)
+        self.best = min(self.best, found, key=lambda f: f.rank)
         return found
 
     def priced(self) -> list[np.ndarray]:
@@ -112,22 +124,12 @@ class Search:
             return self.blocks[-1]
         return self.blocks[int(self.rng.integers(RECENT))]
 
-    def start(self) -> None:
-        """A first choice, without prices, and what prices begin at."""
-        for _ in range(10):
-            self.messages.passed(self.terms.costs)
-        self.here = self.offer(self.descended(self.messages.decoded(self.terms.costs), 4))
-        self.base = 0.1 * abs(self.here.cost) / max(1.0, float(np.maximum(self.live.spare, 1.0).sum()))
-        self.level = np.zeros(len(self.live.spare))
-        self.run = np.zeros(len(self.live.spare))
-
     def price(self, work: int, talk: float, quick: float, slow: float) -> None:
         """Change prices, with so much work, and find choices on the way; `here` is the last.
 
         **Arguments:** `talk`: the part of the work, the first, in which messages lead to choices, later the last one
         is improved; `quick`, `slow`: how fast prices change, at first and at last.
         """
-        spare = np.maximum(self.live.spare, 1.0)
         begun, done, n, x = self.work, 0.0, 0, self.here.x
         while done < 1:
             self.prices = np.where(self.level > FAINT, self.base * np.exp(self.level), 0.0)
@@ -142,17 +144,24 @@ class Search:
                 x = self.descended(x, 1)
             self.here = self.offer(x)
             rate = quick * (slow / quick) ** done
-            self.run = np.where(self.here.used > spare, self.run + 1, 0)
-            over = np.clip(self.here.used / spare - 1, -1, 1)
-            self.level = np.clip(self.level + rate * np.where(over > 0, np.maximum(over, RISE) * (1 + self.run / 4), FALL * over), FAINT, 30.0)
+            self._adjust((self.here.used - self.live.spare) / self.scale, rate)
             n += 1
             done = (self.work - begun) / work
+
+    def _adjust(self, over: np.ndarray, rate: float) -> None:
+        """Raise the prices of steps above the limit, the faster the longer they are, and lower the others.
+
+        **Arguments:** `over`: how far above the limit each step is, in parts of it.
+        """
+        self.since = np.where(over > 0, self.since + 1, 0)
+        rise = np.clip(over, RISE, 1) * (1 + self.since / 4)
+        fall = FALL * np.maximum(over, -1)
+        self.level = np.clip(self.level + rate * np.where(over > 0, rise, fall), FAINT, 30.0)
 
     def improve(self, work: int) -> None:
         """Improve the choice at hand block by block, with so much work."""
         known = self.prices[self.prices > 0]
-        spare = np.maximum(self.live.spare, 1.0)
-        self.first = float(np.median(known)) if len(known) else 1e-2 * abs(self.here.cost) / max(1.0, float(spare.sum()))
+        self.first = float(np.median(known)) if len(known) else self.base / 10
         self.penalty = float(self.prices.max(initial=self.first))
         end, n = self.work + work, 0
         while self.work < end:
@@ -168,16 +177,16 @@ class Search:
             n += 1
             if n % 20 == 0:
                 self.penalty *= 1.1
-        if self.here.rank < self.best.rank:
-            self.best = self.here
+        self.best = min(self.best, self.here, key=lambda f: f.rank)
 
     def _guilty(self) -> int:
         """A node that uses much more than it could at a step above the limit."""
         over = np.maximum(self.here.used - self.live.spare, 0.0)
         sums = summed(over / over.sum())
-        charges = [self.live.charges(v, sums) for v in range(len(self.terms.costs))]
-        more = np.array([0.0 if isinstance(c, float) else c[a] - c.min() for c, a in zip(charges, self.here.x, strict=True)])
-        return int(self.rng.choice(len(more), p=more / more.sum())) if more.any() else int(self.rng.integers(len(more)))
+        charges = [np.atleast_1d(self.live.charges(v, sums)) for v in range(len(self.terms.costs))]
+        more = np.array([c[a % len(c)] - c.min() for c, a in zip(charges, self.here.x, strict=True)])
+        chances = more if more.any() else np.ones(len(more))
+        return int(self.rng.choice(len(more), p=chances / chances.sum()))
 
     def _near(self, start: int, size: int) -> list[int]:
         """Nodes around one, by chance."""
