@@ -183,8 +183,8 @@ class Search:
         """A node that uses much more than it could at a step above the limit."""
         over = np.maximum(self.here.used - self.live.spare, 0.0)
         sums = summed(over / over.sum())
-        charges = [np.atleast_1d(self.live.charges(v, sums)) for v in range(len(self.terms.costs))]
-        more = np.array([c[a % len(c)] - c.min() for c, a in zip(charges, self.here.x, strict=True)])
+        charges = [self.live.charges(v, sums) + np.zeros(k) for v, k in enumerate(self.terms.sizes)]
+        more = np.array([c[a] - c.min() for c, a in zip(charges, self.here.x, strict=True)])
         chances = more if more.any() else np.ones(len(more))
         return int(self.rng.choice(len(more), p=chances / chances.sum()))
 
