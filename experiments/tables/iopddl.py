@@ -25,15 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.rows import Row, Rows
-from unity_jax.solver.iopddl import load
-from unity_jax.solver.solve import solve
+from unity_jax.solver import load, solve
 
 HERE = Path(__file__).parents[1]
 RESULTS = HERE / "results" / "iopddl.csv"
 BEST_KNOWN = HERE / "data" / "iopddl_best_known.csv"
 FILE = "asplos-2025-iopddl-{instance}.json.gz"
 SETTINGS = ("instance", "effort")
-CODE = ("unity_jax/solver", "unity_jax/search/problem.py")
+CODE = ("unity_jax/solver", "unity_jax/search/problem.py", "experiments/tables/iopddl.py:measure")
 
 
 def best_known() -> dict[str, int]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unity_jax.solver.iopddl import load, parsed
-from unity_jax.solver.solve import solve
+from unity_jax.solver import load, solve
+from unity_jax.solver.iopddl import parsed
 
 EXAMPLE = {
     "problem": {
@@ -97,3 +97,10 @@ def test_published_instance():
     assert found.feasible
     assert found.peak <= problem.limit
     assert found.cost == 532843  # the best known
+
+
+@pytest.mark.slow
+def test_same_answer_each_time():
+    problem = load(B)
+    first, again = (solve(problem, effort=0.05) for _ in range(2))
+    assert np.array_equal(first.assignment, again.assignment)

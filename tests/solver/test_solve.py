@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
+from unity_jax.solver import solve
 from unity_jax.solver.reduce import reduced
-from unity_jax.solver.solve import solve
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
 

@@ -43,7 +43,7 @@ def solve(problem: Problem, *, effort: float = 1.0, seed: int = 0) -> Answer:
 
     **Arguments:**
     - `problem`: without shared terms.
-    - `effort`: how much work to do; 1 takes about two minutes for five thousand nodes that are left to decide.
+    - `effort`: how much work to do; 1 takes about a minute for five thousand nodes that are left to decide.
     - `seed`: of what is tried by chance; the same effort and seed give the same answer.
 
     **Returns:** an `Answer`; `feasible` is False if nothing was found that is allowed and fits.
