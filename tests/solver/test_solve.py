@@ -11,7 +11,7 @@ from unity_jax.solver.reduce import reduced
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
 
-EFFORT = 0.005
+EFFORT = 0.001
 
 
 def random_problem(seed):

@@ -1,6 +1,6 @@
 """A cheap choice of strategies that fits: prices on memory first, then blocks of nodes one after the other.
 
-    x = searched(terms, work=3_000_000, seed=0)
+    x = searched(terms, work=3_000_000, starts=1, seed=0)
 
 1. Prices. Each time step has a price per byte, which rises while the step is over the limit and falls while it is under
    it (multiplicative weights); between changes, messages pass once between all nodes, and from time to time what they
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from .terms import Terms
 MOST = 20_000  # entries of a table of a block
 SPREADS = 0.5, 1.5, 3.0  # of chance in what a block leaves out
 BLOCKS = 20, 60, 200, 600  # nodes of a block
-RISE, FALL = 0.1, 0.3  # how fast a price rises at least, and how fast it falls, against how fast it rises
+RISE = 0.1  # how fast a price rises at least
 CYCLES = 3  # of prices and blocks
 RECENT, FRESH = 8, 0.2  # blocks of all nodes that are kept, and how often there is a new one
 FAINT = -9.0  # logarithm of a price, against the first one, below which it is none
@@ -49,9 +50,36 @@ class Found:
         return (self.excess, self.cost)
 
 
-def searched(terms: Terms, work: int, seed: int) -> np.ndarray:
-    """The best choice found with so much work: looks at nodes and edges, roughly."""
-    search = Search(terms, seed)
+class Style(NamedTuple):
+    """How prices move, which leads to one choice or another.
+
+    **Fields:** `base`: what memory costs at first, as a part of everything; `fall`: how fast a price falls, against how
+    fast it rises; `haste`: how much faster it rises with each change at which a step is still above the limit.
+    """
+
+    base: float
+    fall: float
+    haste: float
+
+    @staticmethod
+    def any(rng: np.random.Generator) -> Style:
+        """One by chance."""
+        return Style(0.1 * 10 ** rng.uniform(-1.5, 1.5), float(rng.choice([0.3, 1.0])), float(rng.choice([0.0, 0.25])))
+
+
+STYLE = Style(base=0.1, fall=0.3, haste=0.25)
+"""That of the first start."""
+
+
+def searched(terms: Terms, work: int, starts: int, seed: int) -> np.ndarray:
+    """The best choice found in so many starts, each with so much work: looks at nodes and edges, roughly."""
+    rng = np.random.default_rng(seed)
+    styles = [STYLE, *(Style.any(rng) for _ in range(1, starts))]
+    return min((_started(terms, work, style, rng) for style in styles), key=lambda found: found.rank).x
+
+
+def _started(terms: Terms, work: int, style: Style, rng: np.random.Generator) -> Found:
+    search = Search(terms, style, rng)
     search.price(int(0.3 * work), talk=0.4, quick=0.5, slow=0.05)
     search.improve(int(0.1 * work))
     for _ in range(CYCLES):
@@ -59,7 +87,7 @@ def searched(terms: Terms, work: int, seed: int) -> np.ndarray:
         search.improve(int(0.08 * work))
     search.here = search.best
     search.improve(int(0.15 * work))
-    return search.best.x
+    return search.best
 
 
 class Search:
@@ -70,10 +98,10 @@ class Search:
     choice at hand; `best`: the best one; `work`: what has been done.
     """
 
-    def __init__(self, terms: Terms, seed: int) -> None:
+    def __init__(self, terms: Terms, style: Style, rng: np.random.Generator) -> None:
         """Begin with a choice that messages lead to where memory costs nothing."""
         self.terms, self.live = terms, terms.live
-        self.rng = np.random.default_rng(seed)
+        self.style, self.rng = style, rng
         self.work, self.unit = 0, terms.edges + len(terms.costs)
         self.scale = np.maximum(self.live.spare, 1.0)  # bytes
         self.level, self.since, self.prices = np.zeros((3, len(self.scale)))
@@ -84,7 +112,7 @@ class Search:
         for _ in range(10):
             self.messages.passed(terms.costs)
         self.here = self.best = self._found(self.descended(self.messages.decoded(terms.costs), 4))
-        self.base = 0.1 * max(abs(self.here.cost), 1e-6 * terms.forbidden) / max(1.0, float(self.scale.sum()))
+        self.base = style.base * max(abs(self.here.cost), 1e-6 * terms.forbidden) / max(1.0, float(self.scale.sum()))
         self.penalty = self.first = self.base
 
     def _found(self, x: np.ndarray) -> Found:
@@ -154,8 +182,8 @@ class Search:
         **Arguments:** `over`: how far above the limit each step is, in parts of it.
         """
         self.since = np.where(over > 0, self.since + 1, 0)
-        rise = np.clip(over, RISE, 1) * (1 + self.since / 4)
-        fall = FALL * np.maximum(over, -1)
+        rise = np.clip(over, RISE, 1) * (1 + self.style.haste * self.since)
+        fall = self.style.fall * np.maximum(over, -1)
         self.level = np.clip(self.level + rate * np.where(over > 0, rise, fall), FAINT, 30.0)
 
     def improve(self, work: int) -> None:

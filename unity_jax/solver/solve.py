@@ -20,8 +20,8 @@ from .terms import Terms
 
 WORK = 1_000
 """Looks at each node and edge of what is left to decide, at an effort of 1."""
-LEAST_WORK = 2_000_000
-"""Looks at nodes and edges of a small problem."""
+LEAST_WORK = 12_000_000
+"""Looks of a small problem: it is begun so many times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +54,9 @@ def solve(problem: Problem, *, effort: float = 1.0, seed: int = 0) -> Answer:
     x = np.zeros(0, np.int64)
     if small.costs:
         terms = Terms.of(small)
-        work = int(effort * max(LEAST_WORK, WORK * (terms.edges + len(terms.costs))))
-        x = searched(terms, work, seed)
+        work = WORK * (terms.edges + len(terms.costs))
+        starts = max(1, round(effort * LEAST_WORK / work))
+        x = searched(terms, work if starts > 1 else int(work * effort), starts, seed)
     return _answer(problem, small.original(x))
 
 
