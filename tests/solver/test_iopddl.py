@@ -93,7 +93,7 @@ def test_files(tmp_path):
 @pytest.mark.slow
 def test_published_instance():
     problem = load(B)
-    found = solve(problem, effort=0.25)
+    found = solve(problem, effort=0.2)
     assert found.feasible
     assert found.peak <= problem.limit
     assert found.cost == 532843  # the best known

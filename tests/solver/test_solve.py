@@ -11,7 +11,7 @@ from unity_jax.solver.reduce import reduced
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
 
-EFFORT = 0.001
+EFFORT = 0.003
 
 
 def random_problem(seed):
@@ -44,7 +44,7 @@ def least_cost(problem):
 
 def test_fits_where_anything_does_and_costs_as_little():
     cheapest, feasible = 0, 0
-    for seed in range(150):
+    for seed in range(100):
         problem = random_problem(seed)
         least, found = least_cost(problem), solve(problem, effort=EFFORT)
         assert found.feasible == np.isfinite(least), seed
@@ -55,7 +55,7 @@ def test_fits_where_anything_does_and_costs_as_little():
             assert least <= found.cost <= 1.3 * least + 1
             feasible += 1
             cheapest += found.cost == least
-    assert feasible >= 60
+    assert feasible >= 40
     assert cheapest >= 0.97 * feasible
 
 

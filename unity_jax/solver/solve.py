@@ -56,7 +56,7 @@ def solve(problem: Problem, *, effort: float = 1.0, seed: int = 0) -> Answer:
         terms = Terms.of(small)
         work = WORK * (terms.edges + len(terms.costs))
         starts = max(1, round(effort * LEAST_WORK / work))
-        x = searched(terms, work if starts > 1 else int(work * effort), starts, seed)
+        x = searched(terms, work if starts > 1 else max(100, int(work * effort)), starts, seed)
     return _answer(problem, small.original(x))
 
 
