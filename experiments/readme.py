@@ -30,6 +30,7 @@ from experiments.summaries import middle, ratios
 from experiments.tables import (
     ablation,
     expert_plans,
+    iopddl,
     measured,
     mesh_sweep,
     rules_used,
@@ -37,7 +38,7 @@ from experiments.tables import (
     unity_table,
     zoo_table,
 )
-from experiments.validation import against_jit, agreement, confirmed, on_gpu, ranking
+from experiments.validation import against_jit, agreement, confirmed, limits, on_gpu, ranking
 from experiments.validation.compiled import SETS, TOPOLOGIES
 
 RESULTS = ROOT / "experiments" / "results"
@@ -272,6 +273,21 @@ SECTIONS = (
         "together.csv",
         together.verdict,
         lambda rows: [together.table(rows), together.verdict(rows)],
+    ),
+    Section(
+        "Memory limits that compiled programs keep",
+        limits,
+        "limits.csv",
+        limits.verdict,
+        lambda rows: [limits.table(rows), limits.verdict(rows)],
+    ),
+    Section(
+        "The solver on published problems",
+        iopddl,
+        "iopddl.csv",
+        iopddl.verdict,
+        lambda rows: [iopddl.table(rows)],
+        iopddl.CODE,
     ),
     Section("Measured, tiny models", measured, "measured.csv", wall, lambda rows: [measured.table(rows)]),
     Section(

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from experiments.rows import Row, Rows
 from experiments.tables.zoo_table import RESULTS, SETTINGS
-from unity_jax.rewrite.library import searched
+from unity_jax.rewrite.library import applicable, searched
 
 
 def used(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
@@ -33,7 +33,7 @@ def used(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    by_name = {rule.name: rule for rule in searched()}
+    by_name = {rule.name: rule for rule in (*searched(), *applicable())}  # rows may be of rules searched before
     made = Table("rule", "source", "target", "places, by model", title="rules that the plans use")
     for name, where in sorted(used(rows).items(), key=lambda item: -sum(item[1].values())):
         sides = [", ".join(map(str, side)) for side in (by_name[name].source, by_name[name].target)]
