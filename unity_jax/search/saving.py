@@ -33,6 +33,9 @@ from unity_jax.xla.traffic import Traffic
 LEAST = 0.5
 """The part of what does not fit that values must free to be computed again: what frees less fits by chance."""
 
+NEARLY = 1.5
+"""How many times the limit a plan may need that is planned anew to fit: layouts make so much of a difference."""
+
 SEEDS = 8
 """How many of the largest arrays are tried as the one that a loss is chunked around, of each shape one."""
 
@@ -65,8 +68,17 @@ def fitting(
         for form in forms:
             made += _recomputing(form, limit, follow, best(made, limit))
     first = best(made, limit)
-    found = first if not first.program.savings else best([first, plan(first.program)], limit)
+    forms = [c.program for c in (first, *_nearly(made, first, limit)) if c.program.savings]
+    found = best([first, *map(plan, forms)], limit)
     return found.noting(searched=found.searched + Searched(entire=tuple(entire)))
+
+
+def _nearly(made: Sequence[Candidate], first: Candidate, limit: float) -> Sequence[Candidate]:
+    """The plan that is faster than the first one, and with other layouts may fit: what needs least memory."""
+    faster = [c for c in made if c.seconds < first.seconds]
+    near = [c for c in faster if c.program.savings and c.program.savings != first.program.savings]
+    near = [c for c in near if limit < c.memory.peak_bytes <= NEARLY * limit]
+    return sorted(near, key=lambda c: c.memory.peak_bytes)[:1]
 
 
 def _chunked(start: Candidate, follow: Follow) -> Candidate | None:
