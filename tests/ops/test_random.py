@@ -89,7 +89,7 @@ def test_positions_in_arrays_of_more_and_fewer_than_32_bits(whole):
     """Of a shard of one element along each dimension but the last, somewhere in the middle."""
     at = [n // 2 for n in whole]
     shard = types.SimpleNamespace(
-        op=types.SimpleNamespace(outputs=[types.SimpleNamespace(shape=whole)]),
+        op=types.SimpleNamespace(outputs=[types.SimpleNamespace(shape=whole)], params={}),
         rule=types.SimpleNamespace(results=[[(d,) for d in range(len(whole))]]),
         result_shape=lambda: (*[1] * (len(whole) - 1), 2),
         offset=lambda d: at[d],

@@ -205,10 +205,6 @@ def make_rule(
     )
 
 
-class NotConsecutiveError(Exception):
-    """A local program needs consecutive indices, of which its shard has every so many."""
-
-
 @dataclass(frozen=True, eq=False)
 class Shard:
     """One op under one strategy: what its local program and its costs can ask. `onto_zeros`: whether the array that it
@@ -262,29 +258,10 @@ class Shard:
         """Elements of a factor on each device, padding included."""
         return -(-self.rule.factors[factor].size // self.ways(factor))
 
-    def first(self, factor: int) -> Any:
+    def offset(self, factor: int) -> Any:
         """The first global index of this device's shard of a factor (a traced int32; 0 where it is not split)."""
         axes = self.factor_axes[factor]
         return jax.lax.axis_index(axes) * self.local_size(factor) if axes else 0
-
-    def spacing(self, factor: int) -> tuple[int, int]:
-        """Which of the indices of a factor are in a shard: one block of every so many, and how long blocks are."""
-        del factor
-        return 1, 1
-
-    def offset(self, factor: int) -> Any:
-        """The first global index, where those of a shard follow each other. Raises `NotConsecutiveError` elsewhere."""
-        if self.spacing(factor)[0] > 1:
-            raise NotConsecutiveError
-        return self.first(factor)
-
-    def positions(self, factors: Sequence[int], index: Any) -> Any:
-        """Global indices, without the first one, of local ones along a dimension with these factors."""
-        every, block = self.spacing(factors[0]) if factors else (1, 1)
-        if every == 1:
-            return index
-        block = np.asarray(block, index.dtype)
-        return index // block * (block * np.asarray(every, index.dtype)) + index % block
 
     def _layout(self, dims: Dims, partial: tuple[tuple[str, str], ...]) -> Layout:
         return interned(tuple([self.factor_axes[d[0]] if d else () for d in dims]), partial)

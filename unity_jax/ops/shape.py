@@ -275,9 +275,8 @@ def iota(op: Op) -> Rule:
     def local(shard: Shard) -> Any:
         shape, dtype, d = shard.result_shape(), op.params["dtype"], op.params["dimension"]
         wide = dtype if jnp.issubdtype(dtype, jnp.unsignedinteger) else jax.dtypes.canonicalize_dtype(np.int64)
-        factors = shard.rule.results[0][d]  # none, of a dimension of size 1
-        index = shard.positions(factors, lax.broadcasted_iota(wide, shape, d))
-        return (index + jnp.asarray(sum(map(shard.first, factors)), wide)).astype(dtype)
+        start = sum(shard.offset(f) for f in shard.rule.results[0][d])  # a dimension of size 1 has no factor
+        return (lax.broadcasted_iota(wide, shape, d) + jnp.asarray(start, wide)).astype(dtype)
 
     return make_rule(op, [], [list(range(op.outputs[0].rank))], local=local, flops=0)
 

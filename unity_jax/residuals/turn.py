@@ -20,31 +20,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from unity_jax.ops.random import Rows, counts, drawn_for
-from unity_jax.ops.rule import NotConsecutiveError, Shard
+from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.residuals.region import TIME, NoRegionError, Region
 from unity_jax.trace import build
 
 
+class _NotConsecutiveError(Exception):
+    """A local program needs consecutive rows, of which a chunk has every so many."""
+
+
 @dataclass(frozen=True, eq=False)
-class Turn(Shard):
-    """An op on one chunk of its rows. **Fields:** `index`: which; `size`: how many rows there are; `spaced`: whether
-    chunks have every so many of them (`Region`)."""
+class _Turn(Shard):
+    """An op on one chunk of its rows. **Fields:** `index`: which; None where a chunk is no block of rows."""
 
     index: Any = None
-    size: int = 1
-    spaced: bool = False
 
-    def first(self, factor: int) -> Any:
+    def offset(self, factor: int) -> Any:
         if not self.factor_axes[factor]:
             return 0
-        return self.index * (self.spacing(factor)[1] if self.spaced else self.local_size(factor))
-
-    def spacing(self, factor: int) -> tuple[int, int]:
-        if not self.spaced or not self.factor_axes[factor]:
-            return 1, 1
-        return self.ways(factor), self.rule.factors[factor].size // self.size
+        if self.index is None:
+            raise _NotConsecutiveError
+        return self.index * self.local_size(factor)
 
 
 class Turns:
@@ -83,38 +81,45 @@ class Turns:
         """The bits of a chunk of rows."""
         if not counts(op):
             raise NoRegionError(op.source)
-        (drawn,), (keys,), region = op.outputs, op.inputs, self.region
-        block = region.rules[op].factors[region.factors[op]].size // (region.size if region.spaced else self.parts)
-        rows = Rows(region.rows[drawn], self.parts, block)
+        (drawn,), (keys,) = op.outputs, op.inputs
         made = dataclasses.replace(drawn, name="", shape=self.shape(drawn))
-        return [drawn_for(op, rows, index, env.get(keys, keys), made)], [made]
+        return [drawn_for(op, self._rows(op), index, env.get(keys, keys), made)], [made]
+
+    def _rows(self, op: Op) -> Rows:
+        """Which of the rows of what an op makes a chunk has."""
+        region, (made,) = self.region, op.outputs
+        size = region.rules[op].factors[region.factors[op]].size
+        return Rows(region.rows[made], self.parts, size // (region.size if region.spaced else self.parts))
 
     def _traced(self, op: Op) -> Graph:
         region, rule = self.region, self.region.rules[op]
-        turn = Turn(op, rule, self.mesh, (region.factors[op],), size=region.size, spaced=region.spaced)
+        turn = _Turn(op, rule, self.mesh, (region.factors[op],))
         small = [turn.operand_shape(i) for i in range(len(op.inputs))]
         places = [i for i, t in enumerate(op.inputs) if t.literal is None]
 
         def run(index: Any, *arrays: Any) -> list[Any]:
             given = dict(zip(places, arrays, strict=True))
+            if op.name == "iota" and op.params["dimension"] == region.rows[op.outputs[0]]:
+                row = jax.lax.broadcasted_iota(jnp.int32, self.shape(op.outputs[0]), op.params["dimension"])
+                return [self._rows(op).positions(index, row).astype(op.params["dtype"])]
             values = [given[i] if i in given else _chunk(turn, i, t) for i, t in enumerate(op.inputs)]
-            return dataclasses.replace(turn, index=index).run(values)
+            return dataclasses.replace(turn, index=None if region.spaced else index).run(values)
 
         shapes = [jax.ShapeDtypeStruct(small[i], op.inputs[i].dtype) for i in places]
         captured: list[Any] = []
         try:
             found = build(jax.make_jaxpr(run)(jax.ShapeDtypeStruct((), jnp.int32), *shapes), captured=captured)
-        except NotConsecutiveError:
+        except _NotConsecutiveError:
             raise NoRegionError(op.source) from None
         if captured:
             raise NoRegionError(op.source)
         return found
 
 
-def _chunk(turn: Turn, i: int, t: Tensor) -> Any:
+def _chunk(turn: _Turn, i: int, t: Tensor) -> Any:
     """A literal operand, of which all rows are equal or which has none."""
     if turn.operand_shape(i) != t.shape:
-        raise NotConsecutiveError
+        raise _NotConsecutiveError
     return t.literal
 
 
