@@ -10,7 +10,7 @@ import time
 import pytest
 
 import models
-from experiments.readme import SECTIONS
+from experiments.sections import SECTIONS
 from experiments.rows import Rows
 from experiments.validation import on_gpu
 

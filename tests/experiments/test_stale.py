@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from experiments import made_by, readme
+from experiments import made_by, readme, sections
 from experiments.made_by import PLANNED, code_of
 from experiments.rows import MADE_BY, Rows
 from experiments.tables import ablation, expert_plans, mesh_sweep, unity_table, zoo_table
@@ -33,7 +33,7 @@ def made_again(script, row):
 
 @pytest.mark.parametrize("script", CHEAP, ids=lambda s: s.__name__)
 def test_a_row_is_what_this_version_makes(script):
-    section = next(s for s in readme.SECTIONS if s.script is script)
+    section = next(s for s in sections.SECTIONS if s.script is script)
     row = next(r for r in section.rows if CHEAP[script].items() <= r.items())
     assert not section.file_rows.is_stale(row), f"make it again: python -m {script.__name__} --stale ..."
     made = {name: value for name, value in made_again(script, row).items() if name not in TIMED}
@@ -165,8 +165,8 @@ def test_rows_without_a_version_are_stale(tmp_path):
 
 
 def test_the_page_counts_stale_rows_and_names_the_fewer(package, tmp_path, monkeypatch):
-    monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    section = readme.Section("", zoo_table, "rows.csv", lambda rows: "", lambda rows: [], ("package",))
+    monkeypatch.setattr(sections, "RESULTS", tmp_path)
+    section = sections.Section("", zoo_table, "rows.csv", lambda rows: "", lambda rows: [], ("package",))
     rows = Rows(tmp_path / "rows.csv", zoo_table.SETTINGS, ("package",))
     for model in ("mlp", "gpt", "bert"):
         rows.make({"model": model, "size": "full", "machine": "h100:8", "batch per device": 1}, dict)
