@@ -10,8 +10,8 @@ import time
 import pytest
 
 import models
-from experiments.sections import SECTIONS
 from experiments.rows import Rows
+from experiments.sections import SECTIONS
 from experiments.validation import on_gpu
 
 MEASURED = ("predicted seconds", "calibrated seconds", "plan seconds", "plain seconds")
