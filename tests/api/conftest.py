@@ -3,9 +3,13 @@
 import dataclasses
 import functools
 
+import jax
+import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import unity_jax as unity
+from tests.api.steps import mlp_batch, mlp_state, mlp_step
 from unity_jax.search.limits import LIMITS
 
 
@@ -18,6 +22,22 @@ def no_cache(monkeypatch):
 def no_rewrites(monkeypatch):
     """Where the network is free many are worth a try, which takes time; that they are right is tested elsewhere."""
     monkeypatch.setattr("unity_jax.search.variants.LIMITS", dataclasses.replace(LIMITS, variants=0))
+
+
+@pytest.fixture(scope="module")
+def auto():
+    return Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+
+
+@pytest.fixture(scope="module")
+def explicit():
+    return jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """One step of the MLP, unsharded."""
+    return jax.device_get(jax.jit(mlp_step)(mlp_state(), mlp_batch()))
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import unity_jax as unity
+
+AS_IT_IS = unity.Options(rewrite=False)
+STATE = {"w1": P(None, "b"), "w2": P("b"), "step": P()}
+"""Pins of the state below, on a mesh with an axis `b`."""
+X = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
 
 
 def mlp_state(width=16):

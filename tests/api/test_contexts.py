@@ -16,29 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import unity_jax as unity
-from tests.api.steps import close, mlp_batch, mlp_state, mlp_step
+from tests.api.steps import AS_IT_IS, STATE, X, close, mlp_batch, mlp_state, mlp_step
 from unity_jax.runner import Runner
 from unity_jax.search import joint
-
-AS_IT_IS = unity.Options(rewrite=False)
-STATE = {"w1": P(None, "b"), "w2": P("b"), "step": P()}
-X = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
-
-
-@pytest.fixture(scope="module")
-def auto():
-    return Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
-
-
-@pytest.fixture(scope="module")
-def explicit():
-    return jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
-
-
-@pytest.fixture(scope="module")
-def reference():
-    return jax.device_get(jax.jit(mlp_step)(mlp_state(), mlp_batch()))
-
 
 # Threads
 

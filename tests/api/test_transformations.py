@@ -8,26 +8,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import unity_jax as unity
-from tests.api.steps import close, mlp_batch, mlp_loss, mlp_state, mlp_step
-
-AS_IT_IS = unity.Options(rewrite=False)
-STATE = {"w1": P(None, "b"), "w2": P("b"), "step": P()}
-X = np.arange(64, dtype=np.float32).reshape(8, 8) / 64
-
-
-@pytest.fixture(scope="module")
-def auto():
-    return Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
-
-
-@pytest.fixture(scope="module")
-def explicit():
-    return jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
-
-
-@pytest.fixture(scope="module")
-def reference():
-    return jax.device_get(jax.jit(mlp_step)(mlp_state(), mlp_batch()))
+from tests.api.steps import AS_IT_IS, STATE, X, close, mlp_batch, mlp_loss, mlp_state, mlp_step
 
 
 def test_under_jit(auto, reference):

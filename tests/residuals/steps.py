@@ -71,6 +71,13 @@ def flat(of, *args):
     return [*of.constants, *jax.tree.leaves(args)]
 
 
+def same(changed, of, args, tolerance=2e-6):
+    """Both programs compute the same on one device."""
+    inputs = flat(of, *args)
+    for a, b in zip(alone(changed)(inputs), alone(of)(inputs), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
+
+
 def classifier(params, x, labels, weights):
     """A weighted cross entropy over many classes, of a hidden layer."""
     v, w = params

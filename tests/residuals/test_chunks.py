@@ -19,12 +19,6 @@ def by_chunks(of, dim, parts=PARTS):
     return made and of.rewritten(made.graph, ())
 
 
-def same(changed, of, args, tolerance=2e-6):
-    inputs = steps.flat(of, *args)
-    for a, b in zip(steps.alone(changed)(inputs), steps.alone(of)(inputs), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("rows, dim", [((32,), 0), ((16, 8), 0), ((4, 16), 1), ((2, 4, 8), 2)])
 def test_a_loss_by_chunks_is_the_same(rows, dim):
     args = steps.examples(*rows)
@@ -32,7 +26,7 @@ def test_a_loss_by_chunks_is_the_same(rows, dim):
     changed = by_chunks(of, dim)
     made = {t.shape for op in changed.graph.walk() for t in op.outputs if t.shape[-1:] == (100,)} - {(16, 100)}
     assert {int(np.prod(shape)) for shape in made} == {100 * np.prod(rows) // PARTS}
-    same(changed, of, args)
+    steps.same(changed, of, args)
 
 
 def test_the_largest_dimension_of_a_loss_over_all_classes_is_not_cut():
@@ -48,7 +42,7 @@ def test_classes_that_do_not_meet_may_be_the_rows():
 
     args = steps.examples(36, classes=800)
     of = steps.program(steps.sgd(loss), *args)
-    same(by_chunks(of, 1), of, args, 2e-5)
+    steps.same(by_chunks(of, 1), of, args, 2e-5)
 
 
 def middle(params, x, labels, weights):
@@ -82,7 +76,7 @@ def test_sums_of_narrow_parts_are_added_up_in_a_wide_type():
     changed = by_chunks(of, 0)
     (loop,) = (op for op in changed.graph.ops if op.name == "scan")
     assert {t.dtype for t in loop.outputs if t.shape == (16, 100)} == {np.dtype(np.float32)}
-    same(changed, of, args, 2e-2)
+    steps.same(changed, of, args, 2e-2)
 
 
 def test_a_program_without_a_backward_pass_has_no_loss():

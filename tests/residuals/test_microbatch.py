@@ -18,12 +18,6 @@ def by_microbatches(of, args, parts, batched):
     return of.rewritten(microbatched(of.graph, rows, parts).graph, ())
 
 
-def same(changed, of, args, tolerance=2e-6):
-    inputs = steps.flat(of, *args)
-    for a, b in zip(steps.alone(changed)(inputs), steps.alone(of)(inputs), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
-
-
 def loop(changed):
     (op,) = (op for op in changed.graph.ops if op.name == "scan")
     return op
@@ -33,7 +27,7 @@ def check(loss, args, batched, parts):
     of = steps.program(steps.sgd(loss), *args)
     changed = by_microbatches(of, args, parts, batched)
     assert loop(changed).params["length"] == parts
-    same(changed, of, args)
+    steps.same(changed, of, args)
     return changed
 
 
@@ -116,7 +110,7 @@ def test_results_of_each_example_are_put_together():
     of = steps.program(step, params, x)
     changed = by_microbatches(of, (params, x), 4, {1})
     assert loop(changed)
-    same(changed, of, (params, x))
+    steps.same(changed, of, (params, x))
 
 
 def test_sums_of_narrow_parts_are_added_up_in_a_wide_type():
@@ -124,7 +118,7 @@ def test_sums_of_narrow_parts_are_added_up_in_a_wide_type():
     of = steps.program(steps.sgd(steps.mlp), params, x)
     changed = by_microbatches(of, (params, x), 4, {1})
     assert {t.dtype for t in loop(changed).outputs} == {np.dtype(np.float32)}
-    same(changed, of, (params, x), 2e-2)
+    steps.same(changed, of, (params, x), 2e-2)
 
 
 # Where the whole batch is needed

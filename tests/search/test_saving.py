@@ -77,14 +77,19 @@ def test_it_computes_the_same(tight):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=1e-7)
 
 
-def test_a_saved_plan_saves_the_same_memory(tight, tmp_path):
-    step, args, _, planned = tight
-    plan = planned.plan(*args)
-    plan.save(tmp_path / "plan.json")
-    loaded = unity.Plan.load(tmp_path / "plan.json")
+def made_again(step, args, plan, folder):
+    """A plan from its file is the same, and so is what it makes of the function."""
+    plan.save(folder / "plan.json")
+    loaded = unity.Plan.load(folder / "plan.json")
     assert loaded.saving == plan.saving
     again = unity.auto_shard(step, plan=loaded).plan(*args)
     assert str(again.pcg) == str(plan.pcg) and again.predicted == plan.predicted and again.saving == plan.saving
+
+
+def test_a_saved_plan_saves_the_same_memory(tight, tmp_path):
+    step, args, _, planned = tight
+    plan = planned.plan(*args)
+    made_again(step, args, plan, tmp_path)
 
 
 def test_a_plan_that_is_kept_on_disk_saves_the_same_memory(tight, tmp_path, monkeypatch):
@@ -150,9 +155,7 @@ def test_a_loss_over_many_classes_is_chunked(classes):
 def test_a_saved_plan_chunks_the_same_loss(classes, tmp_path):
     step, args, run = classes
     plan = run.plan(*args)
-    plan.save(tmp_path / "plan.json")
-    again = unity.auto_shard(step, plan=unity.Plan.load(tmp_path / "plan.json")).plan(*args)
-    assert str(again.pcg) == str(plan.pcg) and again.predicted == plan.predicted and again.saving == plan.saving
+    made_again(step, args, plan, tmp_path)
 
 
 @pytest.mark.usefixtures("whole_batch")
@@ -192,9 +195,7 @@ def test_a_limit_is_kept_by_microbatches(small):
 def test_microbatches_are_explained_saved_and_made_again(small, tmp_path):
     step, args, run = small
     plan = run.plan(*args)
-    plan.save(tmp_path / "plan.json")
-    again = unity.auto_shard(step, plan=unity.Plan.load(tmp_path / "plan.json")).plan(*args)
-    assert str(again.pcg) == str(plan.pcg) and again.predicted == plan.predicted and again.saving == plan.saving
+    made_again(step, args, plan, tmp_path)
     assert "microbatches of" in plan.explain("microbatches")
 
 
