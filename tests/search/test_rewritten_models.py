@@ -156,10 +156,11 @@ def test_falcon_reduces_once_for_both_branches_of_a_block_and_gathers_weights_th
     maker = {t: op for op in found.pcg.walk() for t in op.outputs}
     reduced = [op for op in found.pcg.walk() if op.name in ("reduce", "reduce_scatter") and not op.backward]
     sums = [op for op in reduced if op.outputs[0].shape == (8, 2048, 8192)]
-    assert len(sums) == 1  # in the loop; what is summed by one branch alone has no other to be added to
+    # In the loop, of one branch: what the other one makes is whole, of weights that are gathered.
+    assert [maker[op.inputs[0]].name for op in sums] == ["dot_general"]
     shapes = {(8192, 8, 16, 64), (8, 16, 64, 8192), (8192, 32_768), (32_768, 8192)}
     weights = [op for op in ops(found, "combine") if op.outputs[0].shape in shapes]
-    assert weights and all(maker[op.inputs[0]].name == "convert_element_type" for op in weights)
+    assert len(weights) == 3 and all(maker[op.inputs[0]].name == "convert_element_type" for op in weights)
     assert {str(op.inputs[0].dtype) for op in weights} == {"bfloat16"}
 
 
