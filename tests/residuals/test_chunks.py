@@ -15,7 +15,7 @@ def largest(graph):
 
 def by_chunks(of, dim, parts=PARTS):
     seed = largest(of.graph)
-    made = chunked(of.graph, seed, dim, parts)
+    made = chunked(of.graph, [seed], dim, parts)
     return made and of.rewritten(made.graph, ())
 
 
@@ -64,9 +64,11 @@ def noisy(params, x, labels, weights, key):
     return jax.nn.logsumexp(logits, -1).mean()
 
 
-def test_random_bits_are_drawn_at_once():
-    of = steps.program(steps.sgd(noisy), *steps.examples(16, 8), jax.random.key(0))
-    assert by_chunks(of, 1) is None
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_chunk_has_its_part_of_the_random_bits(dim):
+    args = (*steps.examples(16, 8), jax.random.key(0))
+    of = steps.program(steps.sgd(noisy), *args)
+    steps.same(by_chunks(of, dim), of, args)
 
 
 def test_sums_of_narrow_parts_are_added_up_in_a_wide_type():
@@ -79,6 +81,62 @@ def test_sums_of_narrow_parts_are_added_up_in_a_wide_type():
     steps.same(changed, of, args, 2e-2)
 
 
-def test_a_program_without_a_backward_pass_has_no_loss():
-    of = steps.program(steps.classifier, *steps.examples(32))
-    assert by_chunks(of, 0) is None
+def test_a_forward_pass_alone_is_chunked_as_well():
+    args = steps.examples(32)
+    of = steps.program(steps.classifier, *args)
+    changed = by_chunks(of, 0)
+    assert not any(op.backward for op in changed.graph.ops)
+    steps.same(changed, of, args)
+
+
+HEADS, LENGTH, WIDTH = 8, 32, 8
+
+
+def attention(params, x, key):
+    """x f[B, T, D] -> f[B, T, D]: causal, with dropout of the probabilities."""
+    wq, wk, wv, wo = params
+    q, k, v = (jnp.einsum("btd,dhw->bthw", x, w) for w in (wq, wk, wv))
+    scores = jnp.einsum("bthw,bshw->bhts", q, k) / WIDTH**0.5
+    scores = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), scores, -1e9)
+    p = jax.nn.softmax(scores)
+    p = jnp.where(jax.random.bernoulli(key, 0.9, p.shape), p / 0.9, 0)
+    return x + jnp.einsum("bhts,bshw,hwd->btd", p, v, wo)
+
+
+def scanned(params, x, key):
+    keys = jax.random.split(key, len(params[0]))
+    layer = jax.checkpoint(lambda x, inputs: (attention(inputs[0], x, inputs[1]), None))
+    return (jax.lax.scan(layer, x, (params, keys))[0] ** 2).mean()
+
+
+def unrolled(params, x, key):
+    for i, key in enumerate(jax.random.split(key, len(params[0]))):
+        x = attention([w[i] for w in params], x, key)
+    return (x**2).mean()
+
+
+def layers(count):
+    keys, d = jax.random.split(jax.random.key(5), 5), HEADS * WIDTH
+    shapes = [(count, d, HEADS, WIDTH)] * 3 + [(count, HEADS, WIDTH, d)]
+    params = [0.1 * jax.random.normal(k, s) for k, s in zip(keys[:4], shapes, strict=True)]
+    return params, jax.random.normal(keys[4], (4, LENGTH, d)), jax.random.key(7)
+
+
+def scores(graph):
+    """All arrays of scores, those within loops too."""
+    found = [t for op in graph.walk() for t in op.outputs]
+    return [t for t in found if t.rank == 4 and t.shape[-2:] == (LENGTH, LENGTH)]
+
+
+@pytest.mark.parametrize("loss", [scanned, unrolled])
+@pytest.mark.parametrize("dim, parts", [(0, 4), (1, 8), (2, 8)])
+def test_attention_by_chunks_is_the_same(loss, dim, parts):
+    """By examples, heads or rows of the queries; the backward pass computes the scores of a chunk again."""
+    args = layers(2)
+    of = steps.program(steps.sgd(loss), *args)
+    changed = of.rewritten(chunked(of.graph, scores(of.graph), dim, parts).graph, ())
+    made = {t.nbytes for op in changed.graph.walk() for t in op.outputs if t.rank >= 4 and t.dtype == jnp.float32}
+    assert max(made) < 4 * HEADS * LENGTH * LENGTH * 4
+    loops = [op for op in changed.graph.walk() if op.name == "scan" and op.params["length"] == parts]
+    assert len(loops) == (2 if loss is scanned else 4)
+    steps.same(changed, of, args)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
+from typing import Any, NamedTuple
 
 from unity_jax.pcg.graph import Graph, Tensor
 
-Position = tuple[int, int]
-"""A tensor of a graph: which op makes it, and which of its results it is."""
+Position = tuple[int, ...]
+"""A tensor of a graph: which op makes it, and which of its results it is; before that, of each loop that this is in,
+which op the loop is, and which of its bodies."""
 
 
 Origin = Tensor | Hashable
@@ -24,6 +25,10 @@ class Change(NamedTuple):
     graph: Graph
     origin: Mapping[Tensor, Origin]
 
+    def then(self, other: Change) -> Change:
+        """This change and one of what it makes, as one."""
+        return Change(other.graph, {**self.origin, **{t: _translated(o, self.origin) for t, o in other.origin.items()}})
+
     def alike(self, other: Change, like: Mapping[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """New tensors of this change, and those in their place of the same change of another graph, where each tensor
         is `like` one of that."""
@@ -37,21 +42,32 @@ class Change(NamedTuple):
             yield from zip(tensors, there[_translated(origin, like)], strict=False)
 
 
-def _translated(origin: Origin, like: Mapping[Tensor, Tensor]) -> Origin:
+def _translated(origin: Origin, like: Mapping[Tensor, Any]) -> Origin:
     if isinstance(origin, Tensor):
         return like.get(origin, origin)
     return tuple(_translated(part, like) for part in origin) if isinstance(origin, tuple) else origin
 
 
 def positions(graph: Graph, tensors: Iterable[Tensor]) -> tuple[Position, ...]:
-    """Where tensors are made, in the order of the program."""
-    wanted = set(tensors)
-    return tuple((i, j) for i, op in enumerate(graph.ops) for j, t in enumerate(op.outputs) if t in wanted)
+    """Where tensors are made, in the order of the program, and of those within a loop."""
+    return tuple(_positions(graph, set(tensors), ()))
+
+
+def _positions(graph: Graph, wanted: Set[Tensor], path: Position) -> Iterator[Position]:
+    for i, op in enumerate(graph.ops):
+        for k, body in enumerate(op.bodies):
+            yield from _positions(body, wanted, (*path, i, k))
+        yield from ((*path, i, j) for j, t in enumerate(op.outputs) if t in wanted)
 
 
 def at(graph: Graph, places: Iterable[Position]) -> list[Tensor]:
     """The tensors at some places. Raises `LookupError` where there are none."""
-    return [graph.ops[i].outputs[j] for i, j in places]
+    return [_at(graph, place) for place in places]
+
+
+def _at(graph: Graph, place: Position) -> Tensor:
+    i, j, *inner = place
+    return _at(graph.ops[i].bodies[j], tuple(inner)) if inner else graph.ops[i].outputs[j]
 
 
 def made(graph: Graph) -> Iterator[Tensor]:

@@ -40,16 +40,18 @@ def looped(graph: Graph, region: Region, parts: int, source: Op) -> Change:
     left = [dataclasses.replace(op, inputs=tuple(replaced.get(t, t) for t in op.inputs)) for op in left]
     order = in_order([*left, *ops], {op: i for i, op in enumerate(graph.ops)})
     outputs = tuple(replaced.get(t, t) for t in graph.outputs)
-    whole = without_dead_code(Graph(graph.inputs, outputs, _behind(order, set(replaced.values()))))
+    ops = _behind(order, set(replaced.values())) if writer.late else order
+    whole = without_dead_code(Graph(graph.inputs, outputs, ops))
     return Change(whole, writer.origin)
 
 
 class _Writer:
-    """Writes the loop. **Fields:** `origin`: see `Change`."""
+    """Writes the loop. **Fields:** `late`: whether it is of the backward pass; `origin`: see `Change`."""
 
     def __init__(self, region: Region, parts: int, source: Op) -> None:
         self.region, self.parts, self.source = region, parts, source
         self.turns = Turns(region, parts)
+        self.late = any(op.backward for op in region.alone)
         self.origin: dict[Tensor, Origin] = {}
 
     def loop(self) -> tuple[dict[Tensor, Tensor], list[Op]]:
@@ -85,7 +87,7 @@ class _Writer:
         for t, x in zip(region.stacked, stacks, strict=True):
             replaced[t] = self._computed(self._join(t), (x,), ("result", t), ops)[0]
         self.origin.update((x, t) for t, x in replaced.items())
-        return replaced, [op if op.bodies else dataclasses.replace(op, backward=True) for op in ops]
+        return replaced, [dataclasses.replace(op, backward=self.late) for op in ops]
 
     def ops(self, ops: Sequence[Op], index: Tensor, env: dict[Tensor, Tensor]) -> list[Op]:
         """The ops on a chunk. **Arguments:** `env`: what they read; what they make is added."""
@@ -127,7 +129,7 @@ class _Writer:
         (op,) = (op for op in traced.ops if op.name == "scan")
         params = {**op.params, "num_consts": len(self.region.whole), "num_carry": len(self.region.sums)}
         op = dataclasses.replace(op, inputs=operands, outputs=results, params=params, bodies=(body,))
-        return dataclasses.replace(as_of(self.source, op), backward=True)
+        return as_of(self.source, op)
 
     def _computed(
         self, fn: Callable[..., Any], operands: Sequence[Tensor], key: Origin, ops: list[Op]

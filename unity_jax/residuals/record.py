@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from unity_jax.pcg.graph import Graph, Tensor
-from unity_jax.residuals.change import Change, Position, at, positions
+from unity_jax.residuals.change import Change, Position, at, made, positions
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.microbatch import microbatched
@@ -33,6 +33,7 @@ class Recompute:
     count: int
     bytes: int
     seconds: float
+    name: ClassVar[str] = "recomputes"
 
     @staticmethod
     def of(graph: Graph, choice: Choice, compiler: str, nbytes: float) -> Recompute:
@@ -41,11 +42,6 @@ class Recompute:
         count = sum(t.times for t in choice.freed)
         where = graph.producer[largest].source
         return Recompute(positions(graph, choice.values), compiler, where, count, round(nbytes), choice.seconds)
-
-    @property
-    def name(self) -> str:
-        """What is done, in a word."""
-        return "recomputes"
 
     def __str__(self) -> str:
         times = f"{self.count} values, " if self.count > 1 else ""
@@ -58,46 +54,39 @@ class Recompute:
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Recompute:
         """The same for another graph, whose tensors have their `like` in this one."""
         values = frozenset(at(graph, self.values))
-        made = (t for op in to.ops for t in op.outputs)
-        return dataclasses.replace(self, values=positions(to, (t for t in made if like.get(t, t) in values)))
+        return dataclasses.replace(self, values=positions(to, (t for t in made(to) if like.get(t, t) in values)))
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A loss that is computed by chunks of rows.
+    """A loss, or attention, that is computed by chunks of rows.
 
-    **Fields:** `seed`: the array that the region is around; `dim`: its dimension that is cut; `parts`: into how many;
-    `where`: the user's line of it; `bytes`: of it, those that are not there at a time, on each device.
+    **Fields:** `seeds`: the arrays that the regions are around; `dim`: their dimension that is cut; `parts`: into how
+    many; `where`: the user's line of the first; `bytes`: of it, those that are not there at a time, on each device.
     """
 
-    seed: Position
+    seeds: tuple[Position, ...]
     dim: int
     parts: int
     where: str
     bytes: int
-
-    @property
-    def name(self) -> str:
-        """What is done, in a word."""
-        return "chunked loss"
+    name: ClassVar[str] = "chunks"
 
     def __str__(self) -> str:
-        return f"chunked loss in {self.parts} parts at {short_source(self.where)} ({size(self.bytes)})"
+        return f"{self.parts} chunks of {short_source(self.where)} ({size(self.bytes)})"
 
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
-        (seed,) = at(graph, [self.seed])
-        made = chunked(graph, seed, self.dim, self.parts) if self.dim < seed.rank else None
-        if made is None:
-            raise LookupError(f"there is no loss to be chunked at {self.where}")
-        return made
+        seeds = at(graph, self.seeds)
+        change = chunked(graph, seeds, self.dim, self.parts) if self.dim < min(t.rank for t in seeds) else None
+        if change is None:
+            raise LookupError(f"there are no rows to be chunked at {self.where}")
+        return change
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Chunk:
         """The same for another graph, whose tensors have their `like` in this one."""
-        (seed,) = at(graph, [self.seed])
-        made = (t for op in to.ops for t in op.outputs)
-        (there, *_) = positions(to, (t for t in made if like.get(t, t) is seed))
-        return dataclasses.replace(self, seed=there)
+        seeds = set(at(graph, self.seeds))
+        return dataclasses.replace(self, seeds=positions(to, (t for t in made(to) if like.get(t, t) in seeds)))
 
 
 class NeedsWholeBatchError(LookupError):
@@ -115,16 +104,8 @@ class Microbatch:
     arguments: tuple[Position, ...]
     parts: int
     rows: int
-
-    @property
-    def name(self) -> str:
-        """What is done, in a word."""
-        return "microbatches"
-
-    @property
-    def where(self) -> str:
-        """No line of the user: it is the whole step."""
-        return ""
+    name: ClassVar[str] = "microbatches"
+    where: ClassVar[str] = ""
 
     def __str__(self) -> str:
         return f"{self.parts} microbatches of {self.rows // self.parts} of {self.rows} rows, gradients accumulated"
@@ -159,15 +140,14 @@ def from_json(data: Mapping[str, Any]) -> Saving:
     return kind(**{f.name: _READ[f.name](data[f.name]) for f in dataclasses.fields(kind)})
 
 
-def _position(data: Sequence[Any]) -> Position:
-    i, j = data
-    return int(i), int(j)
+def _positions(data: Sequence[Sequence[Any]]) -> tuple[Position, ...]:
+    return tuple(tuple(map(int, place)) for place in data)
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
-    "values": lambda data: tuple(map(_position, data)),
-    "arguments": lambda data: tuple(map(_position, data)),
-    "seed": _position,
+    "values": _positions,
+    "arguments": _positions,
+    "seeds": _positions,
     "compiler": str,
     "where": str,
     "count": int,

@@ -56,37 +56,50 @@ class NoRegionError(Exception):
 
 
 def around(graph: Graph, seed: Tensor, dim: int, parts: int) -> Region | None:
-    """The region around an array that is cut along a dimension; None if there is none, or not in so many parts."""
-    if seed.shape[dim] % parts:
+    """The last region around an array that is cut along a dimension; None if there is none, or not in so many parts.
+
+    Where ops that belong together are apart, since what comes between them cannot run by rows (the forward and the
+    backward pass of attention), the last of them are a region, which computes again what it needs of the others.
+    """
+    if seed.shape[dim] % parts or seed not in graph.producer:
         return None
-    ops = _convex(graph, _beside(graph, seed))
-    if ops is None:
+    core = _beside(graph, seed)
+    alone = _last(graph, core)
+    if alone is None:
         return None
+    every = {*core, *alone, *_again(graph, alone, math.prod(seed.shape))}
     try:
-        rows, _ = _followed(ops, seed, dim)
-        ops = _narrowed(graph, ops, rows)
-        rows, factors = _followed(ops, seed, dim)
+        rows, _ = _followed(_ordered(graph, every), seed, dim)
+        more = _casts(graph, alone, rows)
+        rows, factors = _followed(_ordered(graph, every | more), seed, dim)
+        ops = _ordered(graph, {*alone, *more, *_again(graph, alone, math.prod(seed.shape))})
+        factors = {op: factors[op] for op in ops if op in factors}
         rules = {op: rule_of(op) for op in factors}
         for op, factor in factors.items():
-            if op.name.startswith("random_"):  # bits are drawn at once
-                return None
             check_apart(op, rules[op], factor, parts)
         if dim == 0 and any(t.shape[d] % seed.shape[0] for t, d in rows.items()):
             return None
-        return _region(graph, ops, rules, rows, factors, seed.shape[dim], dim == 0)
+        return _region(graph, ops, rules, rows, factors, seed.shape[dim], dim == 0, (alone | more) & factors.keys())
     except NoRegionError:
         return None
 
 
+def _ordered(graph: Graph, ops: Set[Op]) -> tuple[Op, ...]:
+    return tuple(op for op in graph.ops if op in ops)
+
+
 def _beside(graph: Graph, seed: Tensor) -> set[Op]:
-    """The ops that make or read arrays with as many elements, reached from one by such arrays."""
+    """The ops that make or read arrays with as many elements, reached from one by such arrays, but not what makes one
+    of smaller ones: masks and noise, which others read as well."""
     size = math.prod(seed.shape)
     found, waiting = set[Op](), [seed]
     known = {seed}
     while waiting:
         t = waiting.pop()
-        maker = graph.producer.get(t)
-        for op in (*([maker] if maker is not None else []), *graph.readers.get(t, ())):
+        maker = graph.producer[t]
+        if _is_spread(maker, size):
+            continue
+        for op in (maker, *graph.readers.get(t, ())):
             if op not in found:
                 found.add(op)
                 large = {u for u in (*op.inputs, *op.outputs) if u.literal is None and math.prod(u.shape) >= size}
@@ -95,39 +108,66 @@ def _beside(graph: Graph, seed: Tensor) -> set[Op]:
     return found
 
 
-def _convex(graph: Graph, core: set[Op]) -> tuple[Op, ...] | None:
-    """Ops with all that lie between them, and constants that they read; None where those between are no small part of
-    a step, or the forward or the backward pass is missing."""
-    if not all(map(can_repeat, core)) or len({op.backward for op in core}) < 2:
+def _is_spread(op: Op, size: int) -> bool:
+    """Whether an op makes of small arrays larger ones."""
+    return op.name not in PRODUCTS and can_repeat(op) and all(math.prod(t.shape) < size for t in op.inputs)
+
+
+def _last(graph: Graph, core: set[Op]) -> set[Op] | None:
+    """Of some ops the last ones, with all that lies between them: those behind what cannot run by rows, if there are
+    any. None where what lies between those cannot either."""
+    if not core or not all(map(can_repeat, core)):
         return None
-    after: set[Tensor] = set()
-    below = set[Op]()
+    below, beyond, late = set[Tensor](), set[Tensor](), set[Op]()
+    for op in graph.ops:
+        if not beyond.isdisjoint(op.inputs):
+            beyond.update(op.outputs)
+            late |= {op} & core
+        elif op in core or not below.isdisjoint(op.inputs):
+            stops = op not in core and (op.name in PRODUCTS or not can_repeat(op))
+            (beyond if stops else below).update(op.outputs)
+    last = late or core
+    found = _between(graph, last)
+    if any(op.name in PRODUCTS or not can_repeat(op) for op in found - last) or any(op.times > 1 for op in found):
+        return None
+    return found
+
+
+def _between(graph: Graph, core: set[Op]) -> set[Op]:
+    """Ops with all that lie on a path from one of them to another."""
+    after, below = set[Tensor](), set[Op]()
     for op in graph.ops:
         if op in core or not after.isdisjoint(op.inputs):
             below.add(op)
             after.update(op.outputs)
-    before: set[Tensor] = set()
-    found = set[Op]()
+    before, found = set[Tensor](), set[Op]()
     for op in reversed(graph.ops):
         if op in core or (op in below and not before.isdisjoint(op.outputs)):
             found.add(op)
             before.update(op.inputs)
-    between = found - core
-    if any(op.name in PRODUCTS or not can_repeat(op) for op in between) or any(op.times > 1 for op in found):
-        return None
-    read = {t for op in found for t in op.inputs}
-    found.update(op for op in graph.ops if is_constant(op) and not read.isdisjoint(op.outputs))
-    return tuple(op for op in graph.ops if op in found)
+    return found
 
 
-def _narrowed(graph: Graph, ops: Sequence[Op], rows: Mapping[Tensor, int]) -> tuple[Op, ...]:
-    """Ops, with the casts of what they make by rows that nobody else reads and that make it smaller."""
-    made, found = {t for op in ops for t in op.outputs if t in rows}, set(ops)
-    for t in made.difference(graph.outputs):
+def _again(graph: Graph, ops: Set[Op], size: int) -> set[Op]:
+    """What makes the constants and the large arrays that ops read, others than these ops."""
+    found, waiting = set[Op](), [t for op in ops for t in op.inputs]
+    while waiting:
+        t = waiting.pop()
+        op = graph.producer.get(t)
+        if op is not None and op not in ops and op not in found and (is_constant(op) or math.prod(t.shape) >= size):
+            found.add(op)
+            waiting += op.inputs
+    return found
+
+
+def _casts(graph: Graph, ops: Set[Op], rows: Mapping[Tensor, int]) -> set[Op]:
+    """The casts of what ops make by rows that nobody else reads and that make it smaller."""
+    found = set[Op]()
+    for t in {t for op in ops for t in op.outputs if t in rows}.difference(graph.outputs):
         readers = graph.readers.get(t, ())
         if len(readers) == 1 and readers[0].name == "convert_element_type" and readers[0].outputs[0].nbytes < t.nbytes:
             found.update(readers)
-    return tuple(op for op in graph.ops if op in found)
+    return found
 
 
 def _followed(ops: Sequence[Op], seed: Tensor, dim: int) -> tuple[dict[Tensor, int], dict[Op, int]]:
@@ -178,13 +218,14 @@ def _region(
     factors: Mapping[Op, int],
     size: int,
     first: bool,
+    alone: Set[Op],
 ) -> Region:
-    inside, made = set(ops), {t for op in ops for t in op.outputs}
+    made = {t for op in ops for t in op.outputs}
     terms = {t for op in factors for t in op.outputs if t not in rows}
     if any(not terms.isdisjoint(op.inputs) for op in ops):
         raise NoRegionError
-    read = {t for op in graph.ops if op not in inside for t in op.inputs}.union(graph.outputs)
-    results = [t for op in factors for t in op.outputs if t in read]
+    read = {t for op in graph.ops if op not in alone for t in op.inputs}.union(graph.outputs)
+    results = [t for op in ops if op in alone for t in op.outputs if t in read]
     cut, whole = operands(ops, made, rows)
     return Region(
         ops,
@@ -197,7 +238,7 @@ def _region(
         tuple(t for t in results if t in rows),
         tuple(t for t in results if t in terms),
         first,
-        frozenset(factors),
+        frozenset(alone),
     )
 
 

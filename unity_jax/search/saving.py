@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from unity_jax import progress
 from unity_jax.cost.program import local_bytes
 from unity_jax.pcg.graph import Tensor
-from unity_jax.pcg.mesh import WHOLE
+from unity_jax.pcg.mesh import WHOLE, MeshAxes
 from unity_jax.program import Program
 from unity_jax.residuals.change import positions
 from unity_jax.residuals.choice import Choice, choices
@@ -37,7 +38,10 @@ NEARLY = 1.5
 """How many times the limit a plan may need that is planned anew to fit: layouts make so much of a difference."""
 
 SEEDS = 8
-"""How many of the largest arrays are tried as the one that a loss is chunked around, of each shape one."""
+"""How many shapes of the largest arrays are tried as those that chunks are made around."""
+
+SMALL = 2**-6
+"""The part of the memory that is small for a chunk of an array, of which several are there at a time."""
 
 
 class Follow(Protocol):
@@ -58,8 +62,7 @@ def fitting(
     progress.stage("what needs less memory")
     made, entire = list[Candidate](), dict[str, None]()
     for start in starts:
-        by_chunks = _chunked(start, follow)
-        forms = [start] if by_chunks is None else [start, by_chunks]
+        forms = list(_by_chunks(start, limit, follow))
         made += forms
         try:
             made += _accumulating(start, limit, follow)
@@ -81,19 +84,47 @@ def _nearly(made: Sequence[Candidate], first: Candidate, limit: float) -> Sequen
     return sorted(near, key=lambda c: c.memory.peak_bytes)[:1]
 
 
-def _chunked(start: Candidate, follow: Follow) -> Candidate | None:
-    """A plan with its loss by chunks, if it has one."""
-    graph, local = start.program.graph, _local(start)
-    made = [t for op in graph.ops for t in op.outputs if t.times == 1 and t.rank]
-    largest = sorted(made, key=lambda t: -t.nbytes)
-    for seed in list({(t.shape, t.dtype): t for t in reversed(largest)}.values())[: -SEEDS - 1 : -1]:
-        for dim in (*range(1, seed.rank), 0):  # devices hold blocks of what is outermost
-            freed = local.get(seed, seed.nbytes) * (PARTS - 1) // PARTS
-            (at,) = positions(graph, [seed])
-            how = Chunk(at, dim, PARTS, graph.producer[seed].source, freed)
-            with contextlib.suppress(LookupError):
-                return _followed(start, how, follow)
+def _by_chunks(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
+    """A plan, and as long as it does not fit with ever more of its largest arrays by chunks."""
+    yield start
+    while not start.fits(limit):
+        made = _chunked(start, limit, follow)
+        if made is None or made.memory.peak_bytes >= start.memory.peak_bytes:
+            return
+        yield made
+        start = made
+
+
+def _chunked(start: Candidate, limit: float, follow: Follow) -> Candidate | None:
+    """A plan with the ops around its largest arrays by chunks, wherever these are, if it has some that can be cut."""
+    graph, planned = start.program.graph, _planned(start)
+    kinds = defaultdict[object, list[Tensor]](list)
+    for t in planned:
+        if t.times == 1:
+            kinds[t.shape, t.dtype].append(t)
+    share = {kind: max(local_bytes(planned[t], start.mesh) for t in found) / limit for kind, found in kinds.items()}
+    for kind in sorted(kinds, key=lambda kind: -share[kind])[:SEEDS]:
+        places = positions(graph, kinds[kind])
+        where = next(op.source for op in graph.walk() if not set(op.outputs).isdisjoint(kinds[kind]))
+        rank = kinds[kind][0].rank
+        for dim in (*range(1, rank), *range(min(rank, 1))):
+            parts = _parts([planned[t] for t in kinds[kind]], dim, start.mesh, share[kind])
+            if parts is not None:
+                how = Chunk(places, dim, parts, where, round(share[kind] * limit * (parts - 1) / parts))
+                with contextlib.suppress(LookupError):
+                    return _followed(start, how, follow)
     return None
+
+
+def _parts(planned: Sequence[Tensor], dim: int, mesh: MeshAxes, share: float) -> int | None:
+    """Into how many parts arrays are cut along a dimension: as many as make one a small part of the memory, if each
+    device has a part of each. Of others than the outermost one devices have no such parts if they are split."""
+    layouts = [t.layout.dims[dim] for t in planned if t.layout is not None]
+    if dim and any(layouts):
+        return None
+    size = min(planned[0].shape[dim] // mesh.size(axes) for axes in layouts)
+    counts = [2**n for n in range(PARTS.bit_length() - 1, size.bit_length()) if size % 2**n == 0]
+    return next((n for n in counts if share <= SMALL * n), counts[-1] if counts else None)
 
 
 def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate) -> Iterator[Candidate]:
@@ -185,9 +216,10 @@ def _freed(choice: Choice, local: dict[Tensor, int]) -> float:
 
 def _local(found: Candidate) -> dict[Tensor, int]:
     """Bytes of the tensors of a program on one device, as a plan holds them."""
-    return {
-        t: local_bytes(planned, found.mesh)
-        for op in found.graph.ops
-        if op.traced is not None
-        for t, planned in zip(op.traced.outputs, op.outputs, strict=True)
-    }
+    return {t: local_bytes(planned, found.mesh) for t, planned in _planned(found).items()}
+
+
+def _planned(found: Candidate) -> dict[Tensor, Tensor]:
+    """The tensors that a program makes, and the same as a plan holds them."""
+    pairs = ((op.traced.outputs, op.outputs) for op in found.graph.walk() if op.traced is not None)
+    return {t: planned for before, after in pairs for t, planned in zip(before, after, strict=True)}
