@@ -40,7 +40,7 @@ NEARLY = 1.5
 SEEDS = 8
 """How many shapes of the largest arrays are tried as those that chunks are made around."""
 
-SMALL = 2**-6
+SMALL = 2**-4
 """The part of the memory that is small for a chunk of an array, of which several are there at a time."""
 
 
@@ -66,6 +66,7 @@ def fitting(
         made += forms
         try:
             made += _accumulating(start, limit, follow)
+            made += _by_chunks(made[-1], limit, follow)
         except NeedsWholeBatchError as error:
             entire[str(error)] = None
         for form in forms:
@@ -106,25 +107,24 @@ def _chunked(start: Candidate, limit: float, follow: Follow) -> Candidate | None
     for kind in sorted(kinds, key=lambda kind: -share[kind])[:SEEDS]:
         places = positions(graph, kinds[kind])
         where = next(op.source for op in graph.walk() if not set(op.outputs).isdisjoint(kinds[kind]))
-        rank = kinds[kind][0].rank
-        for dim in (*range(1, rank), *range(min(rank, 1))):
-            parts = _parts([planned[t] for t in kinds[kind]], dim, start.mesh, share[kind])
-            if parts is not None:
-                how = Chunk(places, dim, parts, where, round(share[kind] * limit * (parts - 1) / parts))
-                with contextlib.suppress(LookupError):
-                    return _followed(start, how, follow)
+        for dim, parts in _cuts([planned[t] for t in kinds[kind]], start.mesh, share[kind]):
+            how = Chunk(places, dim, parts, where, round(share[kind] * limit * (parts - 1) / parts))
+            with contextlib.suppress(LookupError):
+                return _followed(start, how, follow)
     return None
 
 
-def _parts(planned: Sequence[Tensor], dim: int, mesh: MeshAxes, share: float) -> int | None:
-    """Into how many parts arrays are cut along a dimension: as many as make one a small part of the memory, if each
-    device has a part of each. Of others than the outermost one devices have no such parts if they are split."""
-    layouts = [t.layout.dims[dim] for t in planned if t.layout is not None]
-    if dim and any(layouts):
-        return None
-    size = min(planned[0].shape[dim] // mesh.size(axes) for axes in layouts)
-    counts = [2**n for n in range(PARTS.bit_length() - 1, size.bit_length()) if size % 2**n == 0]
-    return next((n for n in counts if share <= SMALL * n), counts[-1] if counts else None)
+def _cuts(arrays: Sequence[Tensor], mesh: MeshAxes, share: float) -> list[tuple[int, int]]:
+    """The dimensions along which arrays can be cut, those first along which a part is a small one of the memory, each
+    with a number of parts. Of others than the outermost one devices have no part of each part if they are split."""
+    found, (shape, *_) = list[tuple[int, int]](), (t.shape for t in arrays)
+    for dim in (*range(1, len(shape)), *range(min(len(shape), 1))):
+        axes = [t.layout.dims[dim] for t in arrays if t.layout is not None]
+        size = min(shape[dim] // mesh.size(a) for a in axes)
+        counts = [2**n for n in range(PARTS.bit_length() - 1, size.bit_length()) if size % 2**n == 0]
+        if counts and not (dim and any(axes)):
+            found.append((dim, next((n for n in counts if share <= SMALL * n), counts[-1])))
+    return sorted(found, key=lambda cut: max(SMALL, share / cut[1]))
 
 
 def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate) -> Iterator[Candidate]:
