@@ -95,7 +95,7 @@ def test_positions_in_arrays_of_more_and_fewer_than_32_bits(whole):
         offset=lambda d: at[d],
     )
     first = sum(i * math.prod(whole[d + 1 :]) for d, i in enumerate(at))
-    high, low = random._positions(shard, 0)
+    high, low = random._positions(shard, 0, ())
     assert [(int(h) << 32) + int(w) for h, w in zip(high.ravel(), low.ravel(), strict=True)] == [first, first + 1]
 
 

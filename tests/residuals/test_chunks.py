@@ -7,6 +7,7 @@ import pytest
 
 from tests.residuals import steps
 from unity_jax.residuals.chunks import PARTS, chunked
+from unity_jax.residuals.record import Microbatch
 
 
 def largest(graph):
@@ -110,8 +111,8 @@ def scanned(params, x, key):
 
 
 def unrolled(params, x, key):
-    for i, key in enumerate(jax.random.split(key, len(params[0]))):
-        x = attention([w[i] for w in params], x, key)
+    for i, k in enumerate(jax.random.split(key, len(params[0]))):
+        x = attention([w[i] for w in params], x, k)
     return (x**2).mean()
 
 
@@ -140,3 +141,15 @@ def test_attention_by_chunks_is_the_same(loss, dim, parts):
     loops = [op for op in changed.graph.walk() if op.name == "scan" and op.params["length"] == parts]
     assert len(loops) == (2 if loss is scanned else 4)
     steps.same(changed, of, args)
+
+
+def test_chunks_of_microbatches_have_their_part_of_the_random_bits():
+    args = layers(2)
+    of = steps.program(steps.sgd(scanned), *args)
+    (batch,) = (i for i, t in enumerate(of.graph.inputs) if t.shape == args[1].shape)
+    graph = Microbatch(((batch, 0),), 2, 4).applied(of.graph).graph
+    for dim, parts in ((1, 4), (2, 8)):
+        graph = chunked(graph, scores(graph), dim, parts).graph
+    drawn = [op for op in graph.walk() if op.name == "random_bits"]
+    assert any(len(op.inputs) == 4 for op in drawn)
+    steps.same(of.rewritten(graph, ()), of, args)

@@ -25,6 +25,12 @@ def whole_batch(monkeypatch):
     monkeypatch.setattr("unity_jax.search.saving._accumulating", lambda *_: ())
 
 
+@pytest.fixture
+def in_one(monkeypatch):
+    """Without chunks, which take less time here."""
+    monkeypatch.setattr("unity_jax.search.saving._chunked", lambda *_: None)
+
+
 def arguments(layers=LAYERS):
     return steps.parameters(layers, 64, INNER), steps.batch(ROWS, 64)
 
@@ -123,12 +129,28 @@ def close(got, want, tolerance=2e-5):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance / 2)
 
 
-@pytest.mark.usefixtures("whole_batch")
-def test_every_layer_of_a_deep_program_saves_memory():
-    """It is planned folded; what that saves in its three layers, all do."""
+def deep():
+    """A program of 16 layers under a limit: how it is planned, and its arguments."""
     step, args, options = steps.sgd(steps.dropped), (*arguments(16), jax.random.key(1)), unity.Options(cache=None)
     free = unity.auto_shard(step, options=options).plan(*args)
-    run = unity.auto_shard(step, memory_limit=0.4 * free.predicted.peak_bytes, options=options)
+    return step, unity.auto_shard(step, memory_limit=0.4 * free.predicted.peak_bytes, options=options), args
+
+
+@pytest.mark.usefixtures("whole_batch")
+def test_every_layer_of_a_deep_program_runs_by_chunks():
+    """It is planned folded; what that does in its three layers, all do, forward and backward."""
+    step, run, args = deep()
+    plan = run.plan(*args)
+    assert plan.fits and "saves memory 8 chunks of residuals/steps.py:" in str(plan)
+    loops = sum(op.name == "scan" for op in plan.bound().graph.ops)
+    assert loops == 2 * 16 - 1  # between the passes of the last layer there is nothing
+    close(run(*args), jax.jit(step)(*args))
+
+
+@pytest.mark.usefixtures("whole_batch", "in_one")
+def test_every_layer_of_a_deep_program_saves_memory():
+    """It is planned folded; what that saves in its three layers, all do."""
+    step, run, args = deep()
     plan = run.plan(*args)
     barriers = [op for op in plan.bound().graph.ops if op.name == "optimization_barrier"]
     assert plan.fits and 15 <= len(barriers) <= 16  # the last layer may keep what it needs at once
@@ -147,7 +169,7 @@ def classes():
 def test_a_loss_over_many_classes_is_chunked(classes):
     step, args, run = classes
     plan = run.plan(*args)
-    assert plan.fits and "saves memory chunked loss in 8 parts at residuals/steps.py:" in str(plan)
+    assert plan.fits and " chunks of residuals/steps.py:" in str(plan)
     close(run(*args), jax.jit(step)(*args))
 
 

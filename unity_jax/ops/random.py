@@ -44,13 +44,8 @@ class Rows(NamedTuple):
 
     def positions(self, index: Any, row: Any) -> Any:
         """Where rows are among all, by where they are among these; `index`: which these are."""
-        if self.parts == 1:
-            return row
         block, every = (np.asarray(n, row.dtype) for n in (self.block, self.block * self.parts))
         return row // block * every + index * block + row % block
-
-
-ALL = Rows(0, 1, 1)
 
 
 @register("random_bits", "random_split")
@@ -74,19 +69,20 @@ def counts(op: Op) -> bool:
     return _is_threefry(op.inputs[0]) and _compat.threefry_partitionable(op.eqn)
 
 
-def drawn_for(op: Op, rows: Rows, index: Tensor, keys: Tensor, drawn: Tensor) -> Op:
-    """The bits of some rows of what an op draws that `counts`.
+def drawn_for(op: Op, rows: Rows, index: Tensor, drawn: Tensor) -> Op:
+    """The bits of some rows of what an op draws that `counts`; of rows of rows, if it draws some already.
 
-    **Arguments:** `index`: which rows of `rows`, an integer; `keys`: those of these rows, where each has its own.
+    **Arguments:** `op`: with the keys of these rows, where each has its own; `index`: which of `rows`, an integer.
     """
-    if rows.dim < keys.rank:
-        return dataclasses.replace(op, inputs=(keys,), outputs=(drawn,))
-    return dataclasses.replace(op, inputs=(keys, index), outputs=(drawn,), params={**op.params, "rows": rows})
+    if rows.dim < op.inputs[0].rank:
+        return dataclasses.replace(op, outputs=(drawn,))
+    params = {**op.params, "rows": (*op.params.get("rows", ()), rows)}
+    return dataclasses.replace(op, inputs=(*op.inputs, index), outputs=(drawn,), params=params)
 
 
-def _hash_counters(shard: Shard, keys: Any, *index: Any) -> Any:
+def _hash_counters(shard: Shard, keys: Any, *indices: Any) -> Any:
     lead = keys.ndim
-    high, low = _positions(shard, lead, *index)
+    high, low = _positions(shard, lead, indices)
     words = jax.random.key_data(keys)
     k1, k2 = (jnp.expand_dims(words[..., i], range(lead, lead + low.ndim)) for i in (0, 1))
     shape = shard.result_shape()
@@ -101,7 +97,7 @@ def _hash_counters(shard: Shard, keys: Any, *index: Any) -> Any:
     return (high ^ low).astype(dtype)
 
 
-def _positions(shard: Shard, lead: int, index: Any = 0) -> tuple[Any, Any]:
+def _positions(shard: Shard, lead: int, indices: Sequence[Any]) -> tuple[Any, Any]:
     """High and low 32 bits of the flat position of every element of the shard, in the array that one key draws.
 
     Of an array of at most 2^32 elements the high bits are zero, of which no compiler would know: to add up carries
@@ -109,16 +105,18 @@ def _positions(shard: Shard, lead: int, index: Any = 0) -> tuple[Any, Any]:
     kernel hangs on its form (with 32 bits a ConvNet's mask became two, of .6 ms a step 16 us to write and read the
     words between them; no mask of five models with 64 bits did, which costs others up to .5 % of a step).
     """
-    rows: Rows = shard.op.params.get("rows", ALL)
+    rows: tuple[Rows, ...] = shard.op.params.get("rows", ())
     part, local = shard.op.outputs[0].shape[lead:], shard.result_shape()[lead:]
-    whole = tuple(n * rows.parts if d + lead == rows.dim else n for d, n in enumerate(part))
+    whole = tuple(n * math.prod(r.parts for r in rows if r.dim == d) for d, n in enumerate(part, lead))
 
-    def position(starts: Sequence[Any], dtype: Any) -> Any:
-        index, *starts = (jnp.asarray(start).astype(dtype) for start in starts)
+    def position(operands: Sequence[Any], dtype: Any) -> Any:
+        starts = [jnp.asarray(start).astype(dtype) for start in operands]
+        taken = list(zip(rows, starts[len(local) :], strict=True))
         total = jnp.zeros(local, dtype)
-        for d, start in enumerate(starts):
+        for d, start in enumerate(starts[: len(local)]):
             at = lax.broadcasted_iota(dtype, local, d) + start
-            at = rows.positions(index, at) if d + lead == rows.dim else at
+            for r, index in reversed(taken):  # of rows of rows
+                at = r.positions(index, at) if d + lead == r.dim else at
             total = total + at * np.uint64(math.prod(whole[d + 1 :])).astype(dtype)
         return total
 
@@ -130,7 +128,7 @@ def _positions(shard: Shard, lead: int, index: Any = 0) -> tuple[Any, Any]:
             found = position(starts, jnp.uint64)
             return (found >> np.uint64(32)).astype(jnp.uint32), found.astype(jnp.uint32)
 
-    starts = [index, *(sum(shard.offset(f) for f in dims) for dims in shard.rule.results[0][lead:])]
+    starts = [*(sum(shard.offset(f) for f in dims) for dims in shard.rule.results[0][lead:]), *indices]
     if math.prod(whole) > 2**32:
         return wide(*starts)
     return lax.platform_dependent(*starts, cuda=wide, rocm=wide, default=narrow)

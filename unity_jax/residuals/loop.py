@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from unity_jax import _compat
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor, nested
 from unity_jax.pcg.loops import Scan
 from unity_jax.residuals.change import Change, Origin
 from unity_jax.residuals.region import Region
@@ -68,6 +68,7 @@ class _Writer:
             (now,) = self._computed(lambda x, y: [x + y.astype(x.dtype)], (total, env[t]), ("total", t), inside)
             added.append(now)
         body = without_dead_code(Graph(tuple(arguments), (*added, *(env[t] for t in region.stacked)), inside))
+        self._as_one_layer(body)
         self.origin |= {env[t]: t for t in (*region.whole, *region.cut)}
         self.origin |= {x: ("carried", t) for t, x in totals.items()} | {index: ("index",)}
         zeros = [
@@ -86,8 +87,16 @@ class _Writer:
             replaced[t] = self._computed(lambda x, t=t: [x.astype(t.dtype)], (x,), ("result", t), ops)[0]
         for t, x in zip(region.stacked, stacks, strict=True):
             replaced[t] = self._computed(self._join(t), (x,), ("result", t), ops)[0]
-        self.origin.update((x, t) for t, x in replaced.items())
+        for t, x in replaced.items():
+            self.origin[x] = t
+            x.enters, x.leaves = t.enters, t.leaves
         return replaced, [dataclasses.replace(op, backward=self.late) for op in ops]
+
+    def _as_one_layer(self, body: Graph) -> None:
+        """Have a body stand for one layer: the loop that it is of stands for all."""
+        every = {t for op in body.walk() for t in op.outputs}.union(*(g.inputs for _, g, _ in nested(body)))
+        for t in every:
+            t.times = max(1, t.times // self.region.times)
 
     def ops(self, ops: Sequence[Op], index: Tensor, env: dict[Tensor, Tensor]) -> list[Op]:
         """The ops on a chunk. **Arguments:** `env`: what they read; what they make is added."""
@@ -138,7 +147,7 @@ class _Writer:
         shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in operands]
         traced = build(jax.make_jaxpr(fn)(*shapes))
         names = dict(zip(traced.inputs, operands, strict=True))
-        times = max((t.times for t in operands), default=1)
+        times = max(self.region.times, *(t.times for t in operands), 1)
 
         def fresh(t: Tensor) -> Tensor:
             return dataclasses.replace(t, times=times)

@@ -35,7 +35,8 @@ class Region:
     the dimension whose major part they are, those of loops too; `factors`: of each op that is cut the factor of its
     rule that they are; `rules`: of these ops; `cut`: arguments that are cut, `whole`: those that are not; `stacked`:
     results that are put together, `sums`: those that are added up; `spaced`: whether a chunk has every so many rows,
-    since devices hold a block of them each, not consecutive ones; `alone`: ops that are nowhere but here.
+    since devices hold a block of them each, not consecutive ones; `alone`: ops that are nowhere but here; `times`: how
+    many such regions it stands for in a folded program, of layers that are alike.
     """
 
     ops: tuple[Op, ...]
@@ -49,6 +50,7 @@ class Region:
     sums: tuple[Tensor, ...]
     spaced: bool
     alone: frozenset[Op]
+    times: int = 1
 
 
 class NoRegionError(Exception):
@@ -128,7 +130,7 @@ def _last(graph: Graph, core: set[Op]) -> set[Op] | None:
             (beyond if stops else below).update(op.outputs)
     last = late or core
     found = _between(graph, last)
-    if any(op.name in PRODUCTS or not can_repeat(op) for op in found - last) or any(op.times > 1 for op in found):
+    if any(op.name in PRODUCTS or not can_repeat(op) for op in found - last) or len({op.times for op in found}) > 1:
         return None
     return found
 
@@ -239,6 +241,7 @@ def _region(
         tuple(t for t in results if t in terms),
         first,
         frozenset(alone),
+        next(op.times for op in alone),
     )
 
 

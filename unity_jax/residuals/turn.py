@@ -81,9 +81,10 @@ class Turns:
         """The bits of a chunk of rows."""
         if not counts(op):
             raise NoRegionError(op.source)
-        (drawn,), (keys,) = op.outputs, op.inputs
+        (drawn,), rows = op.outputs, self._rows(op)
         made = dataclasses.replace(drawn, name="", shape=self.shape(drawn))
-        return [drawn_for(op, self._rows(op), index, env.get(keys, keys), made)], [made]
+        op = dataclasses.replace(op, inputs=tuple(env.get(t, t) for t in op.inputs))
+        return [drawn_for(op, rows, index, made)], [made]
 
     def _rows(self, op: Op) -> Rows:
         """Which of the rows of what an op makes a chunk has."""

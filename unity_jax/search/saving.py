@@ -31,6 +31,9 @@ from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 from unity_jax.xla.traffic import Traffic
 
+WORTH = 0.25
+"""The part of what does not fit that chunks must free."""
+
 LEAST = 0.5
 """The part of what does not fit that values must free to be computed again: what frees less fits by chance."""
 
@@ -90,25 +93,33 @@ def _by_chunks(start: Candidate, limit: float, follow: Follow) -> Iterator[Candi
     yield start
     while not start.fits(limit):
         made = _chunked(start, limit, follow)
-        if made is None or made.memory.peak_bytes >= start.memory.peak_bytes:
+        if made is None:
             return
         yield made
+        freed = start.memory.peak_bytes - made.memory.peak_bytes
+        if freed < WORTH * (start.memory.peak_bytes - limit):
+            return
         start = made
 
 
 def _chunked(start: Candidate, limit: float, follow: Follow) -> Candidate | None:
-    """A plan with the ops around its largest arrays by chunks, wherever these are, if it has some that can be cut."""
-    graph, planned = start.program.graph, _planned(start)
+    """A plan with the ops around its largest arrays by chunks, wherever these are, if it has some that can be cut and
+    are a good part of what does not fit."""
+    graph, planned, local = start.program.graph, _planned(start), _local(start)
     kinds = defaultdict[object, list[Tensor]](list)
     for t in planned:
-        if t.times == 1:
-            kinds[t.shape, t.dtype].append(t)
-    share = {kind: max(local_bytes(planned[t], start.mesh) for t in found) / limit for kind, found in kinds.items()}
-    for kind in sorted(kinds, key=lambda kind: -share[kind])[:SEEDS]:
+        kinds[t.shape, t.dtype].append(t)
+    read = {t for op in graph.walk() if op.backward for t in op.inputs}
+    kept = {t for op in graph.walk() if not op.backward for t in op.outputs if t in read}
+    excess = start.memory.peak_bytes - limit
+    sizes = {kind: max(map(local.__getitem__, found)) for kind, found in kinds.items()}
+    there = {kind: sum(local[t] * (t.times if t in kept else 1) for t in found) for kind, found in kinds.items()}
+    worth = [kind for kind in kinds if there[kind] >= WORTH * excess]
+    for kind in sorted(worth, key=lambda kind: -sizes[kind])[:SEEDS]:
         places = positions(graph, kinds[kind])
         where = next(op.source for op in graph.walk() if not set(op.outputs).isdisjoint(kinds[kind]))
-        for dim, parts in _cuts([planned[t] for t in kinds[kind]], start.mesh, share[kind]):
-            how = Chunk(places, dim, parts, where, round(share[kind] * limit * (parts - 1) / parts))
+        for dim, parts in _cuts([planned[t] for t in kinds[kind]], start.mesh, sizes[kind] / limit):
+            how = Chunk(places, dim, parts, where, sizes[kind] * (parts - 1) // parts)
             with contextlib.suppress(LookupError):
                 return _followed(start, how, follow)
     return None
