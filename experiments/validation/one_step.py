@@ -34,6 +34,7 @@ from unity_jax.calibration.overlap import Overlap
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.presets import CHIPS
 from unity_jax.planning import alone
+from unity_jax.search import saving
 
 LEAST, WANTED, MOST = 0.6, 0.7, 0.8
 """Of the memory of a device, what the predicted peak of a step that fills it may be, and where the next try aims."""
@@ -90,20 +91,9 @@ def filled(task: Task, machine: Machine, memory: float) -> tuple[models.Model, u
     """
     batch, tried = task["batch"], set()
     for _ in range(TRIES):
-        model = models.get(task["model"], task["size"], **task["changes"], batch_size=batch)
-        shapes = model.abstract_state(), model.abstract_batch()
-        step = unity.auto_shard(
-            model.train_step,
-            donate_argnums=0,
-            machine=machine,
-            mesh=jax.devices()[:1],
-            memory_limit=memory,
-            options=unity.Options(cache=None),
-        )
-        with alone():
-            plan = step.plan(*shapes)
+        model, plan, step = made(task, machine, batch, memory)
         tried.add(batch)
-        peak, fixed = plan.predicted.peak_bytes, _bytes(shapes[0]) + _bytes(shapes[0].params)
+        peak, fixed = plan.predicted.peak_bytes, _bytes(model.abstract_state()) + _bytes(model.abstract_state().params)
         grows = max(peak - fixed, peak / 20)
         batch = _rounded(batch * (WANTED * memory - fixed) / grows)
         if LEAST <= peak / memory <= MOST or batch in tried:
@@ -111,6 +101,41 @@ def filled(task: Task, machine: Machine, memory: float) -> tuple[models.Model, u
     if not plan.fits:
         raise ValueError(f"no batch fits: a batch of {model.config.batch_size} needs {peak / 2**30:.1f} GiB")
     return model, plan, step
+
+
+def made(task: Task, machine: Machine, batch: int, memory: float) -> tuple[models.Model, unity.Plan, Any]:
+    """A model with a batch, its plan under a limit of memory, and the step that runs it."""
+    model = models.get(task["model"], task["size"], **task["changes"], batch_size=batch)
+    step = unity.auto_shard(
+        model.train_step,
+        donate_argnums=0,
+        machine=machine,
+        mesh=jax.devices()[:1],
+        memory_limit=memory,
+        options=unity.Options(cache=None),
+    )
+    with alone():
+        return model, step.plan(model.abstract_state(), model.abstract_batch()), step
+
+
+def limited(task: Task, machine: Machine) -> tuple[models.Model, unity.Plan, Any]:
+    """A model whose memory is limited to a part of what it needs, in one way of saving memory or by any."""
+    for way, (name, nothing) in ALONE.items():
+        if task["by"] not in ("any", way):
+            setattr(saving, name, lambda *_, nothing=nothing: nothing)
+    model, plan, step = made(task, machine, task["batch"], task["limit"])
+    say(saving="; ".join(map(str, plan.saving)), fits=plan.fits)
+    if not plan.fits:
+        raise ValueError(f"no plan fits: {plan.predicted.peak_bytes / 2**30:.1f} GiB")
+    return model, plan, step
+
+
+ALONE = {
+    "chunks": ("_chunked", None),
+    "microbatches": ("_accumulating", ()),
+    "recomputation": ("_recomputing", ()),
+}
+"""What the search calls for each way of saving memory (`search.saving`), and what that finds if there is nothing."""
 
 
 def _rounded(batch: float) -> int:
@@ -134,7 +159,7 @@ def planned(task: Task) -> None:
             raise
     limit = (device.memory_stats() or {}).get("bytes_limit") or machine.device.memory_bytes
     memory = task["part"] * (task["memory"] or min(limit, machine.device.memory_bytes))
-    model, plan, step = filled(task, machine, memory)
+    model, plan, step = limited(task, machine) if "limit" in task else filled(task, machine, memory)
     say(
         batch=model.config.batch_size,
         parameters=model.num_parameters,
