@@ -25,7 +25,7 @@ from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.chunks import PARTS
 from unity_jax.residuals.record import Chunk, Microbatch, NeedsWholeBatchError, Recompute, Saving
 from unity_jax.rewrite.estimate import by_kernels
-from unity_jax.search.batch import batch_dims
+from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
@@ -65,11 +65,11 @@ def fitting(
     progress.stage("what needs less memory")
     made, entire = list[Candidate](), dict[str, None]()
     for start in starts:
-        forms = list(_by_chunks(start, limit, follow))
+        forms = list(by_chunks(start, limit, follow))
         made += forms
         try:
             made += _accumulating(start, limit, follow)
-            made += _by_chunks(made[-1], limit, follow)
+            made += by_chunks(made[-1], limit, follow)
         except NeedsWholeBatchError as error:
             entire[str(error)] = None
         for form in forms:
@@ -88,7 +88,7 @@ def _nearly(made: Sequence[Candidate], first: Candidate, limit: float) -> Sequen
     return sorted(near, key=lambda c: c.memory.peak_bytes)[:1]
 
 
-def _by_chunks(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
+def by_chunks(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
     """A plan, and as long as it does not fit with ever more of its largest arrays by chunks."""
     yield start
     while not start.fits(limit):
@@ -201,9 +201,8 @@ class _Batch(NamedTuple):
 
 def _batch(start: Candidate) -> _Batch | None:
     """The rows of the batch, of which each device has a part in every microbatch."""
-    program, inputs = start.program, start.program.graph.inputs
-    rows = batch_dims(program, RuleCache(), start.machine.num_devices)
-    arguments = tuple((i, d) for i, t in enumerate(inputs) for d in range(t.rank) if rows.get((t, d)) == 1)
+    inputs = start.program.graph.inputs
+    arguments = batch_arguments(start.program, RuleCache(), start.machine.num_devices)
     if not arguments:
         return None
     (i, d), *_ = arguments
