@@ -37,6 +37,8 @@ def saved(case: Case, rng: random.Random) -> Case:
         rng.shuffle(ways)
     for way in ways:
         program = way(program, rng) or program
+    if not program.savings:
+        program = next((made for way in WAYS if (made := way(program, rng)) is not None), program)
     return Case(program, case.flat, case.want)
 
 
@@ -60,7 +62,7 @@ def chunking(program: Program, rng: random.Random) -> Program | None:
     seeds.sort(key=lambda t: -t.nbytes)
 
     def drawn() -> Saving:
-        seed = seeds[min(int(rng.expovariate(4 / len(seeds))), len(seeds) - 1)]  # rather a large one
+        seed = seeds[int(len(seeds) * rng.random() ** 3)]  # rather a large one
         dim = rng.randrange(seed.rank)
         (at,) = positions(graph, [seed])
         return Chunk(at, dim, _parts(rng, seed.shape[dim]), graph.producer[seed].source, 0)
