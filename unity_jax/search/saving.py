@@ -160,7 +160,7 @@ class _Batch(NamedTuple):
 def _batch(start: Candidate) -> _Batch | None:
     """The rows of the batch, of which each device has a part in every microbatch."""
     program, inputs = start.program, start.program.graph.inputs
-    rows = batch_dims(program, RuleCache(), start.machine.num_devices)
+    rows = batch_dims(program, RuleCache(), max(start.machine.num_devices, 2))  # one divides nothing
     arguments = tuple((i, d) for i, t in enumerate(inputs) for d in range(t.rank) if rows.get((t, d)) == 1)
     if not arguments:
         return None
