@@ -46,9 +46,9 @@ def microbatched(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: i
 
 def _region(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: int) -> Region:
     sizes = {t.shape[d] for t, d in arguments}
-    size = min(sizes)
-    if len(sizes) != 1 or size % parts or parts < 2:
+    if len(sizes) != 1 or parts < 2 or min(sizes) % parts:
         raise NoRegionError
+    (size,) = sizes
     found = Paths(graph, rule_of).everywhere(arguments)
     whole = ((t, d) for (t, d), major in found.items() if major == 1 and t.shape[d] % size == 0)
     rows = dict(whole)  # of others no part is a block of rows

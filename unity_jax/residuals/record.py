@@ -12,7 +12,7 @@ from unity_jax.residuals.change import Change, Position, at, positions
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.microbatch import microbatched
-from unity_jax.residuals.recompute import recomputed
+from unity_jax.residuals.recompute import can_repeat, recomputed
 from unity_jax.residuals.region import NoRegionError
 from unity_jax.text import short_source, size
 from unity_jax.xla.traffic import Traffic
@@ -53,7 +53,10 @@ class Recompute:
 
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
-        return recomputed(graph, frozenset(at(graph, self.values)), Traffic.of(graph, self.compiler).written)
+        values = frozenset(at(graph, self.values))
+        if any(op.backward or not can_repeat(op) for op in map(graph.producer.__getitem__, values)):
+            raise LookupError(f"something at {self.where} is not computed again")
+        return recomputed(graph, values, Traffic.of(graph, self.compiler).written)
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Recompute:
         """The same for another graph, whose tensors have their `like` in this one."""
@@ -87,7 +90,7 @@ class Chunk:
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
         (seed,) = at(graph, [self.seed])
-        made = chunked(graph, seed, self.dim, self.parts) if self.dim < seed.rank else None
+        made = chunked(graph, seed, self.dim, self.parts) if 0 <= self.dim < seed.rank else None
         if made is None:
             raise LookupError(f"there is no loss to be chunked at {self.where}")
         return made
@@ -160,8 +163,10 @@ def from_json(data: Mapping[str, Any]) -> Saving:
 
 
 def _position(data: Sequence[Any]) -> Position:
-    i, j = data
-    return int(i), int(j)
+    i, j = map(int, data)
+    if min(i, j) < 0:
+        raise ValueError(f"{i}, {j} is no position")
+    return i, j
 
 
 _READ: dict[str, Callable[[Any], Any]] = {

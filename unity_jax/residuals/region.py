@@ -57,7 +57,7 @@ class NoRegionError(Exception):
 
 def around(graph: Graph, seed: Tensor, dim: int, parts: int) -> Region | None:
     """The region around an array that is cut along a dimension; None if there is none, or not in so many parts."""
-    if seed.shape[dim] % parts:
+    if parts < 2 or seed.shape[dim] % parts:
         return None
     ops = _convex(graph, _beside(graph, seed))
     if ops is None:
