@@ -26,6 +26,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Leaf, Plan, cache
 from unity_jax.plan.devices import attach_devices
 from unity_jax.runner import Runner, move
+from unity_jax.text import size_of
 
 
 def auto_shard(
@@ -34,7 +35,7 @@ def auto_shard(
     *,
     mesh: Mesh | AbstractMesh | Sequence[Any] | None = None,
     machine: Machine | str | None = None,
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Sequence[str] | None = None,
     static_argnums: int | Sequence[int] | None = None,
@@ -60,7 +61,8 @@ def auto_shard(
       the mesh of `jax.set_mesh`, or `jax.devices()`); devices of an ahead-of-time topology are fine for
       `.lower(...).compile()`.
     - `machine`: a `Machine` or preset name that prices plans (default: detected from the devices).
-    - `memory_limit`: bytes per device (default: the machine's).
+    - `memory_limit`: bytes per device, as a number or as `"40GiB"` (default: the machine's). Where no plan fits, the
+      loss is computed by chunks, values again, or the batch by microbatches, as `print(plan)` says.
     - `donate_argnums`, `donate_argnames`, `static_argnums`, `static_argnames`: as in `jax.jit`.
     - `in_shardings`, `out_shardings`: pins, a tree prefix of `NamedSharding`, `PartitionSpec` or None (free).
     - `plan`: a plan to run instead of searching for one.
@@ -389,6 +391,7 @@ def _memory_limit(limit: Any) -> float | None:
     __tracebackhide__ = True
     if limit is None:
         return None
-    if isinstance(limit, (str, bool)) or not float(limit) > 0:
-        raise ValueError(f"memory_limit= takes a positive number of bytes per device, got {limit!r}")
-    return float(limit)
+    try:
+        return size_of(limit)
+    except ValueError as error:
+        raise ValueError(f"memory_limit= of a device: {error}") from None

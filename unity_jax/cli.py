@@ -22,7 +22,6 @@ import importlib.util
 import inspect
 import itertools
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -45,6 +44,7 @@ from unity_jax.plan import Plan
 from unity_jax.plan.table import sweep
 from unity_jax.rules import generate
 from unity_jax.rules.check import check
+from unity_jax.text import size_of
 
 
 class _Parser(argparse.ArgumentParser):
@@ -278,23 +278,14 @@ def _counts(text: str) -> list[int]:
 
 
 def _bytes(text: str) -> float:
-    match = re.fullmatch(r"([0-9.e+]+) *([KMGT]i?)?B?", text.strip())
     try:
-        found = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes, as 16e9 or 14.5GiB")
-    return found
+        return size_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _limits(text: str) -> list[float]:
     return [_bytes(word) for word in text.split(",")]
-
-
-_UNITS = {None: 1} | {f"{k}i": 2 ** (10 * n) for n, k in enumerate("KMGT", 1)} | {
-    k: 10 ** (3 * n) for n, k in enumerate("KMGT", 1)
-}
 
 
 def _writable(argument: str, path: Path, write: Callable[[Path], None]) -> None:

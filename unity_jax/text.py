@@ -1,14 +1,18 @@
-"""Figures as text: tables, seconds, bytes and source lines, as everything that prints writes them.
+"""Figures as text: tables, seconds, bytes and source lines, as everything that prints writes them; bytes are read too.
 
 >>> seconds(0.00123), size(1.5 * 2**30), short_source("/home/me/models/bert.py:110:18 (Attention.__call__)")
 ('1.23 ms', '1.5 GiB', 'models/bert.py:110 (Attention.__call__)')
+>>> size_of("1.5 GiB") / 2**30
+1.5
 """
 
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import rich.box
 from rich.console import Console
@@ -47,6 +51,25 @@ def size(n: float) -> str:
         if n >= scale:
             return f"{n / scale:.4g} {unit}"
     return f"{n:.0f} B"
+
+
+def size_of(given: Any) -> float:
+    """Bytes: a number, or as people write them (`16e9`, `14.5GiB`, `80 GB`). Raises `ValueError` unless positive."""
+    try:
+        if isinstance(given, str) and (match := re.fullmatch(r"([0-9.e+]+) *([KMGT]i?)?B?", given.strip())):
+            found = float(match[1]) * _UNITS[match[2]]
+        else:
+            found = 0.0 if isinstance(given, (str, bool)) else float(given)
+    except (OverflowError, TypeError, ValueError):
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise ValueError(f"{given!r} is not a positive number of bytes, as 16e9 or 14.5GiB")
+    return found
+
+
+_UNITS = {None: 1} | {f"{k}i": 2 ** (10 * n) for n, k in enumerate("KMGT", 1)} | {
+    k: 10 ** (3 * n) for n, k in enumerate("KMGT", 1)
+}
 
 
 def short_source(source: str) -> str:

@@ -35,7 +35,7 @@ from rich.table import Table
 
 import models
 from tests.numerics.harness import Planned
-from tests.numerics.plans import NAMES, named_plans, planned
+from tests.numerics.plans import NAMES, named_plans, planned, without_barriers
 from tests.numerics.steps import slow
 from unity_jax.aot.collectives import (
     Collective,
@@ -48,7 +48,6 @@ from unity_jax.aot.topologies import topology
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import collectives
-from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 
@@ -159,19 +158,6 @@ def fsdp_memory(console: Console, width: int = 8192, batch: int = 2048) -> int:
     grown = temporaries[8, "repeated"] - temporaries[4, "repeated"]
     console.print(f"four more layers take {grown / 2**20:+,.0f} MiB; gathered they have {4 * whole / 2**20:,.0f} MiB")
     return int(grown >= 4 * whole)
-
-
-def without_barriers(graph: Graph) -> Graph:
-    """A planned graph whose repeated gathers may be merged and moved as the compiler likes."""
-    behind: dict[Tensor, Tensor] = {}
-    ops = []
-    for op in graph.ops:
-        inputs = tuple(behind.get(t, t) for t in op.inputs)
-        if op.name == "optimization_barrier":
-            behind.update(zip(op.outputs, inputs, strict=True))
-        else:
-            ops.append(dataclasses.replace(op, inputs=inputs))
-    return Graph(graph.inputs, tuple(behind.get(t, t) for t in graph.outputs), ops)
 
 
 def main() -> None:

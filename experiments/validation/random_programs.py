@@ -4,7 +4,8 @@
     python -m experiments.validation.random_programs --first 137 --count 1    # one program again
 
 Each program is run under a random plan on a random mesh, in float64; every other plan is steered to strategies not yet
-drawn. Prints a table: how often each kind of strategy of each primitive was run.
+drawn. Three of four are train steps where there is a derivative, and need less memory in ways that are drawn as well.
+Prints a table: how often each kind of strategy of each primitive was run; and how often each way to need less memory.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from unity_jax.aot.flags import EIGHT_DEVICES, RUN_ONCE, appended
 os.environ["XLA_FLAGS"] = appended("XLA_FLAGS", EIGHT_DEVICES | RUN_ONCE)
 
 import argparse
+import contextlib
 import multiprocessing
 import random
 import sys
 import traceback
+from collections import Counter
 from dataclasses import dataclass, field
 
 import jax
@@ -29,7 +32,9 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 
 from tests.numerics.coverage import Coverage, steer
 from tests.numerics.harness import TOLERANCE, Case
-from tests.numerics.programs import draw
+from tests.numerics.programs import draw, trained
+from tests.numerics.programs.drawer import Skip
+from tests.numerics.savings import saved
 
 MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2), (3, 2), (7,))
 MACHINES = ("cpu", "h100", "v100-summit")
@@ -41,12 +46,14 @@ class Outcome:
     """What a batch of programs showed."""
 
     coverage: Coverage = field(default_factory=Coverage)
+    savings: Counter[str] = field(default_factory=Counter)
     ops: int = 0
     worst: float = 0.0
     failures: list[str] = field(default_factory=list)
 
     def merge(self, other: Outcome) -> None:
         self.coverage.merge(other.coverage)
+        self.savings += other.savings
         self.ops += other.ops
         self.worst = max(self.worst, other.worst)
         self.failures += other.failures
@@ -56,18 +63,25 @@ def check(seed: int, outcome: Outcome) -> None:
     """Run one program under one plan."""
     rng = random.Random(seed)
     program = draw(rng)
+    if seed % 4:
+        with contextlib.suppress(Skip):
+            program = trained(program, rng)
     case = Case.of(program.fn, program.args, program.donate)
+    if seed % 4:
+        case = saved(case, rng)
     sizes, machine = rng.choice(MESHES), rng.choice(MACHINES)
     plan = case.sample(sizes, rng.randint(0, 2**30), machine)
     if seed % 2:
         plan = steer(case, plan, outcome.coverage, machine)
     errors = case.errors(case.run(plan), floor=1.0)
     outcome.coverage.record(case, plan)
+    outcome.savings[" + ".join(how.name for how in case.program.savings) or "nothing"] += 1
     outcome.ops += sum(1 for _ in plan.graph.walk())
     outcome.worst = max([outcome.worst, *(e.error for e in errors if e.error <= TOLERANCE)])
     bad = [str(e) for e in errors if not e.error <= TOLERANCE]
     if bad:
-        outcome.failures.append(f"program {seed} on {sizes} ({machine}): {', '.join(bad)}\n    {program}")
+        how = "; ".join(map(str, case.program.savings))
+        outcome.failures.append(f"program {seed} on {sizes} ({machine}): {', '.join(bad)}\n    {program}\n    {how}")
 
 
 def batch(seeds: range) -> tuple[range, Outcome]:
@@ -107,6 +121,7 @@ def main() -> None:
     print(f"\n{total.coverage}\n")
     print(f"{options.count} programs, {total.ops} planned ops, {len(total.failures)} failures")
     print(f"largest error of those that agree: {total.worst:.1e}")
+    print("needs less memory by: " + ", ".join(f"{name}: {n}" for name, n in total.savings.most_common()))
     print("strategies never drawn: " + (", ".join(total.coverage.missing()) or "none"))
     print("primitives met only where all divides: " + (", ".join(total.coverage.always_divisible()) or "none"))
     sys.exit(bool(total.failures))

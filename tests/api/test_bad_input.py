@@ -24,8 +24,6 @@ def mesh():
 # Decoration
 
 DECORATIONS = [
-    ({"memory_limit": -1}, ValueError, "memory_limit= takes a positive number of bytes"),
-    ({"memory_limit": "16GB"}, ValueError, "memory_limit= takes a positive number of bytes"),
     ({"machine": "tpu9000:8"}, ValueError, r"unknown machine 'tpu9000'.*v5e:XxY"),
     ({"machine": "v5e:4"}, ValueError, "malformed topology '4'"),
     ({"mesh": "data"}, TypeError, "mesh= takes a jax.sharding.Mesh or a sequence of devices"),
@@ -203,35 +201,6 @@ def test_deleted_argument():
     x = step(jnp.asarray(X))
     step(x)
     fails((RuntimeError, ValueError), "deleted", step, x)
-
-
-# Memory
-
-
-def test_over_tight_memory_limit():
-    step = unity.auto_shard(mlp_step, memory_limit=100)
-    assert not step.plan(mlp_state(), mlp_batch()).fits
-    error = fails(unity.MemoryLimitError, "memory_limit=", step, mlp_state(), mlp_batch())
-    assert "w1" in str(error.value) or "w2" in str(error.value)
-
-
-def test_a_limit_below_the_arguments_alone():
-    """Nothing that is computed again, or by chunks, helps there; on one device as on several."""
-    for mesh in (jax.devices()[:1], jax.devices()):
-        step = unity.auto_shard(mlp_step, memory_limit=100, mesh=mesh)
-        fails(unity.MemoryLimitError, "The arguments alone take .*B. The largest", step, mlp_state(), mlp_batch())
-
-
-def test_a_limit_above_the_arguments_alone():
-    args = mlp_state(), mlp_batch()
-    given = sum(leaf.bytes for leaf in unity.auto_shard(mlp_step, mesh=jax.devices()[:1]).plan(*args).inputs)
-    error = fails(
-        unity.MemoryLimitError,
-        "memory_limit=",
-        unity.auto_shard(mlp_step, memory_limit=given + 1, mesh=jax.devices()[:1]),
-        *args,
-    )
-    assert "alone" not in str(error.value)
 
 
 # Stages in the wrong order or with the wrong arguments

@@ -56,8 +56,9 @@ DAMAGES = [
     ({"inputs": 0, "bytes": float("inf")}, "damaged: OverflowError"),
     ({"predicted": {"collectives": [], "step_seconds": "soon"}}, "damaged"),
     ({"saving": [{"kind": "zip"}]}, "damaged: KeyError: 'zip'"),
-    ({"saving": [{"kind": "chunk", "seed": [0]}]}, "damaged"),
+    ({"saving": [{"kind": "chunk", "seeds": [[0]]}]}, "damaged"),
     ({"saving": 3}, "damaged: TypeError"),
+    ({"saving": [{"kind": "microbatch", "arguments": [[3, -1]], "parts": 2, "rows": 8}]}, "damaged: .* are no positions"),
 ]
 
 
@@ -72,12 +73,21 @@ def test_plan_file_of_another_version_or_damaged(saved, values, match):
 
 
 AGAIN = {"kind": "recompute", "compiler": "cpu", "where": "", "count": 1, "bytes": 1, "seconds": 0.0}
+BY_ROWS = {"kind": "microbatch", "rows": 8, "parts": 2}
 CHUNK = {"kind": "chunk", "dim": 0, "parts": 8, "where": "a.py:1", "bytes": 1}
 SAVINGS = [
     ({**AGAIN, "values": [[10**6, 0]]}, "the plan does not fit mlp_step .IndexError.*plan again"),
     ({**AGAIN, "values": [], "compiler": "gcc"}, "the plan does not fit mlp_step .KeyError.*plan again"),
-    ({**CHUNK, "seed": [0, 0], "dim": 7}, "there is no loss to be chunked at a.py:1.*plan again"),
-    ({**CHUNK, "seed": [0, 0]}, "there is no loss to be chunked at a.py:1.*plan again"),
+    ({**CHUNK, "seeds": [[0, 0]], "dim": 7}, "there are no rows to be chunked at a.py:1.*plan again"),
+    ({**CHUNK, "seeds": [[0, 0]]}, "there are no rows to be chunked at a.py:1.*plan again"),
+    ({**CHUNK, "seeds": [[0, 0]], "parts": 0}, "there are no rows to be chunked at a.py:1.*plan again"),
+    ({**CHUNK, "seeds": [[0, 0]], "dim": -1}, "there are no rows to be chunked at a.py:1.*plan again"),
+    ({**BY_ROWS, "arguments": [[3, 0], [4, 0]], "parts": 3}, "the plan does not fit mlp_step .*plan again"),
+    ({**BY_ROWS, "arguments": [[3, 0], [4, 0]], "parts": 0}, "the plan does not fit mlp_step .*plan again"),
+    ({**BY_ROWS, "arguments": []}, "the plan does not fit mlp_step .*plan again"),
+    ({**BY_ROWS, "arguments": [[99, 0]]}, "the plan does not fit mlp_step .IndexError.*plan again"),
+    ({**BY_ROWS, "arguments": [[3, 7]]}, "the plan does not fit mlp_step .IndexError.*plan again"),
+    ({**BY_ROWS, "arguments": [[1, 0], [3, 0]]}, r"not fit mlp_step .NeedsWholeBatchError: \S*steps.py:\d+"),
 ]
 
 

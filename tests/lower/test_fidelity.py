@@ -1,10 +1,13 @@
 """The lowered program contains exactly the collectives that the plan predicts."""
 
+import random
+
 import pytest
 
 import models
-from tests.numerics.harness import Planned
+from tests.numerics.harness import Case, Planned
 from tests.numerics.plans import NAMES, named_plans
+from tests.numerics.savings import saved
 from tests.numerics.steps import CHEAP, CORE, slow
 from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.lower.compile import lower
@@ -33,3 +36,16 @@ def test_lowered_collectives_are_the_planned_ones(name):
     assert set(seen) == set(NAMES)
     assert all(seen.values()), f"a plan without communication shows nothing: {seen}"
     assert seen["random"] > 10 * seen["dp"] or seen["random"] > 50
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", CHEAP[:2])
+def test_those_of_programs_that_need_less_memory(name, seed):
+    """Values computed again, losses by chunks, microbatches: what a loop over these communicates is planned as well."""
+    model = models.get(name, "tiny")
+    case = Case.traced(model.train_step, (model.abstract_state(), model.abstract_batch()), donate=(0,))
+    case = saved(case, random.Random(seed))
+    assert case.program.savings
+    plan = case.sample(AXES.sizes, seed, "h100")
+    found = stablehlo_collectives(lower(case.program, plan.graph, plan.mesh).compiler_ir("stablehlo"), plan.axes)
+    assert found and count_difference(predicted(plan), found) == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
 from tests.numerics.harness import Planned
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
+from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, assemble
@@ -48,3 +50,16 @@ def named_plans(
     if "random" in names:
         decisions = sample(program.graph, program.ties, axes, planner.rules, random.Random(seed))
         yield "random", planned(program, decisions, machine, axes)
+
+
+def without_barriers(graph: Graph) -> Graph:
+    """A planned graph whose repeated gathers and recomputations may be merged and moved as the compiler likes."""
+    behind: dict[Tensor, Tensor] = {}
+    ops = []
+    for op in graph.ops:
+        inputs = tuple(behind.get(t, t) for t in op.inputs)
+        if op.name == "optimization_barrier":
+            behind.update(zip(op.outputs, inputs, strict=True))
+        else:
+            ops.append(dataclasses.replace(op, inputs=inputs))
+    return Graph(graph.inputs, tuple(behind.get(t, t) for t in graph.outputs), ops)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import random
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 import models
 from tests.numerics.harness import TOLERANCE, Case
+from tests.numerics.savings import saved
 from tests.numerics.steps import CHEAP, CORE, Reference, one_layer, slow
 from unity_jax.residuals import microbatched
 from unity_jax.rewrite.library import applicable, stacking
@@ -114,6 +116,17 @@ def test_random_plan_of_microbatches(name):
         assert any(op.name == "scan" and op.params["length"] == 4 for op in program.graph.ops)
         ref = dataclasses.replace(ref, case=Case(program, ref.case.flat, ref.case.want))
         check(ref, ref.case.sample((2, 2), seed=2, machine="h100"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", [*CHEAP[:2], pytest.param("gpt", marks=pytest.mark.slow)])
+def test_random_plan_that_needs_less_memory(name, seed):
+    """Values computed again, losses by chunks, microbatches, one upon another; more are in `experiments.validation`."""
+    with jax.enable_x64(True):
+        ref = reference(name, **one_layer(name))
+        ref = dataclasses.replace(ref, case=saved(ref.case, random.Random(seed)))
+        assert ref.case.program.savings
+        check(ref, ref.case.sample((2, 2), seed=seed, machine="h100"))
 
 
 PRECISE = ["mlp", "xdl", pytest.param("dlrm", marks=pytest.mark.slow)]

@@ -1,5 +1,6 @@
 """Random programs, rewritten and planned at random, agree with the unsharded run; each strategy of each rule is run."""
 
+import contextlib
 import functools
 import random
 
@@ -11,6 +12,8 @@ import pytest
 from tests.numerics import programs
 from tests.numerics.coverage import Coverage, steer
 from tests.numerics.harness import Case
+from tests.numerics.programs.drawer import Skip
+from tests.numerics.savings import saved
 from unity_jax.ops.rule import RULES
 from unity_jax.ops.rules import POINTWISE
 
@@ -39,6 +42,22 @@ def test_random_programs(rng, sizes, machine):
         case, rewrites = Case.of(program.fn, program.args, program.donate).rewritten(rng, steps=2)
         plan = case.sample(sizes, rng.randint(0, 2**30), machine)
         hypothesis.note(f"{rewrites}: {plan.graph}")
+        assert case.differences(case.run(plan), floor=1.0) == []
+
+
+@hypothesis.settings(max_examples=6 if _NEWEST else 16)
+@hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(MESHES), st.sampled_from(MACHINES))
+def test_random_programs_that_need_less_memory(rng, sizes, machine):
+    """Train steps whose values are computed again, whose loss is by chunks, or whose batch is by microbatches."""
+    with jax.enable_x64(True):
+        program = programs.draw(rng, most=5)
+        hypothesis.note(f"{program}")
+        with contextlib.suppress(Skip):
+            program = programs.trained(program, rng)
+        case = saved(Case.of(program.fn, program.args, program.donate), rng)
+        hypothesis.assume(case.program.savings)
+        plan = case.sample(sizes, rng.randint(0, 2**30), machine)
+        hypothesis.note(f"{case.program.savings}: {plan.graph}")
         assert case.differences(case.run(plan), floor=1.0) == []
 
 

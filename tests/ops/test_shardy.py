@@ -48,6 +48,7 @@ DIFFERENCES: dict[str, str] = {
     "select_and_scatter_add:no overlap": (
         "Shardy keeps the gradient of the windows whole; every window lies in one shard, so we split it along."
     ),
+    "select_and_scatter_add:one window": "There is one window, which no two devices share.",
     "rev": _MOVED,
     "slice": _MOVED,
     "slice:strided": _MOVED,

@@ -1,11 +1,13 @@
 """What is computed again is what frees most for its seconds, of all layers alike, and never a whole chain of them."""
 
 import itertools
+import random
 
 import jax
 import numpy as np
 import pytest
 
+from experiments.validation import recomputation
 from tests.residuals import steps
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import WHOLE
@@ -91,3 +93,10 @@ def test_what_a_loop_makes_is_kept():
 
 def test_a_program_without_a_backward_pass_keeps_nothing():
     assert not found(trace(steps.mlp, (steps.parameters(), steps.batch()), {}))
+
+
+@pytest.mark.parametrize("seed", [15, 25, 95, 101])
+def test_a_random_chain_takes_no_longer_than_by_the_best_subset(seed):
+    rng = random.Random(seed)
+    row = recomputation.compared(recomputation.chain(rng), rng)
+    assert row is not None and row.chosen <= recomputation.WITHIN * row.best

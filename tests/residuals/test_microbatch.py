@@ -156,3 +156,15 @@ def test_what_is_printed_is_printed_once():
     of = steps.program(steps.sgd(printed), *args)
     changed = by_microbatches(of, args, 4, {1})
     assert [op.name for op in changed.graph.ops if "debug" in op.name or "callback" in op.name]
+
+
+def test_groups_of_rows_are_not_divided_otherwise():
+    """Of 4 groups of 4 consecutive rows, none has the rows 0, 4, 8, 12 of 16: neither have those that go with them."""
+
+    def grouped(params, x, groups):
+        return steps.mlp(params, (x.reshape(4, 4, -1) * groups[:, None]).reshape(16, -1))
+
+    args = steps.parameters(1), steps.batch(), steps.batch(4)
+    of = steps.program(steps.sgd(grouped), *args)
+    with pytest.raises(NoRegionError, match=r"test_microbatch.py:\d+|steps.py:\d+"):
+        by_microbatches(of, args, 4, {1})

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import models
+from tests.numerics.steps import fresh_state
 from tests.residuals import steps
 from unity_jax.aot.flags import BARRIERS_KEPT
 from unity_jax.pcg.graph import Graph
@@ -126,3 +127,16 @@ def test_no_constant_says_when_it_is_time():
     for op in barriers:
         assert any(makers[t].backward and t.shape == (16, 8) for t in op.inputs if t in makers)
     assert len(barriers) == 3
+
+
+def test_what_would_wait_for_itself_stays_as_it_is():
+    """Of towers that are multiplied, the cotangents of each are computed of the others."""
+    model = models.get("dlrm", "tiny")
+    args = fresh_state(model), model.make_batch(0)
+    of = steps.program(model.train_step, *args)
+    for seed in (6, 27, 28, 33):
+        rng = random.Random(seed)
+        changed, found = again(of, {t for t in forward(of.graph) if rng.random() < 0.9})
+        assert len(found.graph.ops) > len(of.graph.ops)
+    inputs = steps.flat(of, *args)
+    equal(steps.alone(changed)(inputs), steps.alone(of)(inputs))

@@ -44,11 +44,12 @@ def span(n: int, count: int, step: int, others: int, other_step: int, low: int, 
     """How `n` inputs (`dilation` apart, `low` padding before them) split together with a loop of `count` steps.
 
     `(count, step)` is the loop over outputs (or over window positions, for a kernel gradient) that is split and
-    `(others, other_step)` the other loop, which every device runs in full. None where shards of the two do not line up.
+    `(others, other_step)` the other loop, which every device runs in full. None where shards of the two do not line up,
+    or there is but one.
     """
-    if n * dilation != count * step:
-        return None
     size = math.gcd(n, count)
+    if n * dilation != count * step or size == 1:
+        return None
     left = max(0, low // dilation)
     right = max(0, ((others - 1) * other_step - low - step + dilation) // dilation)
     return Span(size, n // size, count // size, left, right)

@@ -5,15 +5,17 @@
 
 Equal values of all layers are one choice. Each is computed from what is kept, through whatever is not, and frees bytes
 from its last reader in the forward pass until the backward pass needs it: for itself, or for what is computed of it, so
-that of a chain of layers nothing is freed. It counts if the step needs most memory in between. What has been chosen
-before is there again (greedy by bytes for a second: Checkmate,
-https://arxiv.org/abs/1910.02653, finds the optimum of such problems; Mist, https://arxiv.org/abs/2503.19050, chooses
-whole layers).
+that of a chain of layers nothing is freed. It counts if the step needs most memory in between. Of few kinds of values
+all subsets are tried. Of more, one is chosen after the other, by bytes for a second, with those there again that have
+been chosen before (Checkmate, https://arxiv.org/abs/1910.02653, finds the optimum of such problems; Mist,
+https://arxiv.org/abs/2503.19050, chooses whole layers).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -29,6 +31,9 @@ from unity_jax.xla.traffic import Traffic
 
 NEGLIGIBLE = 2**-10
 """The part of the largest value that is kept below which nothing is worth computing again: seeds, statistics."""
+
+FEW = 8
+"""Of how many kinds of values at most all subsets are tried."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Choice:
 
 
 def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds], devices: int) -> Iterator[Choice]:
-    """Ever more values, as long as that lowers the peak.
+    """Ever more bytes, as long as there are values that lower the peak further, in ever more seconds.
 
     **Arguments:** `traffic`: of the graph; `seconds`: what a graph takes, see `rewrite.estimate`; `devices`: how many
     share the work.
@@ -54,14 +59,15 @@ def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds],
     residuals = Residuals.of(graph, traffic)
     if not residuals.spans:
         return
-    kinds, found = Kinds(graph, {}), defaultdict[int, list[Tensor]](list)
+    kind, found = Kinds(graph, {}), defaultdict[int, list[Tensor]](list)
     for t in residuals.spans:
-        found[kinds[t]].append(t)
-    search = _Greedy(Repeating(residuals), list(found.values()), lambda g: seconds(g).on(devices) / devices)
-    before = float(residuals.profile.max())
-    while search.step():
-        values = search.repeating.values(search.freed)
-        yield Choice(frozenset(search.freed), frozenset(values), before - float(search.profile.max()), search.spent)
+        found[kind[t]].append(t)
+    repeating, before = Repeating(residuals), float(residuals.profile.max())
+    kinds = [members for members in found.values() if any(t.nbytes >= repeating.least for t in members)]
+    chosen = _every if len(kinds) <= FEW else _greedy
+    for some in chosen(repeating, kinds, lambda g: seconds(g).on(devices) / devices):
+        values = frozenset(repeating.values(some.freed))
+        yield Choice(some.freed, values, before - some.peak, some.seconds)
 
 
 class Span(NamedTuple):
@@ -181,6 +187,40 @@ class Repeating:
         if made_by is None or t in self.residuals.spans or not can_repeat(made_by) or t in self._outputs:
             return True
         return t.nbytes < self.least
+
+
+class _Some(NamedTuple):
+    """Values that are not kept, the most that is live then, and the seconds to compute them again."""
+
+    freed: frozenset[Tensor]
+    peak: float
+    seconds: float
+
+
+def _every(
+    repeating: Repeating, kinds: Sequence[list[Tensor]], seconds: Callable[[Graph], float]
+) -> Iterator[_Some]:
+    """Of all subsets those than which none needs less memory in as few seconds."""
+    graph, most = repeating.graph, float(repeating.residuals.profile.max())
+    found = list[_Some]()
+    for some in (some for n in range(len(kinds)) for some in itertools.combinations(kinds, n + 1)):
+        freed = frozenset(itertools.chain(*some))
+        peak = float(repeating.profile(freed).max())
+        if peak < most:
+            ops = set().union(*(repeating.leading_to(t, freed) for t in freed))
+            found.append(_Some(freed, peak, seconds(part([op for op in graph.ops if op in ops], freed))))
+    found.sort(key=lambda some: (some.peak, some.seconds))
+    least = itertools.accumulate((some.seconds for some in found), min, initial=math.inf)
+    yield from reversed([some for some, before in zip(found, least, strict=False) if some.seconds < before])
+
+
+def _greedy(
+    repeating: Repeating, kinds: Sequence[list[Tensor]], seconds: Callable[[Graph], float]
+) -> Iterator[_Some]:
+    """Ever more values, one kind after the other."""
+    search = _Greedy(repeating, kinds, seconds)
+    while search.step():
+        yield _Some(frozenset(search.freed), float(search.profile.max()), search.spent)
 
 
 class _Greedy:

@@ -46,10 +46,12 @@ def microbatched(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: i
 
 def _region(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: int) -> Region:
     sizes = {t.shape[d] for t, d in arguments}
-    if len(sizes) != 1 or min(sizes) % parts or parts < 2:
+    if len(sizes) != 1 or parts < 2 or min(sizes) % parts:
         raise NoRegionError
+    (size,) = sizes
     found = Paths(graph, rule_of).everywhere(arguments)
-    rows = {t: d for (t, d), major in found.items() if major == 1}  # of others no part is a block
+    whole = ((t, d) for (t, d), major in found.items() if major == 1 and t.shape[d] % size == 0)
+    rows = dict(whole)  # of others no part is a block of rows
     largest = max((t.nbytes for t in rows), default=0)
     walk = _Walk(graph, rows, parts, SMALL * largest)
     walk.through()
@@ -65,7 +67,7 @@ def _region(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: int) -
     stacked, sums = (tuple(t for t in results if t in of) for of in (rows, walk.terms))
     if len(stacked) + len(sums) < len(results) or (sums or stacked)[0].times > 1:
         raise NoRegionError  # what each microbatch computes anew, and something else needs
-    return Region(ops, min(sizes), rows, walk.factors, walk.rules, cut, whole, stacked, sums, True, alone)
+    return Region(ops, size, rows, walk.factors, walk.rules, cut, whole, stacked, sums, True, alone)
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ again together, behind one barrier.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -116,7 +117,32 @@ def _parts(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> list[_Par
         tie = _tie(graph, made, written, level)
         if tie is not None:
             found.append(_Part(sorted(ops, key=position.__getitem__), tie))
-    return found
+    return _apart(graph, values, found)
+
+
+def _apart(graph: Graph, values: Set[Tensor], parts: Sequence[_Part]) -> list[_Part]:
+    """Parts without those that would wait for themselves: their cotangent is computed of what another part computes
+    again, which waits for one that is computed of theirs."""
+    made = {t: 1 << i for i, part in enumerate(parts) for op in part.ops for t in op.outputs if t in values}
+    of: dict[Tensor, int] = {}  # the parts that a cotangent is computed of, a bit each
+    for op in (op for op in graph.ops if op.backward):
+        bits = functools.reduce(int.__or__, (made.get(t, 0) | of.get(t, 0) for t in op.inputs), 0)
+        of.update(dict.fromkeys(op.outputs, bits))
+    needs, kept = [of.get(part.tie, 0) for part in parts], 0
+
+    def is_circular(i: int) -> bool:
+        known, waiting = 0, needs[i] & kept
+        while waiting:
+            j = waiting.bit_length() - 1
+            if needs[j] >> i & 1:
+                return True
+            known |= 1 << j
+            waiting = (waiting | needs[j] & kept) & ~known
+        return False
+
+    for i in range(len(parts)):
+        kept |= 0 if is_circular(i) else 1 << i
+    return [part for i, part in enumerate(parts) if kept >> i & 1]
 
 
 def _needed(graph: Graph, values: Set[Tensor]) -> set[Op]:

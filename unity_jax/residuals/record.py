@@ -12,7 +12,7 @@ from unity_jax.residuals.change import Change, Position, at, made, positions
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.microbatch import microbatched
-from unity_jax.residuals.recompute import recomputed
+from unity_jax.residuals.recompute import can_repeat, recomputed
 from unity_jax.residuals.region import NoRegionError
 from unity_jax.text import short_source, size
 from unity_jax.xla.traffic import Traffic
@@ -49,7 +49,10 @@ class Recompute:
 
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
-        return recomputed(graph, frozenset(at(graph, self.values)), Traffic.of(graph, self.compiler).written)
+        values = frozenset(at(graph, self.values))
+        if any(op.backward or not can_repeat(op) for op in map(graph.producer.__getitem__, values)):
+            raise LookupError(f"something at {self.where} is not computed again")
+        return recomputed(graph, values, Traffic.of(graph, self.compiler).written)
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Recompute:
         """The same for another graph, whose tensors have their `like` in this one."""
@@ -78,7 +81,7 @@ class Chunk:
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
         seeds = at(graph, self.seeds)
-        change = chunked(graph, seeds, self.dim, self.parts) if self.dim < min(t.rank for t in seeds) else None
+        change = chunked(graph, seeds, self.dim, self.parts) if 0 <= self.dim < min((t.rank for t in seeds), default=0) else None
         if change is None:
             raise LookupError(f"there are no rows to be chunked at {self.where}")
         return change
@@ -141,7 +144,10 @@ def from_json(data: Mapping[str, Any]) -> Saving:
 
 
 def _positions(data: Sequence[Sequence[Any]]) -> tuple[Position, ...]:
-    return tuple(tuple(map(int, place)) for place in data)
+    found = tuple(tuple(map(int, place)) for place in data)
+    if any(min(place) < 0 or len(place) % 2 for place in found):
+        raise ValueError(f"{found} are no positions")
+    return found
 
 
 _READ: dict[str, Callable[[Any], Any]] = {

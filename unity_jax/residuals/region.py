@@ -63,7 +63,7 @@ def around(graph: Graph, seed: Tensor, dim: int, parts: int) -> Region | None:
     Where ops that belong together are apart, since what comes between them cannot run by rows (the forward and the
     backward pass of attention), the last of them are a region, which computes again what it needs of the others.
     """
-    if seed.shape[dim] % parts or seed not in graph.producer:
+    if parts < 2 or seed.shape[dim] % parts or seed not in graph.producer:
         return None
     core = _beside(graph, seed)
     alone = _last(graph, core)

@@ -210,8 +210,8 @@ class _Batch(NamedTuple):
 
 def _batch(start: Candidate) -> _Batch | None:
     """The rows of the batch, of which each device has a part in every microbatch."""
-    inputs = start.program.graph.inputs
-    arguments = batch_arguments(start.program, RuleCache(), start.machine.num_devices)
+    inputs, ways = start.program.graph.inputs, max(start.machine.num_devices, 2)  # one divides nothing
+    arguments = batch_arguments(start.program, RuleCache(), ways)
     if not arguments:
         return None
     (i, d), *_ = arguments

@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from tests.numerics.programs import (  # noqa: F401 (fill the table)
     contraction,
@@ -24,7 +28,7 @@ from tests.numerics.programs import (  # noqa: F401 (fill the table)
     users,
 )
 from tests.numerics.programs.control import NESTED, weighted
-from tests.numerics.programs.drawer import ENTRIES, Drawer, Program, Skip, grow
+from tests.numerics.programs.drawer import ENTRIES, FLOAT, Drawer, Program, Skip, grow, kind_of
 
 
 def finish(d: Drawer, most: int = 8) -> Program:
@@ -48,6 +52,29 @@ def draw(rng: random.Random, most: int = 8) -> Program:
     names = [*weighted(list(ENTRIES)), *NESTED * 5]
     grow(d, d.rng.randint(1, most), names)
     return finish(d)
+
+
+def trained(program: Program, rng: random.Random) -> Program:
+    """A train step: some inputs of a program, less their gradients. Raises `Skip` where there are none."""
+    floats = [i for i, x in enumerate(program.args) if kind_of(x.dtype) == FLOAT]
+    state = sorted(rng.sample(floats, rng.randint(1, len(floats)))) if floats else []
+
+    def loss(params: list[Any], args: tuple[Any, ...]) -> Any:
+        args = list(args)
+        for i, x in zip(state, params, strict=True):
+            args[i] = x
+        return sum(jnp.sin(y).mean() for y in program.fn(*args) if kind_of(y.dtype) == FLOAT)
+
+    def step(*args: Any) -> tuple[Any, ...]:
+        params = [args[i] for i in state]
+        value, gradients = jax.value_and_grad(loss)(params, args)
+        return (*(p - 0.1 * g for p, g in zip(params, gradients, strict=True)), value)
+
+    try:
+        jax.eval_shape(step, *program.args)
+    except (TypeError, ValueError, NotImplementedError) as e:
+        raise Skip(f"{e}") from e
+    return Program(step, program.args, (*program.steps, "trained"), tuple(state))
 
 
 def one_of_each(names: Sequence[str], seed: int, times: int = 2) -> Program:
