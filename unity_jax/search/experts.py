@@ -35,10 +35,12 @@ class Expert:
     shard_state: bool = False  # optimizer state over the data axes (ZeRO-1)
     sequence: bool = False  # activations between tensor-parallel blocks are split too
     tables: tuple[str, ...] = ()  # of the data axes, those that split tables of rows instead of the batch
+    over: tuple[str, ...] = ()  # of the data axes, those that shard parameters, if not all do (hybrid sharding)
 
     @property
     def name(self) -> str:
-        data = "fsdp" if self.shard_params else "zero1" if self.shard_state else "dp"
+        data = f"fsdp({','.join(self.over)}) of dp" if self.over else ""
+        data = data or ("fsdp" if self.shard_params else "zero1" if self.shard_state else "dp")
         model = "tp+sp" if self.sequence else "tp"
         styles = {data: self.data, model: self.model, "tables": self.tables}
         return " x ".join(f"{style}({','.join(axes)})" for style, axes in styles.items() if axes)
@@ -46,12 +48,12 @@ class Expert:
     @property
     def is_combined(self) -> bool:
         """Whether it does different things on different axes; other experts are those of a coarser mesh."""
-        return bool(self.data and self.model) or len(self.tables) not in (0, len(self.data))
+        return bool((self.data and self.model) or self.over) or len(self.tables) not in (0, len(self.data))
 
 
 def experts(mesh: MeshAxes) -> Iterator[Expert]:
     """The experts of a mesh: every split of its axes into data (outer) and model (inner) axes, in every style; and data
-    parallelism with tables over all axes or one.
+    parallelism with tables over all axes or one. On three axes, parameters are sharded over one data axis, too.
     """
     names = mesh.names
     for cut in range(len(names), -1, -1):
@@ -60,6 +62,8 @@ def experts(mesh: MeshAxes) -> Iterator[Expert]:
         for params, state in styles:
             for sequence in (False, True) if model else (False,):
                 yield Expert(data, model, params, state, sequence)
+                if params and len(data) > 1 and len(names) > 2:
+                    yield from (Expert(data, model, True, True, sequence, over=(a,)) for a in data)
     for tables in dict.fromkeys([names, *((name,) for name in names)]):
         yield Expert(names, tables=tables)
 
@@ -322,6 +326,8 @@ class _Completion:
             return everything if expert.shard_params else whole
         if not (expert.shard_params if layer or node.tensor in self.params else expert.shard_state):
             return whole
+        if expert.over:
+            return np.all((where >= 0) == np.array([a in expert.over for a in expert.data]), axis=1)
         together: np.ndarray = np.all((where == where[:, :1]) & (where >= 0), axis=1)
         if together.any():
             return together

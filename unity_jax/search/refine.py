@@ -55,11 +55,12 @@ def refined(coarse: Built, assignment: Sequence[int], fine: Built, group: Sequen
     return found
 
 
-def lifted(fine: Built, solved: Callable[[MeshAxes], Solved]) -> dict[MeshAxes, np.ndarray]:
-    """The solutions of the meshes that one refines, as plans for that one."""
+def lifted(fine: Built, solved: Callable[[MeshAxes], Solved | None]) -> dict[MeshAxes, np.ndarray]:
+    """The solutions of the meshes that one refines, of those that have one, as plans for that one."""
     found: dict[MeshAxes, np.ndarray] = {}
     for coarse, group in coarser(fine.mesh):
-        same = refined(solved(coarse).built, solved(coarse).assignment, fine, group)
+        known = solved(coarse)
+        same = refined(known.built, known.assignment, fine, group) if known is not None else None
         if same is not None:
             found[coarse] = same
     return found
