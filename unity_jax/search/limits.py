@@ -53,7 +53,7 @@ class Limits:
     made: int = 3
     """How many are made for each that may be planned."""
     worse: float = 1.05
-    """How much slower than the best one may be that is rewritten further (MetaFlow, section 4)."""
+    """How much slower than the best one may be that is rewritten further (MetaFlow, section 4), or searched from."""
     saves: float = 1e-3
     """The part of a step that a rewrite must save, or a ring."""
     patience: int = 5

@@ -70,7 +70,7 @@ def _three_axes(levels: tuple[Level, ...]) -> Iterator[tuple[int, ...]]:
     """Each axis of a torus by itself. Of many nodes two, then about as many as there are parts of so many: a batch
     that the outer parts split, weights that each part has once, and what the devices of a node share."""
     sizes = tuple(level.size for level in levels)
-    if len(sizes) == len(NAMES) and min(sizes) > 1:
+    if len(sizes) == len(NAMES) and min(sizes) > 2:  # two chips are no more than part of another axis
         yield sizes
     if len(sizes) == 2 and sizes[0] >= LIMITS.many_nodes and min(sizes) > 1 and levels[0].links not in TORUS:
         for k in (2, _about_half(sizes[0])):

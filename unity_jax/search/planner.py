@@ -109,7 +109,7 @@ class Planner:
         splits almost evenly, arguments and arithmetic.
 
         **Arguments:** `rivals`: plans made before, of this program or a variant, which take part; `seeded`: plans of
-        these meshes are made of seeds, and searched for if one of them wins.
+        these meshes are made of seeds, and searched for if one of them is near.
         """
         found = list(rivals)
         self._sketched.update(meshes if seeded else ())
@@ -119,8 +119,10 @@ class Planner:
                 if self._is_enough(found, mesh):
                     break
         now = best(found, self.limit)
-        if now.mesh in self._seeded and now.fits(self.limit):
-            found.append(self._searched(now.mesh))
+        for mesh in self._seeded.intersection(meshes if seeded else [now.mesh]) if now.fits(self.limit) else ():
+            own = (self._proposals[mesh], *(c for c in found if c.mesh == mesh))
+            if min(c.seconds for c in own) <= LIMITS.worse * now.seconds:
+                found.append(self._searched(mesh))
         return with_rivals(self._with_rings(found), found, self.limit, self.rivals, self.near)
 
     def _may_win(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
@@ -177,8 +179,8 @@ class Planner:
 
     def added(self, mesh: MeshAxes) -> float | None:
         """What the times of the best plan for a mesh add up to, nothing overlapping; None where memory was short."""
-        solved = self._solved(mesh)
-        return None if mesh in self._limited else solved.built.problem.cost(solved.assignment)
+        built, assignment, *_ = self._solved(mesh)
+        return None if mesh in self._limited else built.problem.cost(assignment)
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
         """The planner's answer for one mesh, then the seeds that were worth a simulation."""
@@ -279,16 +281,10 @@ class Planner:
 
     def _builder(self, mesh: MeshAxes) -> Builder:
         if mesh not in self._builders:
+            program, pins, shared = self.program, self.pins, (self.common.resharder(mesh), self.machine, self.rules)
+            known = self.common.interned[mesh]
             self._builders[mesh] = Builder(
-                self.program.graph,
-                self.program.ties,
-                self.common.resharder(mesh),
-                self.machine,
-                self.rules,
-                self.traffic,
-                self.pins.tensors,
-                self.pins.outputs,
-                self.common.interned[mesh],
+                program.graph, program.ties, *shared, self.traffic, pins.tensors, pins.outputs, known
             )
         return self._builders[mesh]
 
@@ -308,7 +304,7 @@ class Planner:
             if known and self._follows:
                 return self._solutions.setdefault(mesh, Solved(built, known[0], {}, None, False))
             pinned = self.pins.tensors or self.pins.outputs  # they name the axes of one mesh
-            coarse = {} if pinned else lifted(built, self._solutions.get if mesh in self._sketched else self._solved)
+            coarse = {} if pinned else lifted(built, self._known if mesh in self._sketched else self._solved)
 
             def seeds() -> list[np.ndarray]:
                 new = mesh in self._sketched or len(coarse) == len(mesh.names) - 1
@@ -325,6 +321,11 @@ class Planner:
                 assignment, exact = solution.assignment, solution.gap < PROVED
             self._solutions[mesh] = Solved(built, assignment, coarse, known[0] if known else None, exact)
         return self._solutions[mesh]
+
+    def _known(self, mesh: MeshAxes) -> Solved | None:
+        """The solution for a mesh if there is one, of the program that this one is a variant of, too."""
+        others = self._base._solutions if self._base is not None else {}
+        return self._solved(mesh) if mesh in self._solutions or mesh in others else None
 
     def _is_short(self, mesh: MeshAxes) -> bool:
         """Whether memory is so short on a coarser mesh that no plan for this one fits that is made without a limit."""
