@@ -44,7 +44,7 @@ class Limits:
 
     # Experts
     behind: float = 1.1
-    """How many times as long as the best one a plan takes that no rewrite brings to the front."""
+    """How many times as long as the best one a plan takes that no rewrite, nor a search, brings to the front."""
     # Rewritten programs
     variants: int = 32
     """How many are planned."""
@@ -53,7 +53,7 @@ class Limits:
     made: int = 3
     """How many are made for each that may be planned."""
     worse: float = 1.05
-    """How much slower than the best one may be that is rewritten further (MetaFlow, section 4), or searched from."""
+    """How much slower than the best one may be that is rewritten further (MetaFlow, section 4)."""
     saves: float = 1e-3
     """The part of a step that a rewrite must save, or a ring."""
     patience: int = 5

@@ -121,7 +121,7 @@ class Planner:
         now = best(found, self.limit)
         for mesh in self._seeded.intersection(meshes if seeded else [now.mesh]) if now.fits(self.limit) else ():
             own = (self._proposals[mesh], *(c for c in found if c.mesh == mesh))
-            if min(c.seconds for c in own) <= LIMITS.worse * now.seconds:
+            if min(c.seconds for c in own) <= LIMITS.behind * now.seconds:
                 found.append(self._searched(mesh))
         return with_rivals(self._with_rings(found), found, self.limit, self.rivals, self.near)
 
@@ -304,7 +304,7 @@ class Planner:
             if known and self._follows:
                 return self._solutions.setdefault(mesh, Solved(built, known[0], {}, None, False))
             pinned = self.pins.tensors or self.pins.outputs  # they name the axes of one mesh
-            coarse = {} if pinned else lifted(built, self._known if mesh in self._sketched else self._solved)
+            coarse = {} if pinned else lifted(built, self._solutions.get if mesh in self._sketched else self._solved)
 
             def seeds() -> list[np.ndarray]:
                 new = mesh in self._sketched or len(coarse) == len(mesh.names) - 1
@@ -321,11 +321,6 @@ class Planner:
                 assignment, exact = solution.assignment, solution.gap < PROVED
             self._solutions[mesh] = Solved(built, assignment, coarse, known[0] if known else None, exact)
         return self._solutions[mesh]
-
-    def _known(self, mesh: MeshAxes) -> Solved | None:
-        """The solution for a mesh if there is one, of the program that this one is a variant of, too."""
-        others = self._base._solutions if self._base is not None else {}
-        return self._solved(mesh) if mesh in self._solutions or mesh in others else None
 
     def _is_short(self, mesh: MeshAxes) -> bool:
         """Whether memory is so short on a coarser mesh that no plan for this one fits that is made without a limit."""
