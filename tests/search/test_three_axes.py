@@ -57,7 +57,7 @@ def test_hybrid_sharding_keeps_weights_once_in_each_part():
     assert not any(e.over for e in experts(mesh(4, 2)))
 
 
-HYBRID = "fsdp(y) of dp(x,y) x tp(z)", "fsdp(z) of dp(x,y,z)", "fsdp(x) of dp(x,y) x tp+sp(z)"
+HYBRID = "fsdp(y) of dp(x,y) x tp(z)", "fsdp(z) of dp(x,y,z)", "fsdp(x) of dp(x,y) x tp(z)"
 
 
 @pytest.mark.parametrize("style", HYBRID)
