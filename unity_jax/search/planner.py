@@ -119,7 +119,8 @@ class Planner:
                 if self._is_enough(found, mesh):
                     break
         now = best(found, self.limit)
-        for mesh in self._seeded.intersection(meshes if seeded else [now.mesh]) if now.fits(self.limit) else ():
+        near = [m for m in (meshes if seeded else [now.mesh]) if m in self._seeded and now.fits(self.limit)]
+        for mesh in near:
             own = (self._proposals[mesh], *(c for c in found if c.mesh == mesh))
             if min(c.seconds for c in own) <= LIMITS.behind * now.seconds:
                 found.append(self._searched(mesh))
