@@ -35,8 +35,9 @@ from experiments.baselines import program_of
 from experiments.made_by import PLANNED
 from experiments.rows import Row, Rows
 from unity_jax.machine.machine import Machine
-from unity_jax.ops.rule import Shard, strategies
+from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
+from unity_jax.ops.strategies import strategies
 from unity_jax.planning import alone
 from unity_jax.search.build import Builder
 from unity_jax.search.placement import mesh_candidates

@@ -24,8 +24,9 @@ from jax.extend import core
 from jax.sharding import Mesh, PartitionSpec
 
 from unity_jax import _compat, trace
-from unity_jax.ops.rule import REDUCTIONS, Rule, Shard, strategies
+from unity_jax.ops.rule import REDUCTIONS, Rule, Shard
 from unity_jax.ops.rules import rule_of
+from unity_jax.ops.strategies import strategies
 from unity_jax.pcg.graph import Op
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes

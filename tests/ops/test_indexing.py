@@ -7,8 +7,9 @@ import pytest
 from jax import lax
 
 from tests.ops.harness import arg, check_rule, ops_of
-from unity_jax.ops.rule import Shard, strategies
+from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
+from unity_jax.ops.strategies import strategies
 from unity_jax.pcg.mesh import MeshAxes
 
 MESHES = ((2,), (3,), (2, 2))

@@ -31,7 +31,17 @@ def test_levels_need_no_order_of_their_own():
 
 def test_an_inner_axis_may_span_some_of_many_nodes():
     sizes = [mesh.sizes for mesh in mesh_candidates(512, Machine.preset("h100:64x8"))]
-    assert sizes == [(512,), (256, 2), (128, 4), (64, 8), (8, 64)]
+    assert sizes == [(512,), (256, 2), (128, 4), (64, 8), (8, 64), (32, 2, 8), (8, 8, 8)]
+
+
+def test_three_axes_are_those_of_a_torus_or_parts_of_many_nodes():
+    def three(devices, machine):
+        return [m.sizes for m in mesh_candidates(devices, Machine.preset(machine)) if len(m.sizes) == 3]
+
+    assert three(512, "v5p:8x8x8") == [(8, 8, 8)]
+    assert three(128, "v5p:4x8x4") == [(4, 8, 4)]
+    assert three(192, "h100:24x8") == [(12, 2, 8), (6, 4, 8)]
+    assert not any(three(n, m) for n, m in ((8, "h100:8"), (16, "h100:2x8"), (64, "v5e:8x8"), (8, "v5p:2x2x2")))
 
 
 def test_each_axis_of_a_torus_is_tried():

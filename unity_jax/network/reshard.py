@@ -171,6 +171,7 @@ class Resharder:
         self._table = functools.cache(self._make_table)
         self._path = functools.cache(self._make_path)
         self._seconds = functools.cache(self._make_seconds)
+        self._index = functools.cache(self._make_index)
 
     def table(self, shape: tuple[int, ...], dtype: Any, layouts: Sequence[Layout]) -> np.ndarray:
         """Seconds of the cheapest path between all pairs: entry (i, j) takes `layouts[i]` to `layouts[j]`.
@@ -197,7 +198,7 @@ class Resharder:
             return float(self._table(shape, size, (source, target))[0, 1])
         (reduction,) = reductions or (None,)
         at, to = (self._index(layout, len(shape), reduction is not None) for layout in (source, target))
-        return float(self._closure(shape, size, reduction)[at, to])
+        return float(self._distances(shape, size, reduction, [at, to])[at, to])
 
     def _make_table(self, shape: tuple[int, ...], size: int, layouts: tuple[Layout, ...]) -> np.ndarray:
         rank = len(shape)
@@ -211,10 +212,10 @@ class Resharder:
             if reduction == "mixed":
                 continue
             partial = reduction is not None
-            distance = self._closure(shape, size, reduction)
             rows = {i: self._index(layouts[i], rank, partial) for i in dict.fromkeys(members + groups[None])}
             ids = list(rows)
             at = list(rows.values())
+            distance = self._distances(shape, size, reduction, at)
             out[np.ix_(ids, ids)] = distance[np.ix_(at, at)]
             if partial:
                 mine = [rows[i] for i in members]
@@ -241,12 +242,11 @@ class Resharder:
             return self._path(shape, size, source, middle) + self._path(shape, size, middle, target)
         reduction = r or q
         start, goal = (self._index(layout, rank, reduction is not None) for layout in (source, target))
-        distance = self._closure(shape, size, reduction)[:, goal]
+        distance = self._distances(shape, size, reduction, [start, goal])[:, goal]
         costed = self._costed(shape, size, reduction)
         e = costed.edges
         # The edges of cheapest paths, searched breadth first: fewest moves, then fewest bytes, then edge order.
-        slack = costed.seconds + distance[e.after] - distance[e.before]
-        tight = np.flatnonzero(slack <= 1e-9 * distance[start])
+        tight = np.flatnonzero(costed.seconds + distance[e.after] <= distance[e.before] + 1e-9 * distance[start])
         leaving: dict[int, list[int]] = {}
         for edge in tight:
             leaving.setdefault(int(e.before[edge]), []).append(int(edge))
@@ -266,18 +266,28 @@ class Resharder:
             best = layer
         return tuple(self._move(e, edge, rank, reduction) for edge in best[goal][1])
 
-    def _make_closure(self, shape: tuple[int, ...], size: int, reduction: str | None) -> np.ndarray:
-        """(N, N) seconds between all states."""
+    def _distances(self, shape: tuple[int, ...], size: int, reduction: str | None, at: list[int]) -> np.ndarray:
+        """(N, N) seconds between states, of which those at some indices count: on the way between two of which none is
+        so, no dimension has as many empty shards as others, which are sent, too."""
+        split: np.ndarray = _shards(len(shape), self.mesh.sizes, reduction is not None)[:, :-1]
+        can: np.ndarray = np.all(split < 2 * np.maximum(shape, 1), axis=1)
+        return self._closure(shape, size, reduction, None if not can[at].all() else can.tobytes())
+
+    def _make_closure(self, shape: tuple[int, ...], size: int, reduction: str | None, can: bytes | None) -> np.ndarray:
+        """(N, N) seconds between all states, or between those that can be."""
         costed = self._costed(shape, size, reduction)
         n = len(_states(len(shape), len(self.mesh.names), reduction is not None))
-        distance = np.full((n, n), np.inf)
-        distance[costed.edges.before, costed.edges.after] = costed.seconds
-        np.fill_diagonal(distance, 0.0)
+        whole = np.full((n, n), np.inf)
+        whole[costed.edges.before, costed.edges.after] = costed.seconds
+        np.fill_diagonal(whole, 0.0)
+        states = np.arange(n) if can is None else np.flatnonzero(np.frombuffer(can, bool))
+        distance = whole[np.ix_(states, states)]
         through = np.empty_like(distance)
-        for k in range(n):
+        for k in range(len(states)):
             np.add(distance[:, k, None], distance[None, k, :], out=through)
             np.minimum(distance, through, out=distance)
-        return distance
+        whole[np.ix_(states, states)] = distance
+        return whole
 
     def _costed(self, shape: tuple[int, ...], size: int, reduction: str | None) -> _Costed:
         """The moves that padding allows, with bytes and seconds.
@@ -326,7 +336,7 @@ class Resharder:
         base = rank + 1 + partial
         return [functools.reduce(lambda index, s: index * base + s, state, 0) for state in states]
 
-    def _index(self, layout: Layout, rank: int, partial: bool) -> int:
+    def _make_index(self, layout: Layout, rank: int, partial: bool) -> int:
         """The index of a layout among the states."""
         held = (*itertools.chain.from_iterable(layout.dims), *layout.partial_axes)
         ordered = all(self.mesh.ordered(axes) == axes for axes in layout.dims)

@@ -22,8 +22,9 @@ from unity_jax.ops import (
     sorting,
     window,
 )
-from unity_jax.ops.rule import Factor, Rule, Shard, make_rule, register, strategies
+from unity_jax.ops.rule import Factor, Rule, Shard, make_rule, register
 from unity_jax.ops.rules import rule_of
+from unity_jax.ops.strategies import strategies
 
 FAMILIES = (
     constraint,

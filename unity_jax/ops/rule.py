@@ -86,6 +86,11 @@ class Rule:
         """`Shard.works`, by how many shards each factor is split into."""
         return {}
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether shards of the same sizes work alike, whichever axes split them."""
+        return self.fixed is None and not (self.inner or self.bytes or any(f.halo for f in self.factors))
+
     def __str__(self) -> str:
         """The grammar of `jax.experimental.custom_partitioning`: `([i,j], [j,k]) -> ([i,k]) sum={j}`."""
         if self.fixed is not None:
@@ -226,10 +231,7 @@ class Shard:
     def works(self) -> dict[Hashable, Any]:
         """Its work, by device and use, as far as it is known (`cost.compute`). Equal ops share one shard, and shards of
         the same sizes share their work, whichever axes split them: what is sent, and what a rule counts, may differ."""
-        rule = self.rule
-        if rule.fixed is not None or rule.inner or rule.bytes or any(f.halo for f in rule.factors):
-            return {}
-        return rule.works.setdefault(self._ways, {})
+        return self.rule.works.setdefault(self._ways, {}) if self.rule.is_shared else {}
 
     @property
     def linear_axes(self) -> tuple[tuple[str, int], ...]:
@@ -352,44 +354,3 @@ def identity(reduction: str, dtype: Any) -> Any:
         return np.array(largest)
     info = jnp.iinfo(dtype)
     return np.array(info.max if largest else info.min, dtype)
-
-
-def making(rule: Rule, mesh: MeshAxes, layout: Layout, linear: int = 0) -> Strategy:
-    """How an op makes its first result in a layout, if it can: partial sums come through `linear[linear]`, a dimension
-    made of several factors is split by the major one. Whether it is legal `strategies` says."""
-    factor = {d: dims[0] for d, dims in enumerate(rule.results[0]) if dims}
-    partial, where = dict(layout.partial), layout.axis_dim
-    through = len(rule.factors) + linear
-    return tuple(through if a in partial else factor.get(where.get(a, -1), -1) for a in mesh.names)
-
-
-def strategies(rule: Rule, mesh: MeshAxes) -> list[Strategy]:
-    """Every legal assignment of mesh axes to factors, the fully replicated one first; deterministic."""
-    frozen = {
-        d[0] for dims in (*rule.operands, *rule.results) for d in dims if len(d) > 1 and rule.factors[d[0]].size == 1
-    }
-    minor = {f for dims in (*rule.operands, *rule.results) for d in dims for f in d[1:]} | frozen
-    compound = {d[0] for dims in (*rule.operands, *rule.results) for d in dims if len(d) > 1}
-    choices = [-1]
-    for f, factor in enumerate(rule.factors):
-        # A layout splits a dimension into contiguous blocks, so only the major factor of a compound one can be split.
-        if factor.kind != "replicate" and f not in minor:
-            choices.append(f)
-    choices += range(len(rule.factors), len(rule.factors) + len(rule.linear))
-    found = []
-    for strategy in itertools.product(choices, repeat=len(mesh.names)):
-        for f in set(strategy):
-            if not 0 <= f < len(rule.factors):
-                continue
-            factor = rule.factors[f]
-            axes = [size for size, s in zip(mesh.sizes, strategy, strict=True) if s == f]
-            ways = math.prod(axes)
-            even = factor.size % ways == 0
-            if ways > factor.size or (not even and (not factor.pad or f in compound)):
-                break
-            if factor.halo and (len(axes) > 1 or factor.size // ways < factor.halo):
-                break
-        else:
-            if all(size > 1 or s == -1 for size, s in zip(mesh.sizes, strategy, strict=True)):
-                found.append(strategy)
-    return found

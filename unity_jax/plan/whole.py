@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 
 from unity_jax.machine.device import Device
-from unity_jax.ops.rule import Shard, strategies
+from unity_jax.ops.rule import Shard
+from unity_jax.ops.strategies import strategies
 from unity_jax.pcg.graph import Graph, Op, nested
 from unity_jax.pcg.layout import short_dtype
 from unity_jax.pcg.mesh import MeshAxes

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from unity_jax.ops.indexing import is_scatter
-from unity_jax.ops.rule import Dims, Rule, Shard, strategies
+from unity_jax.ops.rule import Dims, Rule, Shard
 from unity_jax.ops.rules import rule_of
+from unity_jax.ops.strategies import strategies
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.residuals.recompute import can_repeat, is_constant

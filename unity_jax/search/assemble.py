@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.network.reshard import Resharder
-from unity_jax.ops.rule import Shard, Strategy, making
+from unity_jax.ops.rule import Shard, Strategy
 from unity_jax.ops.rules import is_pointwise
+from unity_jax.ops.strategies import making
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While

@@ -17,7 +17,8 @@ from unity_jax import _compat
 from unity_jax.cost.program import floor_seconds, shard_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
-from unity_jax.ops.rule import Strategy, making
+from unity_jax.ops.rule import Strategy
+from unity_jax.ops.strategies import alike, making, port_layouts
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
@@ -204,7 +205,9 @@ class _Build:
         seconds = self.b.intern(("seconds", op.signature, use), lambda: self._seconds(op, strategies, use))
         node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, use), repeat * op.times)
         self.of_ops[op] = OpSeconds(node, seconds[1], self._start(op, use), repeat * op.times)
-        ins, outs = self.b.intern(("layouts", op.signature), lambda: self._layouts(op, strategies))
+        ins, outs = self.b.intern(
+            ("layouts", op.signature), lambda: port_layouts(self.b.rules(op), self.mesh, strategies)
+        )
         for i, t in enumerate(op.inputs):
             self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward, op.times)
         for i, t in enumerate(op.outputs):
@@ -223,23 +226,17 @@ class _Build:
 
     def _seconds(self, op: Op, strategies: Sequence[Strategy], use: Use) -> np.ndarray:
         """Of each strategy, the seconds it adds to a step and those it takes at least (a row each)."""
-        works = [(id(shard.works), shard) for shard in (self.b.rules.shard(op, self.mesh, s) for s in strategies)]
-        distinct = dict(works)  # those that share their work take as long
-        known = {k: [of(s, self.b.machine, use) for of in (shard_seconds, floor_seconds)] for k, s in distinct.items()}
-        return np.ascontiguousarray(np.array([known[k] for k, _ in works]).T)
+        numbers = alike(self.b.rules(op), self.mesh, strategies)
+        _, first, which = np.unique(numbers, return_index=True, return_inverse=True)
+        shards = [self.b.rules.shard(op, self.mesh, strategies[i]) for i in first]
+        seconds = [[of(s, self.b.machine, use) for s in shards] for of in (shard_seconds, floor_seconds)]
+        return np.ascontiguousarray(np.array(seconds)[:, which])
 
     def _start(self, op: Op, use: Use) -> float:
         """Seconds to start the kernels of an op, those of matmuls aside, whose arithmetic has them; what reads nothing
         is written ahead, and scalars are part of other kernels."""
         free = op.name in PRODUCTS or not any(use.counts) or all(t.rank == 0 for t in (*op.inputs, *op.outputs))
         return 0.0 if free else use.launches * self.b.machine.device.kernel_overhead
-
-    def _layouts(self, op: Op, strategies: Sequence[Strategy]) -> tuple[list[Layouts], list[Layouts]]:
-        shards = [self.b.rules.shard(op, self.mesh, s) for s in strategies]
-        return (
-            [tuple(s.operand_layouts[i] for s in shards) for i in range(len(op.inputs))],
-            [tuple(s.result_layouts[i] for s in shards) for i in range(len(op.outputs))],
-        )
 
     def _node(
         self,
@@ -296,7 +293,10 @@ class _Build:
 
     def _cluster_ports(self, op: Op, cluster: Cluster, node: int, repeat: int) -> None:
         key = self.member_keys[op]
-        ins, outs = self.b.intern(("layouts", key), lambda: self._layouts(op, self.b.intern(("follow", key), None)))
+        ins, outs = self.b.intern(
+            ("layouts", key),
+            lambda: port_layouts(self.b.rules(op), self.mesh, self.b.intern(("follow", key), None)),
+        )
         for i, t in enumerate(op.inputs):
             if t not in cluster.made:
                 self._need(t, node, ins[i], (key, "in", i), repeat, op.backward, op.times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from unity_jax.search.assemble import Decisions, lift
 from unity_jax.search.problem import Problem
 
 Layouts = tuple[Layout, ...]
+PARTIAL = 99  # where a place's layout holds partial sums
 
 
 @dataclass(eq=False)
@@ -88,6 +90,24 @@ class Built:
     inputs: list[int]
     outputs: list[int]
     mesh: MeshAxes
+
+    @functools.cached_property
+    def targets(self) -> list[np.ndarray]:
+        """What each choice of a node does with each mesh axis: (choices, axes), a factor or dimension, -1 for nothing.
+        Nodes with the same choices share one array."""
+        known: dict[int, np.ndarray] = {}
+        found = []
+        for node in self.nodes:
+            of: Sequence[Strategy] | Layouts = node.strategies[0] if node.kind == "op" else node.layouts
+            if id(of) not in known:
+                does = of if node.kind == "op" else [self._does(lay) for lay in node.layouts]
+                known[id(of)] = np.array(does, np.int64)
+            found.append(known[id(of)])
+        return found
+
+    def _does(self, layout: Layout) -> list[int]:
+        does = {**layout.axis_dim, **dict.fromkeys(layout.partial_axes, PARTIAL)}
+        return [does.get(a, -1) for a in self.mesh.names]
 
     def decisions(self, assignment: Sequence[int], keep: bool) -> Decisions:
         """What an assignment of choices to nodes means."""

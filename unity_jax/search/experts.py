@@ -35,10 +35,12 @@ class Expert:
     shard_state: bool = False  # optimizer state over the data axes (ZeRO-1)
     sequence: bool = False  # activations between tensor-parallel blocks are split too
     tables: tuple[str, ...] = ()  # of the data axes, those that split tables of rows instead of the batch
+    over: tuple[str, ...] = ()  # of the data axes, those that shard parameters, if not all do (hybrid sharding)
 
     @property
     def name(self) -> str:
-        data = "fsdp" if self.shard_params else "zero1" if self.shard_state else "dp"
+        data = f"fsdp({','.join(self.over)}) of dp" if self.over else ""
+        data = data or ("fsdp" if self.shard_params else "zero1" if self.shard_state else "dp")
         model = "tp+sp" if self.sequence else "tp"
         styles = {data: self.data, model: self.model, "tables": self.tables}
         return " x ".join(f"{style}({','.join(axes)})" for style, axes in styles.items() if axes)
@@ -46,12 +48,12 @@ class Expert:
     @property
     def is_combined(self) -> bool:
         """Whether it does different things on different axes; other experts are those of a coarser mesh."""
-        return bool(self.data and self.model) or len(self.tables) not in (0, len(self.data))
+        return bool((self.data and self.model) or self.over) or len(self.tables) not in (0, len(self.data))
 
 
 def experts(mesh: MeshAxes) -> Iterator[Expert]:
     """The experts of a mesh: every split of its axes into data (outer) and model (inner) axes, in every style; and data
-    parallelism with tables over all axes or one.
+    parallelism with tables over all axes or one. On three axes, parameters are sharded over one data axis, too.
     """
     names = mesh.names
     for cut in range(len(names), -1, -1):
@@ -60,6 +62,8 @@ def experts(mesh: MeshAxes) -> Iterator[Expert]:
         for params, state in styles:
             for sequence in (False, True) if model else (False,):
                 yield Expert(data, model, params, state, sequence)
+                if params and len(data) > 1 and len(names) > 2:
+                    yield from (Expert(data, model, True, True, sequence, over=(a,)) for a in data)
     for tables in dict.fromkeys([names, *((name,) for name in names)]):
         yield Expert(names, tables=tables)
 
@@ -304,34 +308,39 @@ class _Completion:
         elif node.kind == "output":
             allowed = np.ones(node.size, bool)
         else:
-            allowed = np.array([self._allowed_place(node, lay, expert) for lay in node.layouts])
+            allowed = self._allowed_place(node, expert)
         return allowed if allowed.any() else np.ones(node.size, bool)
 
-    def _allowed_place(self, node: Node, layout: Layout, expert: Expert) -> bool:
-        where = layout.axis_dim
+    def _allowed_place(self, node: Node, expert: Expert) -> np.ndarray:
+        where = self._dims(node.layouts)[:, [self.mesh.names.index(a) for a in expert.data]]
+        everything, whole = np.ones(node.size, bool), np.all(where < 0, axis=1)
         if expert.tables and self._is_table([node.tensor]):
-            return node.kind != "input" or set(where).intersection(expert.data) == set(expert.tables)
+            wanted = np.array([a in expert.tables for a in expert.data])
+            return everything if node.kind != "input" else np.all((where >= 0) == wanted, axis=1)
         dims = self.wants[node.index][0]
         if dims:
-            return all(where.get(a) in dims for a in expert.data if self._fits(node, dims, expert.data))
+            on_batch: np.ndarray = np.all(np.isin(where, sorted(dims)), axis=1)
+            return on_batch if on_batch.any() else everything
         layer = node.tensor in self.layers
         if node.kind != "input" and not (layer and expert.shard_params):
-            return not any(a in where for a in expert.data) or expert.shard_params
-        sharded = expert.shard_params if layer or node.tensor in self.params else expert.shard_state
-        used = [where.get(a) for a in expert.data]
-        if not sharded:
-            return all(u is None for u in used)
-        if any(_dim_of(lay, expert.data) is not None for lay in node.layouts):
-            return _dim_of(layout, expert.data) is not None
-        return self._shards(layout, expert) == max(self._shards(lay, expert) for lay in node.layouts)
+            return everything if expert.shard_params else whole
+        if not (expert.shard_params if layer or node.tensor in self.params else expert.shard_state):
+            return whole
+        if expert.over:
+            return np.all((where >= 0) == np.array([a in expert.over for a in expert.data]), axis=1)
+        together: np.ndarray = np.all((where == where[:, :1]) & (where >= 0), axis=1)
+        if together.any():
+            return together
+        # Where not all data axes can split a tensor, as many as can do (hybrid sharding), and the others hold copies.
+        shards = np.where(where >= 0, [self.mesh[a] for a in expert.data], 1).prod(axis=1)
+        return np.equal(shards, shards.max())
 
-    def _shards(self, layout: Layout, expert: Expert) -> int:
-        """Into how many parts the data axes split a tensor: where not all of them can, as many as can do (hybrid
-        sharding), and the others hold copies."""
-        return self.mesh.size(tuple(a for a in expert.data if a in layout.axis_dim))
-
-    def _fits(self, node: Node, dims: set[int], axes: tuple[str, ...]) -> bool:
-        return any(all(lay.axis_dim.get(a) in dims for a in axes) for lay in node.layouts)
+    def _dims(self, layouts: Sequence[Layout]) -> np.ndarray:
+        """(layouts, axes) the dimension that each axis splits, -1 for none."""
+        if id(layouts) not in self.arrays:
+            where = [[lay.axis_dim.get(a, -1) for a in self.mesh.names] for lay in layouts]
+            self.arrays[id(layouts)] = np.array(where, np.int64).reshape(len(layouts), -1)
+        return self.arrays[id(layouts)]
 
     def _allowed_op(self, node: Node, expert: Expert, positions: frozenset[int]) -> np.ndarray:
         """Data axes split the batch wherever an op has one; model axes split what else the op has."""
@@ -367,12 +376,6 @@ class _Completion:
 
     def _is_table(self, tensors: Sequence[Tensor | None]) -> bool:
         return any(t is not None and t.shape in self.tables for t in tensors)
-
-
-def _dim_of(layout: Layout, axes: tuple[str, ...]) -> int | None:
-    """The one dimension that all of these axes split."""
-    dims = {layout.axis_dim.get(a) for a in axes}
-    return dims.pop() if len(dims) == 1 else None
 
 
 _ROWS = ("gather", "scatter-add")

@@ -92,9 +92,25 @@ def _plan(
     options: SearchOptions,
     followed: Program | None = None,
 ) -> Candidate:
-    """The same, of a program that is not folded any further."""
-    as_it_is = not may_rewrite(machine, options)
+    """The same, of a program that is not folded any further. Meshes of three axes are tried, unless no others are
+    given, for what wins on the others, as it is rewritten there, where a floor lets them save much."""
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
+    few = [mesh for mesh in meshes if len(mesh.names) < 3] or meshes
+    found = _on_meshes(planner, few, rules, not may_rewrite(machine, options), followed)
+    if not found.fits(planner.limit) or found.program.savings:
+        return found
+    other = planner if found.program is planner.program else planner.like(found.program)
+    searched, more = found.searched, [mesh for mesh in meshes if mesh not in few]
+    for mesh in more:
+        if found.lower_bound < (1 - LIMITS.finer) * found.seconds:
+            found = other.plan([mesh], [found], seeded=True)
+    return found.noting(searched=searched + other.searched(more))
+
+
+def _on_meshes(
+    planner: Planner, meshes: Sequence[MeshAxes], rules: Sequence[Rule], as_it_is: bool, followed: Program | None
+) -> Candidate:
+    """The best plan over meshes of one or two axes, or over those that are given, and rewrites."""
     if as_it_is:
         found = _fitting(planner, planner.plan(meshes), meshes)
         return found.noting(searched=planner.searched(meshes) + found.searched)

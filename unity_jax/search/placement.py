@@ -25,13 +25,16 @@ from unity_jax.network.spans import TORUS
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.limits import LIMITS
 
+NAMES = ("x", "y", "z")
+
 
 def mesh_candidates(devices: int, machine: Machine) -> list[MeshAxes]:
-    """One axis over all devices, and two axes as the network suggests; on a matrix in the device order found for it."""
+    """One axis over all devices, two axes as the network suggests, then three where it has as many levels; on a matrix
+    in the device order found for it."""
     if devices == 1:
         return [MeshAxes(("x",), (1,))]
     find = _on_matrix if isinstance(machine.network, Matrix) else _on_levels
-    return list(dict.fromkeys(MeshAxes(("x", "y")[: len(sizes)], sizes, order) for sizes, order in find(machine)))
+    return list(dict.fromkeys(MeshAxes(NAMES[: len(sizes)], sizes, order) for sizes, order in find(machine)))
 
 
 Placed = tuple[tuple[int, ...], tuple[int, ...]]
@@ -54,12 +57,30 @@ def _on_levels(machine: Machine) -> Iterator[Placed]:
             yield (n // k, k), ()
     for level, inside in zip(levels[:-1], suffixes, strict=True):
         if level.size >= LIMITS.many_nodes and level.links not in TORUS:
-            some = max(k for k in range(1, level.size) if level.size % k == 0 and k * k <= level.size)
+            some = _about_half(level.size)
             yield (n // (some * inside), some * inside), ()
     ids = np.arange(n).reshape([level.size for level in levels])
     for i in _distinct_axes(levels):
         order = np.moveaxis(ids, i, -1).ravel()
         yield (n // levels[i].size, levels[i].size), tuple(map(int, order))
+    yield from ((sizes, ()) for sizes in _three_axes(levels))
+
+
+def _three_axes(levels: tuple[Level, ...]) -> Iterator[tuple[int, ...]]:
+    """Each axis of a torus by itself. Of many nodes two, then about as many as there are parts of so many: a batch
+    that the outer parts split, weights that each part has once, and what the devices of a node share."""
+    sizes = tuple(level.size for level in levels)
+    if len(sizes) == len(NAMES) and min(sizes) > 2:  # two chips are no more than part of another axis
+        yield sizes
+    if len(sizes) == 2 and sizes[0] >= LIMITS.many_nodes and min(sizes) > 1 and levels[0].links not in TORUS:
+        for k in (2, _about_half(sizes[0])):
+            if sizes[0] % k == 0 and 1 < k < sizes[0]:
+                yield sizes[0] // k, k, sizes[1]
+
+
+def _about_half(size: int) -> int:
+    """The greatest divisor that is not greater than what it leaves."""
+    return max(k for k in range(1, size) if size % k == 0 and k * k <= size)
 
 
 def _distinct_axes(levels: tuple[Level, ...]) -> Iterator[int]:

@@ -62,6 +62,7 @@ class Planner:
         self._competed: set[MeshAxes] = set()
         self._limited: set[MeshAxes] = set()
         self._seeded: set[MeshAxes] = set()
+        self._sketched: set[MeshAxes] = set()
         self.held: dict[MeshAxes, Held] = {}
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._floors: dict[Built, Floors] = {}
@@ -101,23 +102,28 @@ class Planner:
                     break
         return found
 
-    def plan(self, meshes: Sequence[MeshAxes], rivals: Sequence[Candidate] = ()) -> Candidate:
+    def plan(self, meshes: Sequence[MeshAxes], rivals: Sequence[Candidate] = (), seeded: bool = False) -> Candidate:
         """The best candidate over the meshes: the fastest that fits, or else the one that needs the least memory.
 
         Meshes are tried in order, until a plan fits whose arithmetic waits little for communication, and which the mesh
         splits almost evenly, arguments and arithmetic.
 
-        **Arguments:** `rivals`: plans made before, of this program or a variant, which take part.
+        **Arguments:** `rivals`: plans made before, of this program or a variant, which take part; `seeded`: plans of
+        these meshes are made of seeds, and searched for if one of them is near.
         """
         found = list(rivals)
+        self._sketched.update(meshes if seeded else ())
         for mesh in meshes:
             if self._may_win(found, mesh):
                 self._compete(found, mesh)
                 if self._is_enough(found, mesh):
                     break
         now = best(found, self.limit)
-        if now.mesh in self._seeded and now.fits(self.limit):
-            found.append(self._searched(now.mesh))
+        near = [m for m in (meshes if seeded else [now.mesh]) if m in self._seeded and now.fits(self.limit)]
+        for mesh in near:
+            own = (self._proposals[mesh], *(c for c in found if c.mesh == mesh))
+            if min(c.seconds for c in own) <= LIMITS.behind * now.seconds:
+                found.append(self._searched(mesh))
         return with_rivals(self._with_rings(found), found, self.limit, self.rivals, self.near)
 
     def _may_win(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
@@ -174,8 +180,8 @@ class Planner:
 
     def added(self, mesh: MeshAxes) -> float | None:
         """What the times of the best plan for a mesh add up to, nothing overlapping; None where memory was short."""
-        solved = self._solved(mesh)
-        return None if mesh in self._limited else solved.built.problem.cost(solved.assignment)
+        built, assignment, *_ = self._solved(mesh)
+        return None if mesh in self._limited else built.problem.cost(assignment)
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
         """The planner's answer for one mesh, then the seeds that were worth a simulation."""
@@ -219,11 +225,15 @@ class Planner:
 
     def _searched(self, mesh: MeshAxes) -> Candidate:
         """What the problem of a mesh proposes that has only been made of seeds."""
-        solved, seeds = self._solved(mesh), self._expert_seeds(mesh).values()
+        solved, seeds = self._solved(mesh), [*self._expert_seeds(mesh).values()]
+        built, seeds = solved.built, [solved.assignment, *seeds]
         self._seeded.remove(mesh)
-        found = solve(solved.built.problem, seeds=[solved.assignment, *seeds], store=self.common.stores[mesh])
-        self._solutions[mesh] = solved._replace(assignment=found.assignment)
-        self._proposals[mesh] = self._finish(solved.built, found.assignment, True, "search")
+        if by_one_axis_at_a_time(built):
+            found = by_axis(built, seeds)
+        else:
+            found = solve(built.problem, seeds=seeds, store=self.common.stores[mesh]).assignment
+        self._solutions[mesh] = solved._replace(assignment=found)
+        self._proposals[mesh] = self._finish(built, found, True, "search")
         return self._proposals[mesh]
 
     def _with_rings(self, found: Sequence[Candidate]) -> Candidate:
@@ -272,16 +282,10 @@ class Planner:
 
     def _builder(self, mesh: MeshAxes) -> Builder:
         if mesh not in self._builders:
+            program, pins, shared = self.program, self.pins, (self.common.resharder(mesh), self.machine, self.rules)
+            known = self.common.interned[mesh]
             self._builders[mesh] = Builder(
-                self.program.graph,
-                self.program.ties,
-                self.common.resharder(mesh),
-                self.machine,
-                self.rules,
-                self.traffic,
-                self.pins.tensors,
-                self.pins.outputs,
-                self.common.interned[mesh],
+                program.graph, program.ties, *shared, self.traffic, pins.tensors, pins.outputs, known
             )
         return self._builders[mesh]
 
@@ -301,17 +305,18 @@ class Planner:
             if known and self._follows:
                 return self._solutions.setdefault(mesh, Solved(built, known[0], {}, None, False))
             pinned = self.pins.tensors or self.pins.outputs  # they name the axes of one mesh
-            coarse = {} if pinned else lifted(built, self._solved)
+            coarse = {} if pinned else lifted(built, self._solutions.get if mesh in self._sketched else self._solved)
 
             def seeds() -> list[np.ndarray]:
-                experts = self._experts_of(built, len(coarse) == len(mesh.names) - 1) if len(mesh.names) > 1 else {}
+                new = mesh in self._sketched or len(coarse) == len(mesh.names) - 1
+                experts = self._experts_of(built, new) if len(mesh.names) > 1 else {}
                 return [*known, *experts.values(), *coarse.values()]  # of coarser meshes: stand for their experts
 
-            if by_one_axis_at_a_time(built):
-                assignment, exact = by_axis(built, seeds()), False
-            elif self._is_short(mesh):
+            if mesh in self._sketched or (not by_one_axis_at_a_time(built) and self._is_short(mesh)):
                 assignment, exact = min(seeds(), key=built.problem.rank), False
                 self._seeded.add(mesh)
+            elif by_one_axis_at_a_time(built):
+                assignment, exact = by_axis(built, seeds()), False
             else:
                 solution = solve(built.problem, seeds=seeds, store=store)
                 assignment, exact = solution.assignment, solution.gap < PROVED
@@ -327,15 +332,16 @@ class Planner:
         """The expert plans of a mesh, but those that took part on coarser meshes."""
         solved, coarse = self._solved(mesh), [m for m, _ in coarser(mesh)]
         took_part = bool(coarse) and len(solved.lifted) == len(coarse) and self._competed.issuperset(coarse)
-        return self._experts_of(solved.built, took_part)
+        return self._experts_of(solved.built, took_part or mesh in self._sketched)
 
     def _experts_of(self, built: Built, new: bool) -> dict[str, np.ndarray]:
-        """Expert plans; `new`: only those that no coarser mesh can express."""
+        """Expert plans; `new`: only those that no coarser mesh can express for all tensors: what two axes together do
+        not split one of them may."""
         mesh, key = built.mesh, (built.mesh, new)
         if key not in self._experts:
             styles = experts(mesh)
             if new:
-                styles = (e for e in styles if e.is_combined and len(mesh.names) == 2)
+                styles = (e for e in styles if e.is_combined and (len(mesh.names) == 2 or e.over or len(e.data) == 2))
             self._experts[key] = self._completed(built, styles)
         return self._experts[key]
 

@@ -20,19 +20,8 @@ from unity_jax.search.assemble import Decisions, unlift
 from unity_jax.search.built import Built, Node, Solved
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.problem import Edge, Problem, Shared, Usage
-from unity_jax.search.solver import adapted, solve
+from unity_jax.search.solver import adapted, solve, store_for
 from unity_jax.search.tables import Store
-
-PARTIAL = 99  # where a place's layout holds partial sums
-
-
-def targets(node: Node, mesh: MeshAxes) -> np.ndarray:
-    """What each choice of a node does with each mesh axis: (choices, axes), a factor or dimension, -1 for nothing."""
-    if node.kind == "op":
-        return np.array(node.strategies[0])
-    return np.array(
-        [[PARTIAL if a in lay.partial_axes else lay.axis_dim.get(a, -1) for a in mesh.names] for lay in node.layouts]
-    )
 
 
 def by_one_axis_at_a_time(built: Built) -> bool:
@@ -53,22 +42,25 @@ def refined(coarse: Built, assignment: Sequence[int], fine: Built, group: Sequen
     """The assignment of the finer problem that does the same; None where some node cannot do it."""
     if len(coarse.nodes) != len(fine.nodes):
         return None
+    known: dict[object, np.ndarray] = {}
     found = np.zeros(len(fine.nodes), np.int64)
-    for old, new, choice in zip(coarse.nodes, fine.nodes, assignment, strict=True):
-        if new.size > 1:
-            wanted = targets(old, coarse.mesh)[int(choice)][list(group)]
-            same = np.flatnonzero((targets(new, fine.mesh) == wanted).all(axis=1))
-            if not len(same):
+    for i, (old, new, choice) in enumerate(zip(coarse.targets, fine.targets, map(int, assignment), strict=True)):
+        if len(new) > 1:
+            key = id(old), id(new), choice
+            if key not in known:
+                known[key] = np.flatnonzero((new == old[choice][list(group)]).all(axis=1))[:1]
+            if not len(known[key]):
                 return None
-            found[new.index] = same[0]
+            found[i] = known[key][0]
     return found
 
 
-def lifted(fine: Built, solved: Callable[[MeshAxes], Solved]) -> dict[MeshAxes, np.ndarray]:
-    """The solutions of the meshes that one refines, as plans for that one."""
+def lifted(fine: Built, solved: Callable[[MeshAxes], Solved | None]) -> dict[MeshAxes, np.ndarray]:
+    """The solutions of the meshes that one refines, of those that have one, as plans for that one."""
     found: dict[MeshAxes, np.ndarray] = {}
     for coarse, group in coarser(fine.mesh):
-        same = refined(solved(coarse).built, solved(coarse).assignment, fine, group)
+        known = solved(coarse)
+        same = refined(known.built, known.assignment, fine, group) if known is not None else None
         if same is not None:
             found[coarse] = same
     return found
@@ -141,38 +133,23 @@ def by_axis(built: Built, seeds: Sequence[np.ndarray], rounds: int = 3) -> np.nd
     """The best seed, improved by planning each axis anew, the others fixed, until no axis improves; never worse than a
     seed.
     """
-    slices = _Slices(built.problem)
-    actions = _shared_targets(built)
+    slices, store, actions = _Slices(built.problem), store_for(built.problem), built.targets
     best = min(seeds, key=built.problem.rank)
-    for _ in range(rounds):
-        before = built.problem.rank(best)
-        for axis in reversed(range(len(built.mesh.names))):
-            keep = [np.array([0])] * len(built.nodes)
-            for i, t in enumerate(actions):
-                others = np.delete(t, axis, axis=1)
-                keep[i] = np.flatnonzero((others == others[best[i]]).all(axis=1))
-            part, start = (
-                slices.take(keep),
-                np.array([np.flatnonzero(k == b)[0] for k, b in zip(keep, best, strict=True)]),
-            )
-            found = solve(part, seeds=[start])
-            better = np.array([k[c] for k, c in zip(keep, found.assignment, strict=True)])
-            best = min(best, better, key=built.problem.rank)
-        if built.problem.rank(best) >= before:
+    axes, settled = len(built.mesh.names), 0  # how many axes in turn no longer improve
+    for turn in range(rounds * axes):
+        axis = axes - 1 - turn % axes
+        keep = [np.array([0])] * len(built.nodes)
+        for i, t in enumerate(actions):
+            others = np.delete(t, axis, axis=1)
+            keep[i] = np.flatnonzero((others == others[best[i]]).all(axis=1))
+        start = np.array([np.flatnonzero(k == b)[0] for k, b in zip(keep, best, strict=True)])
+        found = solve(slices.take(keep), seeds=[start], store=store)
+        better = np.array([k[c] for k, c in zip(keep, found.assignment, strict=True)])
+        settled = settled + 1 if built.problem.rank(better) >= built.problem.rank(best) else 0
+        best = best if settled else better
+        if settled == axes:
             break
     return best
-
-
-def _shared_targets(built: Built) -> list[np.ndarray]:
-    """`targets` of every node; nodes with the same choices share one array."""
-    known: dict[object, np.ndarray] = {}
-    found = []
-    for node in built.nodes:
-        key = id(node.strategies[0]) if node.kind == "op" else id(node.layouts)
-        if key not in known:
-            known[key] = targets(node, built.mesh)
-        found.append(known[key])
-    return found
 
 
 class _Slices:

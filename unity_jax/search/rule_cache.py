@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from unity_jax.ops.rule import Rule, Shard, Strategy, strategies
+from unity_jax.ops.rule import Rule, Shard, Strategy
 from unity_jax.ops.rules import rule_of
+from unity_jax.ops.strategies import strategies
 from unity_jax.pcg.graph import Op
 from unity_jax.pcg.mesh import MeshAxes
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from unity_jax import _compat
-from unity_jax.ops.rule import making
+from unity_jax.ops.strategies import making
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pcg.parallel import Move
