@@ -144,7 +144,7 @@ def test_every_layer_of_a_deep_program_runs_by_chunks():
     assert plan.fits and "saves memory 8 chunks of residuals/steps.py:" in str(plan)
     loops = sum(op.name == "scan" for op in plan.bound().graph.ops)
     assert loops == 2 * 16 - 1  # between the passes of the last layer there is nothing
-    close(run(*args), jax.jit(step)(*args))
+    close(run(*args), jax.jit(step)(*args), 1e-3)  # sums in another order, through 16 layers
 
 
 @pytest.mark.usefixtures("whole_batch", "in_one")
