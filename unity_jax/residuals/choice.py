@@ -3,12 +3,11 @@
     x, x W                   kept      x @ W             134 MB, recomputed in 0.9 ms
     tanh(x W)                          tanh(x W)         134 MB, recomputed in 0.1 ms: first
 
-Equal values of all layers are one choice. Each is computed from what is kept, through whatever is not, and frees bytes
-from its last reader in the forward pass until the backward pass needs it: for itself, or for what is computed of it, so
-that of a chain of layers nothing is freed. It counts if the step needs most memory in between. What has been chosen
-before is there again (greedy by bytes for a second: Checkmate,
-https://arxiv.org/abs/1910.02653, finds the optimum of such problems; Mist, https://arxiv.org/abs/2503.19050, chooses
-whole layers).
+Equal values of all layers, unrolled or scanned, are one choice. Each is computed from what is kept, through whatever is
+not, and frees bytes from its last reader in the forward pass until the backward pass needs it: for itself, or for what
+is computed of it, so that of a chain of layers nothing is freed. It counts if the step needs most memory in between.
+What has been chosen before is there again (greedy by bytes for a second: Checkmate, https://arxiv.org/abs/1910.02653,
+finds the optimum of such problems; Mist, https://arxiv.org/abs/2503.19050, chooses whole layers).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unity_jax.pcg.graph import Graph, Op, Tensor, part
+from unity_jax.residuals.flat import Flat
 from unity_jax.residuals.recompute import can_repeat, is_constant
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.sites import Kinds
@@ -35,11 +35,11 @@ NEGLIGIBLE = 2**-10
 class Choice:
     """Values that are computed again together.
 
-    **Fields:** `freed`: of them those that are in memory now; `values`: with what lies between these and what is kept;
-    `bytes`: by how much less is live at once, of whole arrays; `seconds` on one device.
+    **Fields:** `freed`: of them those that are in memory now, and of how many layers; `values`: with what lies between
+    these and what is kept; `bytes`: by how much less is live at once, of whole arrays; `seconds` on one device.
     """
 
-    freed: frozenset[Tensor]
+    freed: Mapping[Tensor, int]
     values: frozenset[Tensor]
     bytes: float
     seconds: float
@@ -51,17 +51,19 @@ def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds],
     **Arguments:** `traffic`: of the graph; `seconds`: what a graph takes, see `rewrite.estimate`; `devices`: how many
     share the work.
     """
-    residuals = Residuals.of(graph, traffic)
+    flat = Flat.of(graph, traffic)
+    residuals = Residuals.of(flat)
     if not residuals.spans:
         return
-    kinds, found = Kinds(graph, {}), defaultdict[int, list[Tensor]](list)
+    kinds, found = Kinds(flat.graph, {}), defaultdict[int, list[Tensor]](list)
     for t in residuals.spans:
         found[kinds[t]].append(t)
     search = _Greedy(Repeating(residuals), list(found.values()), lambda g: seconds(g).on(devices) / devices)
     before = float(residuals.profile.max())
     while search.step():
-        values = search.repeating.values(search.freed)
-        yield Choice(frozenset(search.freed), frozenset(values), before - float(search.profile.max()), search.spent)
+        values = frozenset(flat.origin.get(t, t) for t in search.repeating.values(search.freed))
+        freed = {flat.origin.get(t, t): t.times for t in search.freed}
+        yield Choice(freed, values, before - float(search.profile.max()), search.spent)
 
 
 class Span(NamedTuple):
@@ -89,8 +91,8 @@ class Residuals:
     layers: int
 
     @staticmethod
-    def of(graph: Graph, traffic: Traffic) -> Residuals:
-        kernels = traffic.kernels[graph]
+    def of(flat: Flat) -> Residuals:
+        graph, kernels = flat.graph, flat.kernels
         late = [k.root.backward for k in kernels]
         born = {t: i for i, k in enumerate(kernels) for t in k.writes}
         reads = defaultdict[Tensor, list[int]](list)
@@ -105,7 +107,9 @@ class Residuals:
             size = t.nbytes * (t.times if crosses else 1)  # of others one layer's is there at a time
             change[first] += size
             change[dead + 1] -= size
-            if crosses and t not in ends and can_repeat(graph.producer[t]) and not is_constant(graph.producer[t]):
+            made_by = graph.producer.get(t)
+            repeats = made_by is not None and can_repeat(made_by) and not is_constant(made_by)
+            if crosses and t not in ends and repeats:
                 spans[t] = Span(first, max(early, default=first), min(after), dead)
         runs = {op: i for i, k in reversed(list(enumerate(kernels))) for op in k.ops}
         layers = next((i for i, k in enumerate(kernels) if late[i] and k.root.times > 1), 0)

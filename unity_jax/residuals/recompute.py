@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.residuals.change import Change
+from unity_jax.residuals.change import Change, Origin
+from unity_jax.residuals.pair import pairs
 from unity_jax.rewrite.apply import in_order
 from unity_jax.trace import has_effects, without_dead_code
 
@@ -44,13 +45,30 @@ def is_constant(op: Op) -> bool:
 def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Change:
     """The graph whose backward pass computes these values of the forward pass again, from all others that it reads.
 
-    What no cotangent can be told of that exists before it is read stays as it is.
+    Values of the layers of a scan are computed again in the scan of its backward pass, of what is stacked then. What no
+    cotangent can be told of that exists before it is read stays as it is.
 
     **Arguments:** `values`: made by ops that `can_repeat`; `written`: tensors that are in memory at some time, of which
     a cotangent is held back at no cost.
     """
+    origin: dict[Tensor, Origin] = {}
+    replaced: dict[Op, Op] = {}
+    for pair in pairs(graph):
+        inside = pair.joined
+        again = values.intersection(t for op in inside.ops for t in op.outputs).difference(pair.carried)
+        if again:
+            changed = _recomputed(inside, again, written)
+            halves = pair.split(changed.graph)
+            replaced.update({pair.forward: halves.forward, pair.backward: halves.backward})
+            origin |= {**changed.origin, **halves.origin}
+    found = _recomputed(Graph(graph.inputs, graph.outputs, [replaced.get(op, op) for op in graph.ops]), values, written)
+    return Change(found.graph, {**origin, **found.origin})
+
+
+def _recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Change:
+    """The same, of the ops of a graph itself."""
     copies: dict[Tensor, Tensor] = {}
-    origin: dict[Tensor, Tensor] = {}
+    origin: dict[Tensor, Origin] = {}
     ops: list[Op] = []
     held: dict[Tensor, list[Tensor]] = {}  # by the cotangent of each barrier, what it holds back
     passed: dict[tuple[Tensor, Tensor], Tensor] = {}

@@ -38,9 +38,9 @@ class Recompute:
     @staticmethod
     def of(graph: Graph, choice: Choice, compiler: str, nbytes: float) -> Recompute:
         """A choice for a graph; `nbytes` that it frees on each device."""
-        largest = max(choice.freed, key=lambda t: (t.nbytes, -graph.ops.index(graph.producer[t])))
-        count = sum(t.times for t in choice.freed)
-        where = graph.producer[largest].source
+        makers = {t: (i, op) for i, op in enumerate(graph.walk()) for t in op.outputs}
+        largest = max(choice.freed, key=lambda t: (t.nbytes, -makers[t][0]))
+        where, count = makers[largest][1].source, sum(choice.freed.values())
         return Recompute(positions(graph, choice.values), compiler, where, count, round(nbytes), choice.seconds)
 
     def __str__(self) -> str:

@@ -221,8 +221,8 @@ def _followed(start: Candidate, how: Saving, follow: Follow) -> Candidate:
 
 def _freed(choice: Choice, local: dict[Tensor, int]) -> float:
     """By how much less is live at once on one device."""
-    whole = sum(t.times * t.nbytes for t in choice.freed)
-    return choice.bytes * sum(t.times * local.get(t, t.nbytes) for t in choice.freed) / whole
+    whole = sum(n * t.nbytes for t, n in choice.freed.items())
+    return choice.bytes * sum(n * local.get(t, t.nbytes) for t, n in choice.freed.items()) / whole
 
 
 def _local(found: Candidate) -> dict[Tensor, int]:
