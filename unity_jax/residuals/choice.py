@@ -223,10 +223,13 @@ class _Greedy:
         return True
 
     def _there(self, members: Sequence[Tensor], at: int) -> int:
-        """Bytes of a kind that are live at a kernel and not read nearby, as far as they are worth a choice."""
-        spans = self.repeating.residuals.spans
-        there = [t for t in members if spans[t].last < at < spans[t].first and t.nbytes >= self.repeating.least]
-        return sum(t.nbytes * t.times for t in there)
+        """Bytes of a kind that are live at a kernel and not read nearby, or of other layers, as far as they are worth a
+        choice."""
+        found = 0
+        for t in (t for t in members if t.nbytes >= self.repeating.least):
+            born, last, first, dead = self.repeating.residuals.spans[t]
+            found += t.nbytes * ((last < at < first) + (born <= at <= dead) * (t.times - 1))
+        return found
 
     def _cost(self, members: Sequence[Tensor]) -> float:
         """Seconds to compute all members of a kind again, beside what is computed again already."""
