@@ -30,7 +30,7 @@ def found(of, devices=1):
 
 def peak(graph):
     """Of whole arrays, by the same model that choices are made by."""
-    return Residuals.of(Flat.of(graph, Traffic.of(graph, DEVICE.compiler))).profile.max()
+    return Residuals.of(Flat(graph), Traffic.of(graph, DEVICE.compiler)).profile.max()
 
 
 def shape(*sizes):

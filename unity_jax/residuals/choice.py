@@ -51,8 +51,8 @@ def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds],
     **Arguments:** `traffic`: of the graph; `seconds`: what a graph takes, see `rewrite.estimate`; `devices`: how many
     share the work.
     """
-    flat = Flat.of(graph, traffic)
-    residuals = Residuals.of(flat)
+    flat = Flat(graph)
+    residuals = Residuals.of(flat, traffic)
     if not residuals.spans:
         return
     kinds, found = Kinds(flat.graph, {}), defaultdict[int, list[Tensor]](list)
@@ -91,8 +91,8 @@ class Residuals:
     layers: int
 
     @staticmethod
-    def of(flat: Flat) -> Residuals:
-        graph, kernels = flat.graph, flat.kernels
+    def of(flat: Flat, traffic: Traffic) -> Residuals:
+        graph, kernels = flat.graph, flat.kernels(traffic)
         late = [k.root.backward for k in kernels]
         born = {t: i for i, k in enumerate(kernels) for t in k.writes}
         reads = defaultdict[Tensor, list[int]](list)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
@@ -19,42 +18,28 @@ from unity_jax.xla.kernel import Kernel
 from unity_jax.xla.traffic import Traffic
 
 
-@dataclass(frozen=True, eq=False)
 class Flat:
     """A program whose scans forward and backward (`residuals.pair`) are one layer each.
 
-    **Fields:** `graph`, whose results are those of the program and what layers give to the next ones; `kernels` of it,
-    those of the scans' bodies among them; `origin`: of each tensor of a layer, that of the scan's body.
+    **Fields:** `graph`, whose results are those of the program and what layers give to the next ones; `origin`: of each
+    tensor of a layer, that of the scan's body.
     """
 
-    graph: Graph
-    kernels: Sequence[Kernel]
-    origin: Mapping[Tensor, Tensor]
-
-    @staticmethod
-    def of(graph: Graph, traffic: Traffic) -> Flat:
-        """**Arguments:** `traffic`: of the program."""
-        found = _Flattening(graph)
-        return Flat(found.flat, found.kernels(traffic), {t: body for body, t in found.names.items()})
-
-
-class _Flattening:
-    """**Fields:** `names`: of the tensors of the bodies, those in their place; `flat`: the graph."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.names: dict[Tensor, Tensor] = {}
+    def __init__(self, program: Graph) -> None:
+        self._program = program
+        self.origin: dict[Tensor, Tensor] = {}
+        self._names: dict[Tensor, Tensor] = {}
         self._inputs: list[Tensor] = []
         self._carried: list[Tensor] = []
         self._layers: dict[Op, list[Op]] = {}
         self._ends: dict[Op, Op] = {}
-        for pair in pairs(graph):
+        for pair in pairs(program):
             self._add(pair)
-        ops = [part for op in graph.ops for part in (*self._layers.get(op, ()), self._ends.get(op, op))]
-        self.flat = Graph((*graph.inputs, *self._inputs), (*graph.outputs, *self._carried), ops)
+        ops = [part for op in program.ops for part in (*self._layers.get(op, ()), self._ends.get(op, op))]
+        self.graph = Graph((*program.inputs, *self._inputs), (*program.outputs, *self._carried), ops)
 
     def _add(self, pair: Pair) -> None:
-        first, second, names = pair.forward, pair.backward, self.names
+        first, second, names = pair.forward, pair.backward, self._names
         fresh = functools.partial(dataclasses.replace, times=first.times * trips(first))
         for op in (first, second):
             (body,), roles = op.bodies, Scan.of(op.params)
@@ -64,9 +49,10 @@ class _Flattening:
         joined = pair.joined
         given = {t: names[t] for t in joined.inputs}
         ops = renamed(joined.ops, given, fresh, lambda op: op)
-        names |= given
+        names.update(given)
         names.update((t, names[of]) for t, of in pair.same.items())
         outside = {*first.inputs, *second.inputs}
+        self.origin.update((t, body) for body, t in given.items() if t not in outside)
         self._carried += [names[t] for t in pair.carried]
         self._inputs += [names[t] for t in joined.inputs if names[t] not in outside]
         for op, is_late in ((first, False), (second, True)):
@@ -79,10 +65,13 @@ class _Flattening:
             self._ends[op] = dataclasses.replace(op, inputs=tuple(dict.fromkeys((*outer, *here))), outputs=left)
 
     def kernels(self, traffic: Traffic) -> list[Kernel]:
-        """Those of the program, each scan's after those of its body."""
+        """Those of the program, each scan's after those of its body.
+
+        **Arguments:** `traffic`: of the program.
+        """
         found, written = list[Kernel](), set[Tensor]()
-        for k in traffic.kernels[self.graph]:
-            op = self.graph.producer.get(k.root.outputs[0]) if k.root.outputs else None
+        for k in traffic.kernels[self._program]:
+            op = self._program.producer.get(k.root.outputs[0]) if k.root.outputs else None
             if op is None or op not in self._ends:
                 found.append(k)
                 continue
@@ -96,12 +85,12 @@ class _Flattening:
 
     def _stacked(self, op: Op, written: set[Tensor]) -> list[Tensor]:
         """What a forward scan stacks that no kernel writes: views, and what its layers are given."""
-        there = (self.names.get(t, t) for t in op.bodies[0].outputs[Scan.of(op.params).stacked])
+        there = (self._names.get(t, t) for t in op.bodies[0].outputs[Scan.of(op.params).stacked])
         return [t for t in dict.fromkeys(there) if t.literal is None and t not in written]
 
     def _named(self, k: Kernel) -> Kernel:
         def over(ts: Sequence[Tensor]) -> list[Tensor]:
-            return list(dict.fromkeys(self.names.get(t, t) for t in ts))
+            return list(dict.fromkeys(self._names.get(t, t) for t in ts))
 
-        makers = (self.flat.producer.get(t) for op in k.ops for t in over(op.outputs[:1]))
+        makers = (self.graph.producer.get(t) for op in k.ops for t in over(op.outputs[:1]))
         return Kernel([op for op in dict.fromkeys(makers) if op is not None], over(k.reads), over(k.writes), [])

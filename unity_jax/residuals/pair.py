@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
-from unity_jax.residuals.change import Origin
+from unity_jax.residuals.change import Change, Origin
 from unity_jax.trace import without_dead_code
 
 LOSS = "loss"
@@ -79,7 +79,7 @@ class Pair:
         others = [t for t in (*back.inputs[late.constants], *back.inputs[late.sliced]) if t not in self.same]
         kept = [t for i, t in enumerate(body.outputs[roles.stacked]) if i not in self.stacks.values()]
         results = (*body.outputs[roles.last], *kept, *(self.same.get(t, t) for t in back.outputs))
-        return Graph((*body.inputs, *others), results, [*first, turn, *_reading(back.ops, self.same)])
+        return Graph((*body.inputs, *others), results, [*first, turn, *reading(back.ops, self.same)])
 
     def split(self, changed: Graph) -> Halves:
         """Both scans again, of a joined graph that computes the same. What it reads of tensors of neither scan, which
@@ -117,7 +117,7 @@ class Pair:
         carried = list(zip(self.backward.inputs[late.carried], back.inputs[late.carried], strict=True))
         operands = [*constants, *carried, *parts]
         inside = Graph(
-            tuple(t for _, t in operands), tuple(names.get(t, t) for t in outputs), list(_reading(ops, names))
+            tuple(t for _, t in operands), tuple(names.get(t, t) for t in outputs), reading(ops, names)
         )
         params = {**self.backward.params, "num_consts": len(constants), "num_carry": len(carried)}
         second = dataclasses.replace(
@@ -157,7 +157,19 @@ def pairs(graph: Graph) -> list[Pair]:
     return list(found.values())
 
 
-def _reading(ops: Iterable[Op], names: Mapping[Tensor, Tensor]) -> Sequence[Op]:
+def in_pairs(graph: Graph, change: Callable[[Pair], Change | None]) -> Change:
+    """The graph whose scans, forward and backward, do what is made of their joined graphs; None leaves them."""
+    replaced, origin = dict[Op, Op](), dict[Tensor, Origin]()
+    for pair in pairs(graph):
+        changed = change(pair)
+        if changed is not None:
+            halves = pair.split(changed.graph)
+            replaced.update({pair.forward: halves.forward, pair.backward: halves.backward})
+            origin |= {**changed.origin, **halves.origin}
+    return Change(Graph(graph.inputs, graph.outputs, [replaced.get(op, op) for op in graph.ops]), origin)
+
+
+def reading(ops: Iterable[Op], names: Mapping[Tensor, Tensor]) -> list[Op]:
     """Ops of the backward pass that read other tensors."""
     known = names.keys()
     return [

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.residuals.change import Change, Origin
-from unity_jax.residuals.pair import pairs
+from unity_jax.residuals.pair import Pair, in_pairs
 from unity_jax.rewrite.apply import in_order
 from unity_jax.trace import has_effects, without_dead_code
 
@@ -51,18 +51,15 @@ def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Chang
     **Arguments:** `values`: made by ops that `can_repeat`; `written`: tensors that are in memory at some time, of which
     a cotangent is held back at no cost.
     """
-    origin: dict[Tensor, Origin] = {}
-    replaced: dict[Op, Op] = {}
-    for pair in pairs(graph):
-        inside = pair.joined
-        again = values.intersection(t for op in inside.ops for t in op.outputs).difference(pair.carried)
-        if again:
-            changed = _recomputed(inside, again, written)
-            halves = pair.split(changed.graph)
-            replaced.update({pair.forward: halves.forward, pair.backward: halves.backward})
-            origin |= {**changed.origin, **halves.origin}
-    found = _recomputed(Graph(graph.inputs, graph.outputs, [replaced.get(op, op) for op in graph.ops]), values, written)
-    return Change(found.graph, {**origin, **found.origin})
+
+    def within(pair: Pair) -> Change | None:
+        made = {t for op in pair.joined.ops for t in op.outputs}
+        again = values & made.difference(pair.carried)
+        return _recomputed(pair.joined, again, written) if again else None
+
+    layers = in_pairs(graph, within)
+    found = _recomputed(layers.graph, values, written)
+    return Change(found.graph, {**layers.origin, **found.origin})
 
 
 def _recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Change:

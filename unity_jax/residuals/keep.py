@@ -1,0 +1,92 @@
+"""The backward pass reads values that `jax.checkpoint` has it compute again, so that it need not.
+
+    y = tanh x                            y = tanh x
+    ...                                   ...
+    x' = optimization_barrier x           dx = dy * (1 - y * y)
+    y' = tanh x'
+    dx = dy * (1 - y' * y')
+
+What is computed again is found by what it is: the same op of the same operands, whatever holds them back. Of that only
+what is in memory now is kept; the rest the compiler computes where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+
+from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.residuals.change import Change
+from unity_jax.residuals.flat import Flat
+from unity_jax.residuals.pair import Pair, in_pairs, reading
+from unity_jax.rewrite.apply import in_order
+from unity_jax.trace import has_effects, is_rematerialized, without_dead_code
+from unity_jax.xla.traffic import Traffic
+
+
+def rematerialized(graph: Graph, traffic: Traffic) -> list[Tensor]:
+    """The values in memory that the backward pass computes again by `jax.checkpoint`, in the order of the program.
+
+    **Arguments:** `traffic`: of the graph.
+    """
+    if not any(map(is_rematerialized, graph.walk())):
+        return []
+    flat = Flat(graph)
+    written = {flat.origin.get(t, t) for k in flat.kernels(traffic) for t in k.writes}
+    return [t for t in _originals(flat) if t in written]
+
+
+def kept(graph: Graph, values: Set[Tensor]) -> Change:
+    """The graph that reads what the forward pass made in place of these values of the backward pass, which are the
+    same. Others are computed as before."""
+    flat = Flat(graph)
+    layers = set(flat.origin.values())
+    same = {t: of for t, of in _originals(flat).items() if t in values}
+
+    def within(pair: Pair) -> Change | None:
+        inside = pair.joined
+        made = {t for op in inside.ops for t in op.outputs}
+        own = {t: of for t, of in same.items() if t in made and (of in made or of not in layers)}
+        if not own:
+            return None
+        late = reading((op for op in inside.ops if op.backward), own)
+        ops = [*(op for op in inside.ops if not op.backward), *late]
+        outputs = tuple(own.get(t, t) for t in inside.outputs)
+        return Change(without_dead_code(Graph(inside.inputs, outputs, ops)), {})
+
+    found = in_pairs(graph, within)
+    own = {t: of for t, of in same.items() if t not in layers and of not in layers}
+    early = [op for op in found.graph.ops if not op.backward]
+    ops = in_order(
+        [*early, *reading((op for op in found.graph.ops if op.backward), own)],
+        {op: i for i, op in enumerate(found.graph.ops)},
+    )
+    outputs = tuple(own.get(t, t) for t in graph.outputs)
+    return found._replace(graph=without_dead_code(Graph(graph.inputs, outputs, ops)))
+
+
+def _originals(flat: Flat) -> dict[Tensor, Tensor]:
+    """Of each value that the backward pass computes again, the one that it is."""
+    number: dict[Tensor, object] = {}
+    known: dict[object, int] = {}
+    first: dict[object, Tensor] = {}
+    found: dict[Tensor, Tensor] = {}
+    for op in flat.graph.ops:
+        operands = tuple(number.get(t, t) if t.literal is None else _value(t) for t in op.inputs)
+        if op.name == "optimization_barrier":
+            number.update(zip(op.outputs, operands, strict=True))
+            continue
+        what: object = op if op.bodies or has_effects(op) else op.signature
+        for i, t in enumerate(op.outputs):
+            number[t] = n = known.setdefault((what, operands, i), len(known))
+            if not op.backward:
+                first.setdefault(n, t)
+            elif n in first and is_rematerialized(op):
+                found[flat.origin.get(t, t)] = flat.origin.get(first[n], first[n])
+    return found
+
+
+def _value(t: Tensor) -> object:
+    """Equal for equal literals, which signatures cut short."""
+    return t.literal.tobytes() if isinstance(t.literal, np.ndarray) and t.rank else None
