@@ -29,7 +29,7 @@ def mlp(params, x):
     return (jax.lax.scan(layer, x, params)[0] ** 2).mean()
 
 
-def attention(params, x, key):
+def attention(params, x, key, wrapped=lambda layer: layer):
     """Layers of attention with dropout, whose keys are scanned too, with a mask that all have, and a metric of each."""
     mask = jnp.tril(jnp.ones((x.shape[0], x.shape[0]), bool))
 
@@ -43,7 +43,7 @@ def attention(params, x, key):
         return (x, total + (x**2).mean()), jnp.abs(x).max()
 
     keys = jax.random.split(key, params[0].shape[0])
-    (x, total), largest = jax.lax.scan(layer, (x, 0.0), (params, keys))
+    (x, total), largest = jax.lax.scan(wrapped(layer), (x, 0.0), (params, keys))
     return (x**2).mean() + 0.1 * total + 0.01 * largest.sum()
 
 

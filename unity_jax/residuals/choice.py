@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -197,7 +197,7 @@ class _Greedy:
         self.freed: set[Tensor] = set()
         self.spent = 0.0
         self._done: set[Op] = set()
-        self._seconds = functools.cache(lambda ops, t: seconds(part(list(ops), [t])))
+        self._seconds = functools.cache(lambda ops: seconds(part(ops, _late(ops))))
         self._position = {op: i for i, op in enumerate(repeating.graph.ops)}
 
     def step(self) -> bool:
@@ -232,11 +232,18 @@ class _Greedy:
         return found
 
     def _cost(self, members: Sequence[Tensor]) -> float:
-        """Seconds to compute all members of a kind again, beside what is computed again already."""
+        """Seconds to compute all members of a kind again, beside what is computed again already: as part of what reads
+        them, which need not read them then."""
         one = max(members, key=lambda t: t.times)
         ops = self.repeating.leading_to(one, self.freed.union(members)) - self._done
-        new = tuple(sorted(ops, key=self._position.__getitem__))
-        return self._seconds(new, one) / one.times * sum(t.times for t in members)
+        readers = {op for op in self.repeating.graph.readers[one] if op.backward and not op.bodies}
+        before, after = (tuple(sorted(some, key=self._position.__getitem__)) for some in (readers, ops | readers))
+        more = self._seconds(after) - self._seconds(before)
+        return max(more, 0.0) / one.times * sum(t.times for t in members)
+
+
+def _late(ops: Iterable[Op]) -> Iterator[Tensor]:
+    return (t for op in ops if op.backward for t in op.outputs)
 
 
 _INSTANT = 1e-12
