@@ -12,29 +12,46 @@ what is in memory now is kept; the rest the compiler computes where it is read.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 import numpy as np
 
-from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.pcg.graph import Graph, Tensor, part
 from unity_jax.residuals.change import Change
+from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.flat import Flat
 from unity_jax.residuals.pair import Pair, in_pairs, reading
 from unity_jax.rewrite.apply import in_order
+from unity_jax.rewrite.estimate import Seconds
 from unity_jax.trace import has_effects, is_rematerialized, without_dead_code
 from unity_jax.xla.traffic import Traffic
 
 
-def rematerialized(graph: Graph, traffic: Traffic) -> list[Tensor]:
-    """The values in memory that the backward pass computes again by `jax.checkpoint`, in the order of the program.
+def rematerialized(
+    graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds], devices: int
+) -> Choice | None:
+    """The values in memory that the backward pass computes again by `jax.checkpoint`; None if there are none.
 
-    **Arguments:** `traffic`: of the graph.
+    What it returns is read the other way round: `bytes` are those that they take if they are kept, and `seconds` those
+    that the backward pass then saves.
+
+    **Arguments:** `traffic`: of the graph; `seconds`: what a graph takes, see `rewrite.estimate`; `devices`: how many
+    share the work.
     """
     if not any(map(is_rematerialized, graph.walk())):
-        return []
+        return None
     flat = Flat(graph)
     written = {flat.origin.get(t, t) for k in flat.kernels(traffic) for t in k.writes}
-    return [t for t in _originals(flat) if t in written]
+    values = frozenset(t for t in _originals(flat) if t in written)
+    made = {t for op in kept(graph, values).graph.walk() for t in op.outputs}
+    spared = [op for op in flat.graph.ops if made.isdisjoint(flat.origin.get(t, t) for t in op.outputs)]
+    if not spared:
+        return None
+    rest = {t for op in flat.graph.ops if op not in set(spared) for t in op.inputs}
+    read = {t: t.times for op in spared for t in op.outputs if t in rest}
+    used = {flat.origin.get(t, t): n for t, n in read.items()}
+    nbytes = float(sum(n * t.nbytes for t, n in read.items()))
+    return Choice(used, values, nbytes, seconds(part(spared, read)).on(devices) / devices)
 
 
 def kept(graph: Graph, values: Set[Tensor]) -> Change:

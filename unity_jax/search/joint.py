@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
 from unity_jax.ops.constraint import code_mesh
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.rewrite.directions import is_applicable
@@ -32,7 +33,7 @@ from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
-from unity_jax.search.saving import fitting
+from unity_jax.search.saving import fitting, keeping
 from unity_jax.search.searched import Searched
 from unity_jax.search.unfold import unfolded
 from unity_jax.search.variants import Moves, Search, is_better
@@ -63,7 +64,7 @@ def plan(
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
     if not may_rewrite(machine, options) and machine.num_devices == 1:
-        return _alone(program, machine, limit, meshes[0])
+        return _alone(program, machine, limit, meshes[0], options)
     layers = folded(program, pins)
     if layers is None:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
@@ -96,14 +97,14 @@ def _plan(
     as_it_is = not may_rewrite(machine, options)
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     if as_it_is:
-        found = _fitting(planner, planner.plan(meshes), meshes)
+        found = _fitting(planner, planner.plan(meshes), meshes, options)
         return found.noting(searched=planner.searched(meshes) + found.searched)
     if followed is not None:
-        return _following(planner, meshes, followed)
+        return _following(planner, meshes, followed, options)
     sketches = planner.sketch(meshes)
     first = best(sketches, planner.limit)
     if not first.fits(planner.limit):
-        first, sketches = _fitting(planner, planner.plan(meshes), meshes), []
+        first, sketches = _fitting(planner, planner.plan(meshes), meshes, options), []
         if first.program.savings or not first.fits(planner.limit):
             return first.noting(searched=planner.searched(meshes) + first.searched)
     found, searched = _rewritten(planner, first, rules)
@@ -115,7 +116,7 @@ def _plan(
                 found, searched = found + more, searched + tried
     if not found:
         chosen = planner.plan(meshes) if sketches else first
-        return chosen.noting(searched=planner.searched(meshes) + searched)
+        return _fitting(planner, chosen, meshes, options).noting(searched=planner.searched(meshes) + searched)
     chosen = planner.plan(planner.tried(meshes) if sketches else [], found if sketches else [first, *found])
     near = [c.mesh for c in sketches if c.seconds <= LIMITS.worse * first.seconds]
     likely = list(dict.fromkeys([first.mesh, chosen.mesh, *near]))
@@ -126,7 +127,7 @@ def _plan(
                 other = planner.like(program, follows=follows)
                 chosen = other.plan(part, [chosen])
                 searched += other.searched(part)
-    return chosen.noting(searched=searched)
+    return _fitting(planner, chosen, meshes, options).noting(searched=searched)
 
 
 def _distinct(programs: Iterable[Program]) -> list[Program]:
@@ -150,7 +151,9 @@ def _divided(
     return [(proved, False), ([m for m in likely if m not in proved], True)]
 
 
-def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) -> Candidate:
+def _following(
+    planner: Planner, meshes: Sequence[MeshAxes], followed: Program, options: SearchOptions
+) -> Candidate:
     """The best plan of a program as it is, or as it is rewritten in `followed`."""
     chosen, searched = planner.plan(meshes), planner.searched(meshes)
     if followed.graph is not planner.program.graph:
@@ -161,31 +164,40 @@ def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) 
             rewrites = shared_out(followed.rewrites, chosen.seconds - better.seconds)
             better = dataclasses.replace(better, program=followed.rewritten(followed.graph, rewrites))
         chosen = better
-    found = _fitting(planner, chosen, meshes)
+    found = _fitting(planner, chosen, meshes, options)
     return found.noting(searched=searched + found.searched)
 
 
-def _alone(program: Program, machine: Machine, limit: float | None, mesh: MeshAxes) -> Candidate:
+def _alone(
+    program: Program, machine: Machine, limit: float | None, mesh: MeshAxes, options: SearchOptions
+) -> Candidate:
     """The plan of one device, or where it does not fit that of the program so changed that it needs less memory."""
     most = machine.device.memory_bytes if limit is None else limit
     found = identity(program, machine, mesh)
+
+    def follow(_: Candidate, other: Program, __: Mapping[Tensor, Tensor]) -> Candidate:
+        return identity(other, machine, mesh)
+
     if found.fits(most):
-        return found
-    return fitting([found], most, lambda _, other, __: identity(other, machine, mesh), lambda _: found)
+        return keeping(found, most, follow) if options.checkpoint != "keep" else found
+    return fitting([found], most, follow, lambda _: found)
 
 
-def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:
-    """A plan, or where it does not fit one that needs less memory, for the meshes that were planned for."""
+def _fitting(
+    planner: Planner, found: Candidate, meshes: Sequence[MeshAxes], options: SearchOptions
+) -> Candidate:
+    """A plan, or where it does not fit one that needs less memory, for the meshes that were planned for; where memory
+    is left, one that keeps what `jax.checkpoint` would not."""
+
+    def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
+        return planner.like(program).as_decided(plan, like)
+
     if found.fits(planner.limit):
-        return found
+        return keeping(found, planner.limit, follow) if options.checkpoint != "keep" else found
     tried = planner.tried(meshes)
     free = min(planner.sketch(tried), key=lambda c: c.seconds)
-    return fitting(
-        [free] if free is found else [free, found],
-        planner.limit,
-        lambda plan, program, like: planner.like(program).as_decided(plan, like),
-        lambda program: planner.like(program).plan(tried),
-    )
+    starts = [free] if free is found else [free, found]
+    return fitting(starts, planner.limit, follow, lambda program: planner.like(program).plan(tried))
 
 
 def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:
