@@ -10,8 +10,10 @@ from tests.residuals import steps
 from tests.residuals.test_pair import attention, stack
 from unity_jax.pcg.loops import Scan
 from unity_jax.program import trace
-from unity_jax.residuals.keep import kept, rematerialized
+from unity_jax.residuals.change import at, positions
+from unity_jax.residuals.keep import Rematerialized, kept
 from unity_jax.residuals.pair import pairs
+from unity_jax.rewrite.estimate import Seconds
 from unity_jax.xla.op_classes import PRODUCTS
 from unity_jax.xla.traffic import Traffic
 
@@ -54,7 +56,8 @@ def keeping(of, values):
 
 
 def found(of):
-    return rematerialized(of.graph, Traffic.of(of.graph, "gpu"))
+    again = Rematerialized(of.graph, Traffic.of(of.graph, "gpu"), lambda graph: Seconds(float(len(graph.ops))), 1)
+    return at(of.graph, positions(of.graph, again.values))
 
 
 @pytest.mark.parametrize("name", cases())

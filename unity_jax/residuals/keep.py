@@ -27,31 +27,42 @@ from unity_jax.trace import has_effects, is_rematerialized, without_dead_code
 from unity_jax.xla.traffic import Traffic
 
 
-def rematerialized(
-    graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds], devices: int
-) -> Choice | None:
-    """The values in memory that the backward pass computes again by `jax.checkpoint`; None if there are none.
-
-    What it returns is read the other way round: `bytes` are those that they take if they are kept, and `seconds` those
-    that the backward pass then saves.
+class Rematerialized:
+    """The values in memory that the backward pass computes again by `jax.checkpoint`.
 
     **Arguments:** `traffic`: of the graph; `seconds`: what a graph takes, see `rewrite.estimate`; `devices`: how many
     share the work.
+    **Fields:** `values`, as the backward pass makes them.
     """
-    if not any(map(is_rematerialized, graph.walk())):
-        return None
-    flat = Flat(graph)
-    written = {flat.origin.get(t, t) for k in flat.kernels(traffic) for t in k.writes}
-    values = frozenset(t for t in _originals(flat) if t in written)
-    made = {t for op in kept(graph, values).graph.walk() for t in op.outputs}
-    spared = [op for op in flat.graph.ops if made.isdisjoint(flat.origin.get(t, t) for t in op.outputs)]
-    if not spared:
-        return None
-    rest = {t for op in flat.graph.ops if op not in set(spared) for t in op.inputs}
-    read = {t: t.times for op in spared for t in op.outputs if t in rest}
-    used = {flat.origin.get(t, t): n for t, n in read.items()}
-    nbytes = float(sum(n * t.nbytes for t, n in read.items()))
-    return Choice(used, values, nbytes, seconds(part(spared, read)).on(devices) / devices)
+
+    def __init__(
+        self, graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds], devices: int
+    ) -> None:
+        self.graph, self._seconds, self._devices = graph, seconds, devices
+        self.values = frozenset[Tensor]()
+        if any(map(is_rematerialized, graph.walk())):
+            self._flat = Flat(graph)
+            self._originals = _originals(self._flat)
+            written = {self._flat.origin.get(t, t) for k in self._flat.kernels(traffic) for t in k.writes}
+            self.values = frozenset(t for t in self._originals if t in written)
+
+    def keeping(self, again: Set[Tensor] = frozenset()) -> Choice | None:
+        """All of them kept but those whose like in the forward pass is computed `again`; None if these are none.
+
+        What it returns is read the other way round: `bytes` are those that they take, and `seconds` those that the
+        backward pass saves.
+        """
+        values = frozenset(t for t in self.values if self._originals[t] not in again)
+        made = {t for op in kept(self.graph, values).graph.walk() for t in op.outputs}
+        origin, ops = self._flat.origin, self._flat.graph.ops
+        spared = [op for op in ops if made.isdisjoint(origin.get(t, t) for t in op.outputs)]
+        rest = {t for op in ops if op not in set(spared) for t in op.inputs}
+        read = {t: t.times for op in spared for t in op.outputs if t in rest}
+        if not read:
+            return None
+        nbytes = float(sum(n * t.nbytes for t, n in read.items()))
+        seconds = self._seconds(part(spared, read)).on(self._devices) / self._devices
+        return Choice({origin.get(t, t): n for t, n in read.items()}, values, nbytes, seconds)
 
 
 def kept(graph: Graph, values: Set[Tensor]) -> Change:

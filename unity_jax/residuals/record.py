@@ -78,7 +78,7 @@ class Keep:
 
     def __str__(self) -> str:
         return (
-            f"keeps {self.count} values that jax.checkpoint would recompute, the largest at {short_source(self.where)} "
+            f"keeps {self.count} values that jax.checkpoint would recompute, as of {short_source(self.where)} "
             f"({size(self.bytes)}, {seconds(self.seconds)} saved)"
         )
 

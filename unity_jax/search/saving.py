@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from unity_jax import progress
@@ -22,10 +22,10 @@ from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import WHOLE, MeshAxes
 from unity_jax.program import Program
-from unity_jax.residuals.change import positions
+from unity_jax.residuals.change import at, positions
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.chunks import PARTS
-from unity_jax.residuals.keep import rematerialized
+from unity_jax.residuals.keep import Rematerialized
 from unity_jax.residuals.pair import pairs
 from unity_jax.residuals.record import Chunk, Keep, Microbatch, NeedsWholeBatchError, Recompute, Saving
 from unity_jax.rewrite.estimate import Seconds, by_kernels
@@ -152,7 +152,8 @@ def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate)
     **Arguments:** `now`: the best plan so far: what is slower is not made to fit.
     """
     if pairs(start.program.graph):
-        yield from _stacking_less(start, limit, follow)
+        ways = [how for how in _recomputable(start) if how.bytes >= LEAST * (start.memory.peak_bytes - limit)]
+        yield from _by_sections(len(ways), lambda i: _followed(start, ways[i], follow), limit)
         return
     if start.fits(limit) or (now.fits(limit) and now.seconds <= start.seconds):
         return
@@ -170,19 +171,17 @@ def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate)
             return
 
 
-def _stacking_less(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
-    """A plan with ever more of what its layers stack computed again, in search of the fastest that fits: by sections,
-    as if up to some number each more made it faster, and from there on slower."""
-    every = _recomputable(start)
+def _by_sections(ways: int, make: Callable[[int], Candidate], limit: float) -> Iterator[Candidate]:
+    """Plans that keep less and less, in search of the fastest that fits, as if each were faster than the one before up
+    to some, and slower from there on."""
     made = dict[int, Candidate]()
-    excess = start.memory.peak_bytes - limit
-    low, high = sum(how.bytes < LEAST * excess for how in every), len(every) - 1
+    low, high = 0, ways - 1
     while low <= high:
         left = low + 2 * (high - low) // 5
         right = min(left + 1 + (high - low) // 5, high)
         for i in dict.fromkeys((left, right)):
             if i not in made:
-                made[i] = _followed(start, every[i], follow)
+                made[i] = make(i)
                 yield made[i]
         better = best([made[left], made[right]], limit)
         low, high = (low, right - 1) if better is made[left] else (left + 1, high)
@@ -192,12 +191,19 @@ def keeping(start: Candidate, limit: float, follow: Follow) -> Candidate:
     """A plan that fits, or a faster one that does, where the backward pass does not compute again by the user's
     `jax.checkpoint` what there is memory for."""
     graph, device, devices = start.program.graph, start.machine.device, start.machine.num_devices
-    choice = rematerialized(graph, Traffic.of(graph, device.compiler), _estimate(device), devices)
-    if choice is None:
+    again = Rematerialized(graph, Traffic.of(graph, device.compiler), _estimate(device), devices)
+    if not again.values:
         return start
     progress.stage("what jax.checkpoint would recompute, and there is memory for")
-    free = _followed(start, Keep.of(graph, choice, _share(choice, _local(start))), follow)
-    return best([start, free, *_recomputing(free, limit, follow, start)], limit)
+    local = _local(start)
+
+    def kept(values: Set[Tensor]) -> Candidate:
+        choice = again.keeping(values)
+        return start if choice is None else _followed(start, Keep.of(graph, choice, _share(choice, local)), follow)
+
+    free = kept(frozenset())
+    ways = [frozenset(at(free.program.graph, how.values)) for how in _recomputable(free)]
+    return best([start, free, *_by_sections(len(ways), lambda i: kept(ways[i]), limit)], limit)
 
 
 def _recomputable(start: Candidate) -> list[Recompute]:
