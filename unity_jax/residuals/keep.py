@@ -16,7 +16,7 @@ from collections.abc import Callable, Set
 
 import numpy as np
 
-from unity_jax.pcg.graph import Graph, Tensor, part
+from unity_jax.pcg.graph import Graph, Op, Tensor, part
 from unity_jax.residuals.change import Change
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.flat import Flat
@@ -101,7 +101,7 @@ def _originals(flat: Flat) -> dict[Tensor, Tensor]:
     first: dict[object, Tensor] = {}
     found: dict[Tensor, Tensor] = {}
     for op in flat.graph.ops:
-        operands = tuple(number.get(t, t) if t.literal is None else _value(t) for t in op.inputs)
+        operands = tuple(_entering(op, t) or number.get(t, t) if t.literal is None else _value(t) for t in op.inputs)
         if op.name == "optimization_barrier":
             number.update(zip(op.outputs, operands, strict=True))
             continue
@@ -113,6 +113,12 @@ def _originals(flat: Flat) -> dict[Tensor, Tensor]:
             elif n in first and is_rematerialized(op):
                 found[flat.origin.get(t, t)] = flat.origin.get(first[n], first[n])
     return found
+
+
+def _entering(op: Op, t: Tensor) -> tuple[int] | None:
+    """What a layer of a folded program is given by the one before: of that there are two tensors."""
+    number = t.enters or (op.times > 1 and t.leaves)
+    return (number,) if number else None
 
 
 def _value(t: Tensor) -> object:
