@@ -12,7 +12,9 @@ what is in memory now is kept; the rest the compiler computes where it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Set
 
 import numpy as np
 
@@ -84,14 +86,36 @@ def kept(graph: Graph, values: Set[Tensor]) -> Change:
         return Change(without_dead_code(Graph(inside.inputs, outputs, ops)), {})
 
     found = in_pairs(graph, within)
-    own = {t: of for t, of in same.items() if t not in layers and of not in layers}
-    early = [op for op in found.graph.ops if not op.backward]
-    ops = in_order(
-        [*early, *reading((op for op in found.graph.ops if op.backward), own)],
-        {op: i for i, op in enumerate(found.graph.ops)},
-    )
-    outputs = tuple(own.get(t, t) for t in graph.outputs)
-    return found._replace(graph=without_dead_code(Graph(graph.inputs, outputs, ops)))
+    outside = _outside(found.graph, {t: of for t, of in same.items() if t not in layers and of not in layers})
+    return found.then(outside)
+
+
+def _outside(graph: Graph, same: Mapping[Tensor, Tensor]) -> Change:
+    """The graph whose backward pass reads these values in place of others. What is still computed again reads them
+    behind the barrier that it is behind: else it would be computed at once, and kept."""
+    behind: dict[Tensor, Op] = {}
+    for op in graph.ops:
+        held = next((behind[t] for t in op.inputs if t in behind), None)
+        if op.name == "optimization_barrier":
+            behind.update(dict.fromkeys(op.outputs, op))
+        elif held is not None and is_rematerialized(op):
+            behind.update(dict.fromkeys(op.outputs, held))
+    passed = {t: dataclasses.replace(of, name="", enters=0, leaves=0) for t, of in same.items() if t in behind}
+    added = defaultdict[Op, list[Tensor]](list)
+    for t in passed:
+        added[behind[t]].append(t)
+    ops = list[Op]()
+    for op in graph.ops:
+        if op in added:
+            inputs = (*op.inputs, *(same[t] for t in added[op]))
+            op = dataclasses.replace(op, inputs=inputs, outputs=(*op.outputs, *(passed[t] for t in added[op])))
+        if op.backward:
+            (op,) = reading([op], {**same, **passed} if is_rematerialized(op) else same)
+        ops.append(op)
+    order = in_order(ops, {op: i for i, op in enumerate(graph.ops)})
+    outputs = tuple(same.get(t, t) for t in graph.outputs)
+    origin = {fresh: same[t] for t, fresh in passed.items()}
+    return Change(without_dead_code(Graph(graph.inputs, outputs, order)), origin)
 
 
 def _originals(flat: Flat) -> dict[Tensor, Tensor]:

@@ -178,9 +178,9 @@ def _alone(
     def follow(_: Candidate, other: Program, __: Mapping[Tensor, Tensor]) -> Candidate:
         return identity(other, machine, mesh)
 
-    if found.fits(most):
-        return keeping(found, most, follow) if options.checkpoint != "keep" else found
-    return fitting([found], most, follow, lambda _: found)
+    if not found.fits(most):
+        found = fitting([found], most, follow, lambda _: found)
+    return keeping(found, most, follow) if options.checkpoint != "keep" else found
 
 
 def _fitting(
@@ -192,12 +192,12 @@ def _fitting(
     def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
         return planner.like(program).as_decided(plan, like)
 
-    if found.fits(planner.limit):
-        return keeping(found, planner.limit, follow) if options.checkpoint != "keep" else found
-    tried = planner.tried(meshes)
-    free = min(planner.sketch(tried), key=lambda c: c.seconds)
-    starts = [free] if free is found else [free, found]
-    return fitting(starts, planner.limit, follow, lambda program: planner.like(program).plan(tried))
+    if not found.fits(planner.limit):
+        tried = planner.tried(meshes)
+        free = min(planner.sketch(tried), key=lambda c: c.seconds)
+        starts = [free] if free is found else [free, found]
+        found = fitting(starts, planner.limit, follow, lambda program: planner.like(program).plan(tried))
+    return keeping(found, planner.limit, follow) if options.checkpoint != "keep" else found
 
 
 def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:

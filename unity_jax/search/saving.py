@@ -188,8 +188,10 @@ def _by_sections(ways: int, make: Callable[[int], Candidate], limit: float) -> I
 
 
 def keeping(start: Candidate, limit: float, follow: Follow) -> Candidate:
-    """A plan that fits, or a faster one that does, where the backward pass does not compute again by the user's
+    """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
     `jax.checkpoint` what there is memory for."""
+    if not start.fits(limit):
+        return start
     graph, device, devices = start.program.graph, start.machine.device, start.machine.num_devices
     again = Rematerialized(graph, Traffic.of(graph, device.compiler), _estimate(device), devices)
     if not again.values:
@@ -203,7 +205,8 @@ def keeping(start: Candidate, limit: float, follow: Follow) -> Candidate:
 
     free = kept(frozenset())
     ways = [frozenset(at(free.program.graph, how.values)) for how in _recomputable(free)]
-    return best([start, free, *_by_sections(len(ways), lambda i: kept(ways[i]), limit)], limit)
+    found = best([start, free, *_by_sections(len(ways), lambda i: kept(ways[i]), limit)], limit)
+    return found.noting(searched=start.searched)
 
 
 def _recomputable(start: Candidate) -> list[Recompute]:
