@@ -35,6 +35,7 @@ class Recompute:
     bytes: int
     seconds: float
     name: ClassVar[str] = "recomputes"
+    effect: ClassVar[str] = "saves memory"
 
     @staticmethod
     def of(graph: Graph, choice: Choice, compiler: str, nbytes: float) -> Recompute:
@@ -69,6 +70,7 @@ class Keep:
     bytes: int
     seconds: float
     name: ClassVar[str] = "keeps"
+    effect: ClassVar[str] = "uses memory"
 
     @staticmethod
     def of(graph: Graph, choice: Choice, nbytes: float) -> Keep:
@@ -120,6 +122,7 @@ class Chunk:
     where: str
     bytes: int
     name: ClassVar[str] = "chunks"
+    effect: ClassVar[str] = "saves memory"
 
     def __str__(self) -> str:
         return f"{self.parts} chunks of {short_source(self.where)} ({size(self.bytes)})"
@@ -154,6 +157,7 @@ class Microbatch:
     parts: int
     rows: int
     name: ClassVar[str] = "microbatches"
+    effect: ClassVar[str] = "saves memory"
     where: ClassVar[str] = ""
 
     def __str__(self) -> str:
