@@ -1,5 +1,6 @@
 """What `jax.checkpoint` has the backward pass compute again is found, and kept the program computes the same."""
 
+import json
 import random
 
 import jax
@@ -13,6 +14,8 @@ from unity_jax.program import trace
 from unity_jax.residuals.change import at, positions
 from unity_jax.residuals.keep import Rematerialized, kept
 from unity_jax.residuals.pair import pairs
+from unity_jax.residuals.recompute import recomputed
+from unity_jax.residuals.record import Keep, from_json, to_json
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.xla.op_classes import PRODUCTS
 from unity_jax.xla.traffic import Traffic
@@ -101,3 +104,18 @@ def test_models_of_the_zoo_compute_the_same(name, scan):
     changed = keeping(of, found(of))
     assert products(changed.graph) < products(of.graph)
     steps.same(changed, of, (state, data), 1e-4)  # Adam divides by what gradients are
+
+
+@pytest.mark.parametrize("name", ["unrolled", "scanned"])
+def test_what_is_kept_is_told_by_places_and_moves_to_a_changed_graph(name):
+    fn, args = cases()[name]
+    of = steps.program(fn, *args)
+    again = Rematerialized(of.graph, Traffic.of(of.graph, "gpu"), lambda graph: Seconds(float(len(graph.ops))), 1)
+    how = Keep.of(of.graph, again.keeping(), 0)
+    assert from_json(json.loads(json.dumps(to_json(how)))) == how
+    values = {t for op in of.graph.walk() if op.name == "tanh" and not op.backward for t in op.outputs}
+    other = recomputed(of.graph, values, Traffic.of(of.graph, "gpu").written)
+    moved = how.moved(of.graph, other.graph, other.origin)
+    changed = of.rewritten(moved.applied(other.graph).graph, ())
+    assert products(changed.graph) < products(of.graph)
+    steps.same(changed, of, args)
