@@ -91,11 +91,11 @@ def unity(rows: Sequence[Row]) -> str:
 def experts(rows: Sequence[Row]) -> str:
     fit = [expert_plans.ratio(r) for r in rows if r["expert fits"] == r["plan fits"] == "True"]
     worse = sum(map(expert_plans.is_worse, rows))
-    lost = sum(r["expert fits"] != "True" for r in rows)
+    lost, mine = (sum(r[f"{who} fits"] != "True" for r in rows) for who in ("expert", "plan"))
     return (
-        f"{len(rows)} published plans, {lost} of which do not fit here (people run them with recomputation and "
-        f"offload, which are not planned yet); where both fit, times as fast: {middle(fit)}; ours is slower than "
-        f"{worse}"
+        f"{len(rows)} published plans with what they compute again and accumulate, {lost} of which do not fit here "
+        f"(MaxText keeps values on the host); ours does not fit for {mine}; where both fit, times as fast: "
+        f"{middle(fit)}; ours is slower than {worse}"
     )
 
 

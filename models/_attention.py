@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from models._common import Array, Precision, drop
 
@@ -45,11 +46,14 @@ class GroupedAttention(nnx.Module):
 
     def __call__(self, x: Array, turn: tuple[Array, Array], mask: Array) -> Array:
         """x f[B, T, D], turn (cos, sin) f[T, W/2], mask bool[T, T] -> f[B, T, D]."""
-        q, k, v = rotate(self.query(x), *turn), rotate(self.key(x), *turn), self.value(x)
+        q, k = (rotate(project(x), *turn) for project in (self.query, self.key))
+        q, k, v = checkpoint_name(q, "query_proj"), checkpoint_name(k, "key_proj"), self.value(x)
+        v = checkpoint_name(v, "value_proj")
         scores = jnp.einsum("bqkgw,btkw->bkgqt", q, k, preferred_element_type=self.precision.param)
         scores = jnp.where(mask, scores / math.sqrt(q.shape[-1]), jnp.finfo(scores.dtype).min)
         weights = jax.nn.softmax(scores).astype(x.dtype)
-        return self.out(jnp.einsum("bkgqt,btkw->bqkgw", weights, v))
+        attended = checkpoint_name(jnp.einsum("bkgqt,btkw->bqkgw", weights, v), "context")
+        return checkpoint_name(self.out(attended), "out_proj")
 
 
 class Initializers(NamedTuple):

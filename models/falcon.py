@@ -36,7 +36,7 @@ from models._common import (
     drop,
     next_token_model,
 )
-from models._layers import stack, through
+from models._layers import Remat, stack, through
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Config:
     warmup: int = 850
     steps: int = 318_000
     scan: bool = True
-    remat: bool = True
+    remat: Remat = True
     dtype: Any = jnp.bfloat16
 
 

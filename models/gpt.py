@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from models._common import (
     Array,
@@ -48,15 +49,15 @@ from models._common import (
     fold,
     next_token_model,
 )
-from models._layers import stack, through
+from models._layers import Remat, stack, through
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Sizes and recipe; see the table above.
 
-    `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a list. `remat` recomputes
-    each layer in the backward pass.
+    `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a list. `remat`: which
+    layers the backward pass computes again.
     """
 
     layers: int
@@ -69,7 +70,7 @@ class Config:
     learning_rate: float = 2e-4
     warmup: int = 2_000
     scan: bool = True
-    remat: bool = True
+    remat: Remat = True
     dtype: Any = jnp.bfloat16
 
 
@@ -123,14 +124,14 @@ class Block(nnx.Module):
 
     def __call__(self, x: Array, mask: Array, key: Array | None) -> Array:
         """x f[B, T, D], mask bool[T, T] -> f[B, T, D]."""
-        q, k, v = jnp.moveaxis(self.qkv(self.attention_norm(x)), 2, 0)
+        q, k, v = jnp.moveaxis(checkpoint_name(self.qkv(self.attention_norm(x)), "qkv_proj"), 2, 0)
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=self.precision.param)
         scores = jnp.where(mask, scores / math.sqrt(q.shape[-1]), jnp.finfo(scores.dtype).min)
         weights = drop(self.dropout, jax.nn.softmax(scores).astype(x.dtype), fold(key, 0))
-        attended = self.out(jnp.einsum("bhqk,bkhd->bqhd", weights, v))
-        x = x + drop(self.dropout, attended, fold(key, 1))
-        hidden = jax.nn.gelu(self.expand(self.mlp_norm(x)), approximate=True)
-        return x + drop(self.dropout, self.contract(hidden), fold(key, 2))
+        attended = checkpoint_name(jnp.einsum("bhqk,bkhd->bqhd", weights, v), "context")
+        x = x + drop(self.dropout, checkpoint_name(self.out(attended), "out_proj"), fold(key, 1))
+        hidden = jax.nn.gelu(checkpoint_name(self.expand(self.mlp_norm(x)), "mlpwi"), approximate=True)
+        return x + drop(self.dropout, checkpoint_name(self.contract(hidden), "mlpwo"), fold(key, 2))
 
 
 class Gpt(nnx.Module):

@@ -36,6 +36,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from models._attention import GroupedAttention, rotary
 from models._common import (
@@ -50,15 +51,15 @@ from models._common import (
     fold,
     next_token_model,
 )
-from models._layers import stack, through
+from models._layers import Remat, stack, through
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Sizes and recipe; see the table above.
 
-    `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a list. `remat` recomputes
-    each layer in the backward pass.
+    `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a list. `remat`: which
+    layers the backward pass computes again.
     """
 
     layers: int
@@ -77,7 +78,7 @@ class Config:
     warmup: int = 2_000
     steps: int = 350_000
     scan: bool = True
-    remat: bool = True
+    remat: Remat = True
     dtype: Any = jnp.bfloat16
 
 
@@ -151,7 +152,8 @@ class Block(nnx.Module):
         attended = self.attention(self.attention_norm(x), turn, mask)
         x = x + drop(self.dropout, attended, fold(key, 0))
         y = self.mlp_norm(x)
-        y = self.down(jax.nn.silu(self.gate(y)) * self.up(y))
+        gate, up = checkpoint_name(self.gate(y), "mlpwi_0"), checkpoint_name(self.up(y), "mlpwi_1")
+        y = checkpoint_name(self.down(jax.nn.silu(gate) * up), "mlpwo")
         return x + drop(self.dropout, y, fold(key, 1))
 
 

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from models._attention import GroupedAttention, rotary
 from models._common import (
@@ -38,15 +39,15 @@ from models._common import (
     fold,
     next_token_model,
 )
-from models._layers import stack, through
+from models._layers import Remat, stack, through
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Sizes and recipe; see the table above.
 
-    `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a list. `remat` recomputes
-    each layer in the backward pass.
+    `scan` runs the layers as one loop over stacked parameters, f[L, ...]; unrolled they are a list. `remat`: which
+    layers the backward pass computes again.
     """
 
     layers: int = 32
@@ -67,7 +68,7 @@ class Config:
     learning_rate: float = 3e-4
     warmup: int = 2_000
     scan: bool = True
-    remat: bool = True
+    remat: Remat = True
     dtype: Any = jnp.bfloat16
 
     @property
@@ -142,8 +143,9 @@ class Experts(nnx.Module):
         dispatch, combine, balance = self.route(x)
         gate, up, down = (weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down))
         taken = jnp.einsum("btec,btd->ebcd", dispatch.astype(x.dtype), x)
-        hidden = jax.nn.silu(jnp.einsum("ebcd,edf->ebcf", taken, gate)) * jnp.einsum("ebcd,edf->ebcf", taken, up)
-        given = jnp.einsum("ebcf,efd->ebcd", hidden, down)
+        wide = (jnp.einsum("ebcd,edf->ebcf", taken, weight) for weight in (gate, up))
+        gated, linear = (checkpoint_name(x, f"mlpwi_{i}") for i, x in enumerate(wide))
+        given = checkpoint_name(jnp.einsum("ebcf,efd->ebcd", jax.nn.silu(gated) * linear, down), "mlpwo")
         return jnp.einsum("btec,ebcd->btd", combine.astype(x.dtype), given), balance
 
 

@@ -42,7 +42,7 @@ _REMAT = ("remat2", "checkpoint")
 _CONSTRAINTS = {"sharding_constraint": "sharding", "reshard": "dst_sharding"}
 _ONCE = ("debug_callback", "debug_print", "io_callback")  # `ops.effects` runs these once
 _REFS = ("get", "swap", "addupdate", "new_ref", "empty_ref", "free_ref", "freeze", "ref", "mutable_array")
-_SAME = ("mesh_cast", "pvary", "pcast")  # change types that layouts replace, not values
+_SAME = ("mesh_cast", "pvary", "pcast", "name")  # types that layouts replace; what a `jax.checkpoint` may have kept
 
 
 @dataclass(eq=False)

@@ -4,11 +4,12 @@
     python -m experiments.tables.expert_plans --on v5p:4x4x4 --rows 1    # minutes
 
 `experiments/data/expert_plans.csv` has what was published and where: the sizes of the axes for data, FSDP, tensor and
-context (sequence) parallelism, of those plans that need no pipeline, for models of the zoo. `batch` counts sequences of
-all devices in one pass; where gradients are accumulated, those of one pass. The slices v5p-128 and v5p-1024 have two
-cores per chip. Mist's plans are its tuner's answers of one stage. What is not taken over: quantization, which
-activations a plan recomputes or offloads (the zoo's models recompute each layer), and slices joined by a data-center
-network.
+context (sequence) parallelism, of those plans that need no pipeline, for models of the zoo; which values of a layer are
+computed again in the backward pass (`models._layers.Remat`); and over how many microbatches gradients are accumulated.
+The slices v5p-128 and v5p-1024 have two cores per chip. Mist's plans are its tuner's answers of one stage. What is not
+taken over: quantization; what MaxText keeps on the host (`offloads`) is computed again, but layers' inputs, which stay
+on the device; slices joined by a data-center network. Where the published run has flash attention, the expert's plan
+runs attention by chunks if it does not fit else.
 
 An expert's plan is completed to every operation as in `unity_jax/search/experts.py`, with and without splitting
 activations between tensor-parallel blocks, with plain data parallelism or ZeRO-1, and on every mesh of its sizes; the
@@ -39,21 +40,28 @@ from experiments.baselines import REWRITTEN, SEARCH, columns, joint, program_of,
 from experiments.made_by import PLANNED
 from experiments.rows import Row, Rows
 from experiments.summaries import over
+from models._layers import Remat
 from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
+from unity_jax.residuals.record import Microbatch
+from unity_jax.search import saving
+from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.rule_cache import RuleCache
 from unity_jax.text import seconds, size
 
 EXPERIMENTS = Path(__file__).parents[1]
 RESULTS = EXPERIMENTS / "results" / "expert_plans.csv"
 AXES = ("data", "fsdp", "tensor", "context")
-SETTINGS = ("model", "size", "length", "machine", "batch", *AXES)
-CODE = (*PLANNED, *(f"experiments/tables/expert_plans.py:{name}" for name in ("measure", "experts_plans", "pinned")))
+SETTINGS = ("model", "size", "length", "machine", "batch", *AXES, "remat", "accumulates")
+OWN = ("measure", "as_published", "experts_plans", "by_chunks", "pinned")
+CODE = (*PLANNED, *(f"experiments/tables/expert_plans.py:{name}" for name in OWN))
 
 
 def published() -> list[Mapping[str, str]]:
@@ -71,15 +79,41 @@ def measure(what: Mapping[str, str]) -> dict[str, Any]:
     found = joint(program, machine)
     took = time.perf_counter() - start
     sizes = {a: int(what[a]) for a in AXES}
-    expert = best(list(experts_plans(program, machine, sizes)), limit)
+    plans = list(experts_plans(as_published(what, machine), machine, sizes))
+    if what["flash"] and not best(plans, limit).fits(limit):
+        plans += [c for plan in plans for c in by_chunks(plan, limit)]
+    expert = best(plans, limit)
     on_rewritten = experts_plans(found.program, machine, sizes) if found.program.rewrites else ()
     row = {"devices": machine.num_devices, "planning seconds": took}
     row |= columns("expert", expert, limit) | columns("plan", found, limit)
     row |= columns(REWRITTEN, best([expert, *on_rewritten], limit), limit)
     row |= columns(SEARCH, unrewritten(program, machine, found), limit)
     row["plan plan"] = f"{found.label} on {found.mesh}"
+    row["saves"] = "; ".join(map(str, found.program.savings))
     row["rewrites"] = "; ".join(f"{r.rule} x {r.count}" for r in found.program.rewrites)
     return row
+
+
+def as_published(what: Mapping[str, str], machine: Machine) -> Program:
+    """The program of a published plan: what its layers compute again, and its microbatches."""
+    remat: Remat = {"full": True, "none": False}.get(what["remat"], what["remat"])
+    remat = int(remat) if isinstance(remat, str) and remat.isdigit() else remat
+    settings = {"length": int(what["length"]), "batch_size": int(what["batch"]), "remat": remat}
+    program, parts = program_of(what["model"], what["size"], **settings), int(what["accumulates"])
+    if parts == 1:
+        return program
+    arguments = batch_arguments(program, RuleCache(), machine.num_devices)
+    how = Microbatch(arguments, parts, int(what["batch"]))
+    return program.saving(how.applied(program.graph).graph, how)
+
+
+def by_chunks(plan: Candidate, limit: float) -> Iterator[Candidate]:
+    """The same layouts with attention, and the loss, by chunks until they fit."""
+
+    def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
+        return Planner(program, plan.machine).as_decided(plan, like)
+
+    return saving.by_chunks(plan, limit, follow)
 
 
 def experts_plans(program: Program, machine: Machine, sizes: Mapping[str, int]) -> Iterator[Candidate]:
@@ -149,17 +183,19 @@ def table(rows: Sequence[Row]) -> Table:
         "expert, rewritten",
         "search",
         "ours",
+        "saves memory by",
     ):
         shown.add_column(column, overflow="fold")
     for row in rows:
-        axes = " x ".join(f"{a}={row[a]}" for a in AXES if row[a] != "1")
+        axes = " x ".join(f"{a}={row[a]}" for a in AXES if row[a] != "1") + f", remat {row['remat']}"
+        axes += f", {row['accumulates']} microbatches" * (row["accumulates"] != "1")
         cells: list[str] = []
         for who in ("expert", "plan"):
             cells.append(seconds(float(row[f"{who} seconds"])) + "!" * (row[f"{who} fits"] != "True"))
             cells.append(size(int(float(row[f"{who} bytes"]))))
         where = f"{row['machine']} ({row['devices']})"
         model = f"{row['model']} {row['size']}, {row['length']}"
-        cells += [over(row, "plan", "expert", 3), *_half(row), row["plan plan"]]
+        cells += [over(row, "plan", "expert", 3), *_half(row), row["plan plan"], row["saves"]]
         shown.add_row(model, where, row["batch"], axes, *cells)
     return shown
 

@@ -131,7 +131,7 @@ def limited(task: Task, machine: Machine) -> tuple[models.Model, unity.Plan, Any
 
 
 ALONE = {
-    "chunks": ("_chunked", None),
+    "chunks": ("_chunked", ()),
     "microbatches": ("_accumulating", ()),
     "recomputation": ("_recomputing", ()),
 }

@@ -46,7 +46,7 @@ def close(got, want):
 def in_one(monkeypatch):
     """Neither by microbatches nor by chunks."""
     monkeypatch.setattr("unity_jax.search.saving._accumulating", lambda *_: ())
-    monkeypatch.setattr("unity_jax.search.saving._chunked", lambda *_: None)
+    monkeypatch.setattr("unity_jax.search.saving._chunked", lambda *_: ())
 
 
 @pytest.mark.usefixtures("in_one")

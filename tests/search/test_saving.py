@@ -28,7 +28,7 @@ def whole_batch(monkeypatch):
 @pytest.fixture
 def in_one(monkeypatch):
     """Without chunks, which take less time here."""
-    monkeypatch.setattr("unity_jax.search.saving._chunked", lambda *_: None)
+    monkeypatch.setattr("unity_jax.search.saving._chunked", lambda *_: ())
 
 
 def arguments(layers=LAYERS):

@@ -31,7 +31,6 @@ LINEAR: dict[str, tuple[frozenset[int], ...]] = {
     "real": (frozenset({0}),),
     "imag": (frozenset({0}),),
     "conj": (frozenset({0}),),
-    "name": (frozenset({0}),),
 }
 
 
@@ -107,7 +106,7 @@ FLOPS = dict.fromkeys(TRANSCENDENTAL, 8) | {"erf": 20, "erf_inv": 33, "erfc": 64
 POINTWISE = TRANSCENDENTAL | frozenset(
     "abs add add_any and bessel_i0 bessel_i0e bessel_i1 bessel_i1e bitcast_convert_type ceil clamp clz "
     "complex conj convert_element_type copy copy_p div eq floor ge gt igamma_grad_a imag integer_pow "
-    "is_finite le le_to lt lt_to max min mul mulhi name nan_to_num ne neg nextafter not one_minus_square or pcast "
+    "is_finite le le_to lt lt_to max min mul mulhi nan_to_num ne neg nextafter not one_minus_square or pcast "
     "polygamma polynomial population_count pvary random_gamma_grad real reduce_precision "
     "regularized_incomplete_beta rem round select_n shift_left shift_right_arithmetic shift_right_logical "
     "sign square stop_gradient sub xor zeta".split()

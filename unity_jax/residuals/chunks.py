@@ -15,8 +15,8 @@ from unity_jax.residuals.change import Change
 from unity_jax.residuals.loop import looped
 from unity_jax.residuals.region import NoRegionError, around
 
-PARTS = 8
-"""How many chunks: an eighth of the largest array is no longer the largest."""
+PARTS = (8, 32, 128)
+"""How many chunks, few at first: an eighth of the largest array is seldom still the largest."""
 
 
 def chunked(graph: Graph, seeds: Sequence[Tensor], dim: int, parts: int) -> Change | None:

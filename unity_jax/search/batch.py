@@ -34,6 +34,13 @@ def batch_dims(program: Program, rules: RuleCache, ways: int) -> Dims:
     return known[ways]
 
 
+def batch_arguments(program: Program, rules: RuleCache, ways: int) -> tuple[tuple[int, int], ...]:
+    """The arguments that hold the examples of a batch one by one, each with the dimension that they are."""
+    rows = batch_dims(program, rules, ways)
+    inputs = enumerate(program.graph.inputs)
+    return tuple((i, d) for i, t in inputs for d in range(t.rank) if rows.get((t, d)) == 1)
+
+
 def position_dims(program: Program, rules: RuleCache, batch: Dims) -> Dims:
     """Every dimension that comes from the first dimension beside the batch of an argument: positions of sequences."""
     state = set(program.ties.values())

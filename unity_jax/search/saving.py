@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
@@ -29,7 +31,7 @@ from unity_jax.residuals.keep import Rematerialized
 from unity_jax.residuals.pair import pairs
 from unity_jax.residuals.record import Chunk, Keep, Microbatch, NeedsWholeBatchError, Recompute, Saving
 from unity_jax.rewrite.estimate import Seconds, by_kernels
-from unity_jax.search.batch import batch_dims
+from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
@@ -44,12 +46,8 @@ LEAST = 0.5
 NEARLY = 1.5
 """How many times the limit a plan may need that is planned anew to fit: layouts make so much of a difference."""
 
-SEEDS = 8
+SEEDS = 6
 """How many shapes of the largest arrays are tried as those that chunks are made around."""
-
-SMALL = 2**-4
-"""The part of the memory that is small for a chunk of an array, of which several are there at a time."""
-
 
 class Follow(Protocol):
     """Makes the plan of a variant of a program that does what a plan of that does."""
@@ -69,11 +67,11 @@ def fitting(
     progress.stage("what needs less memory")
     made, entire = list[Candidate](), dict[str, None]()
     for start in starts:
-        forms = list(_by_chunks(start, limit, follow))
+        forms = list(by_chunks(start, limit, follow))
         made += forms
         try:
             made += _accumulating(start, limit, follow)
-            made += _by_chunks(made[-1], limit, follow)
+            made += by_chunks(made[-1], limit, follow)
         except NeedsWholeBatchError as error:
             entire[str(error)] = None
         for form in forms:
@@ -92,54 +90,65 @@ def _nearly(made: Sequence[Candidate], first: Candidate, limit: float) -> Sequen
     return sorted(near, key=lambda c: c.memory.peak_bytes)[:1]
 
 
-def _by_chunks(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
+def by_chunks(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
     """A plan, and as long as it does not fit with ever more of its largest arrays by chunks."""
     yield start
-    while not start.fits(limit):
-        made = _chunked(start, limit, follow)
-        if made is None:
-            return
-        yield made
-        freed = start.memory.peak_bytes - made.memory.peak_bytes
-        if freed < WORTH * (start.memory.peak_bytes - limit):
-            return
-        start = made
+    before: Candidate | None = None
+    while start is not before and not start.fits(limit):
+        before = start
+        for arrays in _largest(before, limit):
+            for made in _chunked(before, arrays, follow):
+                yield made
+                freed = start.memory.peak_bytes - made.memory.peak_bytes
+                if freed < WORTH * (start.memory.peak_bytes - limit):
+                    break
+                start = made
+                if start.fits(limit):
+                    return
+            if start is not before:
+                break
 
 
-def _chunked(start: Candidate, limit: float, follow: Follow) -> Candidate | None:
-    """A plan with the ops around its largest arrays by chunks, wherever these are, if it has some that can be cut and
-    are a good part of what does not fit."""
-    graph, planned, local = start.program.graph, _planned(start), _local(start)
+def _largest(start: Candidate, limit: float) -> Iterator[list[Tensor]]:
+    """The largest arrays of a plan, wherever they are, those together that are alike and are a good part of what does
+    not fit."""
+    graph, local = start.program.graph, _local(start)
     kinds = defaultdict[object, list[Tensor]](list)
-    for t in planned:
+    for t in local:
         kinds[t.shape, t.dtype].append(t)
     read = {t for op in graph.walk() if op.backward for t in op.inputs}
     kept = {t for op in graph.walk() if not op.backward for t in op.outputs if t in read}
-    excess = start.memory.peak_bytes - limit
-    sizes = {kind: max(map(local.__getitem__, found)) for kind, found in kinds.items()}
-    there = {kind: sum(local[t] * (t.times if t in kept else 1) for t in found) for kind, found in kinds.items()}
-    worth = [kind for kind in kinds if there[kind] >= WORTH * excess]
-    for kind in sorted(worth, key=lambda kind: -sizes[kind])[:SEEDS]:
-        places = positions(graph, kinds[kind])
-        where = next(op.source for op in graph.walk() if not set(op.outputs).isdisjoint(kinds[kind]))
-        for dim, parts in _cuts([planned[t] for t in kinds[kind]], start.mesh, sizes[kind] / limit):
-            how = Chunk(places, dim, parts, where, sizes[kind] * (parts - 1) // parts)
+    excess, tried = start.memory.peak_bytes - limit, 0
+    for arrays in sorted(kinds.values(), key=lambda arrays: -max(map(local.__getitem__, arrays))):
+        there = sum(local[t] * (t.times if t in kept else 1) for t in arrays)
+        if there >= WORTH * excess and tried < SEEDS:
+            tried += 1
+            yield arrays
+
+
+def _chunked(start: Candidate, arrays: Sequence[Tensor], follow: Follow) -> Iterator[Candidate]:
+    """A plan with the ops around some arrays that are alike by ever more chunks, if they can be cut."""
+    graph, planned, local = start.program.graph, _planned(start), _local(start)
+    places, largest = positions(graph, arrays), max(map(local.__getitem__, arrays))
+    where = next(op.source for op in graph.walk() if not set(op.outputs).isdisjoint(arrays))
+    for cuts in _cuts([planned[t] for t in arrays], start.mesh):
+        for dim, parts in cuts:
+            how = Chunk(places, dim, parts, where, largest * (parts - 1) // parts)
             with contextlib.suppress(LookupError):
-                return _followed(start, how, follow)
-    return None
+                yield _followed(start, how, follow)
+                break
 
 
-def _cuts(arrays: Sequence[Tensor], mesh: MeshAxes, share: float) -> list[tuple[int, int]]:
-    """The dimensions along which arrays can be cut, those first along which a part is a small one of the memory, each
-    with a number of parts. Of others than the outermost one devices have no part of each part if they are split."""
-    found, (shape, *_) = list[tuple[int, int]](), (t.shape for t in arrays)
-    for dim in (*range(1, len(shape)), *range(min(len(shape), 1))):
-        axes = [t.layout.dims[dim] for t in arrays if t.layout is not None]
-        size = min(shape[dim] // mesh.size(a) for a in axes)
-        counts = [2**n for n in range(PARTS.bit_length() - 1, size.bit_length()) if size % 2**n == 0]
-        if counts and not (dim and any(axes)):
-            found.append((dim, next((n for n in counts if share <= SMALL * n), counts[-1])))
-    return sorted(found, key=lambda cut: max(SMALL, share / cut[1]))
+def _cuts(arrays: Sequence[Tensor], mesh: MeshAxes) -> Iterator[list[tuple[int, int]]]:
+    """Along which dimensions arrays can be cut, and into how many parts, few at first. Of others than the outermost one
+    devices have no part of each part if they are split."""
+    shape = arrays[0].shape
+    axes = [[t.layout.dims[d] for t in arrays if t.layout is not None] for d in range(len(shape))]
+    free = [d for d in (*range(1, len(shape)), 0) if shape and not (d and any(axes[d]))]
+    sizes = {d: math.gcd(*(shape[d] // mesh.size(a) for a in axes[d])) for d in free}
+    for few, many in itertools.pairwise((*PARTS, 4 * PARTS[-1])):
+        parts = {d: [n for n in range(few, min(many, size + 1)) if size % n == 0] for d, size in sizes.items()}
+        yield [(d, ns[0]) for d, ns in parts.items() if ns]
 
 
 def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate) -> Iterator[Candidate]:
@@ -253,9 +262,8 @@ class _Batch(NamedTuple):
 
 def _batch(start: Candidate) -> _Batch | None:
     """The rows of the batch, of which each device has a part in every microbatch."""
-    program, inputs = start.program, start.program.graph.inputs
-    rows = batch_dims(program, RuleCache(), start.machine.num_devices)
-    arguments = tuple((i, d) for i, t in enumerate(inputs) for d in range(t.rank) if rows.get((t, d)) == 1)
+    inputs = start.program.graph.inputs
+    arguments = batch_arguments(start.program, RuleCache(), start.machine.num_devices)
     if not arguments:
         return None
     (i, d), *_ = arguments
