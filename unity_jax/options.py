@@ -14,8 +14,10 @@ class Options(SearchOptions):
     """What few users need.
 
     **Fields:** those of `SearchOptions`: `rewrite`: whether the program may be rewritten, or is planned as it is (None:
-    rewritten for several devices, as it is for one), and `compile_candidates`: how many of the best plans are compiled,
-    so that the memory that the compiler allocates and, on TPU, the cycles that it estimates decide;
+    rewritten for several devices, as it is for one), `checkpoint`: "keep" keeps the user's `jax.checkpoint` as written
+    ("choose": what it recomputes is kept where memory is left and that is faster), and `compile_candidates`: how many
+    of the best plans are compiled, so that the memory that the compiler allocates and, on TPU, the cycles that it
+    estimates decide;
     `cache`: folder of plans found earlier (None: no cache; the default is `$UNITY_JAX_CACHE`, or `unity_jax` in the
     user's cache folder); `ties`: path of a result to the path of the argument that it replaces, where neither donation
     nor equal paths say so.

@@ -356,7 +356,12 @@ def _mark_backward(graph: Graph, inside: bool = False) -> Graph:
 
 
 def _is_backward(op: Op) -> bool:
-    return "transpose(" in op.scope or "rematted_computation" in op.scope
+    return "transpose(" in op.scope or is_rematerialized(op)
+
+
+def is_rematerialized(op: Op) -> bool:
+    """Whether `jax.checkpoint` has the op compute again what the forward pass did not keep."""
+    return "rematted_computation" in op.scope
 
 
 def _check_effects(op: Op) -> None:

@@ -58,7 +58,7 @@ DAMAGES = [
     ({"saving": [{"kind": "zip"}]}, "damaged: KeyError: 'zip'"),
     ({"saving": [{"kind": "chunk", "seeds": [[0]]}]}, "damaged"),
     ({"saving": 3}, "damaged: TypeError"),
-    ({"saving": [{"kind": "microbatch", "arguments": [[3, -1]], "parts": 2, "rows": 8}]}, "damaged: .* are no positions"),
+    ({"saving": [{"kind": "microbatch", "arguments": [[3, -1]], "parts": 2, "rows": 8}]}, "damaged: .* no positions"),
 ]
 
 

@@ -13,6 +13,8 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import WHOLE
 from unity_jax.program import trace
 from unity_jax.residuals.choice import Residuals, choices
+from unity_jax.residuals.flat import Flat
+from unity_jax.residuals.pair import pairs
 from unity_jax.residuals.recompute import can_repeat, recomputed
 from unity_jax.rewrite.estimate import by_kernels
 from unity_jax.search.rule_cache import RuleCache
@@ -26,6 +28,11 @@ def found(of, devices=1):
     rules = RuleCache()
     seconds = by_kernels(DEVICE, lambda op: rules.shard(op, WHOLE, ()))
     return list(choices(of.graph, Traffic.of(of.graph, DEVICE.compiler), seconds, devices))
+
+
+def peak(graph):
+    """Of whole arrays, by the same model that choices are made by."""
+    return Residuals.of(Flat(graph), Traffic.of(graph, DEVICE.compiler)).profile.max()
 
 
 def shape(*sizes):
@@ -42,7 +49,7 @@ def test_ever_more_is_freed_for_ever_more_seconds(mlp):
     every = found(mlp)
     assert len(every) > 2
     for before, after in itertools.pairwise(every):
-        assert before.freed < after.freed and before.values <= after.values
+        assert before.freed.keys() < after.freed.keys() and before.values <= after.values
         assert before.bytes <= after.bytes and before.seconds <= after.seconds
 
 
@@ -69,7 +76,7 @@ def test_the_estimate_is_of_what_the_program_then_keeps(mlp):
     *_, last = found(mlp)
     traffic = Traffic.of(mlp.graph, DEVICE.compiler)
     after = recomputed(mlp.graph, last.values, traffic.written).graph
-    peaks = [Residuals.of(g, Traffic.of(g, DEVICE.compiler)).profile.max() for g in (mlp.graph, after)]
+    peaks = [peak(graph) for graph in (mlp.graph, after)]
     assert peaks[0] - peaks[1] == pytest.approx(last.bytes, rel=0.25)
 
 
@@ -85,10 +92,25 @@ def looped(params, x):
     return (jax.lax.scan(layer, x, params)[0] ** 2).mean()
 
 
-def test_what_a_loop_makes_is_kept():
+@pytest.fixture(scope="module")
+def scanned():
     stacked = shape(LAYERS, WIDTH, INNER), shape(LAYERS, INNER, WIDTH)
-    of = steps.program(steps.sgd(looped), stacked, shape(ROWS, WIDTH))
-    assert all(not of.graph.producer[t].bodies for choice in found(of) for t in choice.values)
+    return steps.program(steps.sgd(looped), stacked, shape(ROWS, WIDTH))
+
+
+def test_what_layers_of_a_scan_stack_is_chosen_like_that_of_unrolled_layers(scanned):
+    (pair,), every = pairs(scanned.graph), found(scanned)
+    assert every and all(n == LAYERS for n in every[-1].freed.values())
+    assert {op for op in pair.forward.bodies[0].ops for t in op.outputs if t in every[-1].freed}
+    for before, after in itertools.pairwise(every):
+        assert before.bytes <= after.bytes and before.seconds <= after.seconds
+
+
+def test_the_estimate_for_a_scan_is_of_what_it_then_stacks(scanned):
+    *_, last = found(scanned)
+    traffic = Traffic.of(scanned.graph, DEVICE.compiler)
+    after = recomputed(scanned.graph, last.values, traffic.written).graph
+    assert peak(scanned.graph) - peak(after) == pytest.approx(last.bytes, rel=0.25)
 
 
 def test_a_program_without_a_backward_pass_keeps_nothing():

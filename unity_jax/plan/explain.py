@@ -134,7 +134,7 @@ def _rewrite(done: Rewrite) -> Iterator[str]:
 def _saving(how: Saving) -> str:
     """What it gives, and what it takes."""
     takes = f", which takes {seconds(how.seconds)}" if isinstance(how, Recompute) else ""
-    return f"saves memory: {how}{takes}"
+    return f"{how.effect}: {how}{takes}"
 
 
 # Ops

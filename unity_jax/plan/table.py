@@ -49,8 +49,8 @@ def table(plan: PlanValue) -> str:
         lines.append(f"  pace         {plan.unequal}")
     if plan.rewrites:
         lines.append("  rewritten    " + "\n               ".join(map(str, plan.rewrites)))
-    if plan.saving:
-        lines.append("  saves memory " + ",\n               ".join(map(str, plan.saving)))
+    for effect in dict.fromkeys(how.effect for how in plan.saving):
+        lines.append(f"  {effect:12} " + ",\n               ".join(str(h) for h in plan.saving if h.effect == effect))
     if entire := [line for line in plan.searched.entire if line]:
         lines.append(f"  microbatches none: the whole batch is needed at once at {short_source(entire[0])}")
     if plan.packed:
@@ -111,7 +111,7 @@ def sweep(plans: Sequence[PlanValue], grows: bool) -> str:
     first = plans[0]
     for plan in plans:
         p, spread = plan.predicted, 1 if grows else plan.axes.num_devices / first.axes.num_devices
-        saves = ", ".join(dict.fromkeys(how.name for how in plan.saving))
+        saves = ", ".join(dict.fromkeys(how.name for how in plan.saving if how.effect == "saves memory"))
         rows.add_row(
             str(plan.axes.num_devices),
             *[size(plan.memory_limit)] * limited,

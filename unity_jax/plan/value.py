@@ -80,8 +80,8 @@ class PlanValue:
     line and the reason (`plan.whole`); `rewrites`: how the program was rewritten first, and what each rewrite saves;
     `packed`: arguments, by position, that are held as one array from step to step, though the caller sees each by
     itself; `searched`: what the plan was chosen from; `program_hash`; `machine_hash`, of all that is known of the
-    machine; `saving`: what was done to need less memory, where it was short; `margin`: bytes of the limit that the
-    compiler needs beyond the prediction, where a plan was corrected by it (`correction`).
+    machine; `saving`: what was done to need less memory, where it was short, or to use what is left; `margin`: bytes of
+    the limit that the compiler needs beyond the prediction, where a plan was corrected by it (`correction`).
     """
 
     mesh: Any

@@ -3,12 +3,12 @@
     x, x W                   kept      x @ W             134 MB, recomputed in 0.9 ms
     tanh(x W)                          tanh(x W)         134 MB, recomputed in 0.1 ms: first
 
-Equal values of all layers are one choice. Each is computed from what is kept, through whatever is not, and frees bytes
-from its last reader in the forward pass until the backward pass needs it: for itself, or for what is computed of it, so
-that of a chain of layers nothing is freed. It counts if the step needs most memory in between. Of few kinds of values
-all subsets are tried. Of more, one is chosen after the other, by bytes for a second, with those there again that have
-been chosen before (Checkmate, https://arxiv.org/abs/1910.02653, finds the optimum of such problems; Mist,
-https://arxiv.org/abs/2503.19050, chooses whole layers).
+Equal values of all layers, unrolled or scanned, are one choice. Each is computed from what is kept, through whatever is
+not, and frees bytes from its last reader in the forward pass until the backward pass needs it: for itself, or for what
+is computed of it, so that of a chain of layers nothing is freed. It counts if the step needs most memory in between. Of
+few kinds of values all subsets are tried. Of more, one is chosen after the other, by bytes for a second, with those
+there again that have been chosen before (Checkmate, https://arxiv.org/abs/1910.02653, finds the optimum of such
+problems; Mist, https://arxiv.org/abs/2503.19050, chooses whole layers).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from unity_jax.pcg.graph import Graph, Op, Tensor, part
+from unity_jax.residuals.flat import Flat
 from unity_jax.residuals.recompute import can_repeat, is_constant
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.sites import Kinds
@@ -40,11 +41,11 @@ FEW = 8
 class Choice:
     """Values that are computed again together.
 
-    **Fields:** `freed`: of them those that are in memory now; `values`: with what lies between these and what is kept;
-    `bytes`: by how much less is live at once, of whole arrays; `seconds` on one device.
+    **Fields:** `freed`: of them those that are in memory now, and of how many layers; `values`: with what lies between
+    these and what is kept; `bytes`: by how much less is live at once, of whole arrays; `seconds` on one device.
     """
 
-    freed: frozenset[Tensor]
+    freed: Mapping[Tensor, int]
     values: frozenset[Tensor]
     bytes: float
     seconds: float
@@ -56,18 +57,21 @@ def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds],
     **Arguments:** `traffic`: of the graph; `seconds`: what a graph takes, see `rewrite.estimate`; `devices`: how many
     share the work.
     """
-    residuals = Residuals.of(graph, traffic)
+    flat = Flat(graph)
+    residuals = Residuals.of(flat, traffic)
     if not residuals.spans:
         return
-    kind, found = Kinds(graph, {}), defaultdict[int, list[Tensor]](list)
+    kind, found = Kinds(flat.graph, {}), defaultdict[int, list[Tensor]](list)
     for t in residuals.spans:
         found[kind[t]].append(t)
     repeating, before = Repeating(residuals), float(residuals.profile.max())
     kinds = [members for members in found.values() if any(t.nbytes >= repeating.least for t in members)]
     chosen = _every if len(kinds) <= FEW else _greedy
-    for some in chosen(repeating, kinds, lambda g: seconds(g).on(devices) / devices):
-        values = frozenset(repeating.values(some.freed))
-        yield Choice(some.freed, values, before - some.peak, some.seconds)
+    timed = functools.cache(lambda ops: seconds(part(ops, _late(ops))).on(devices) / devices)
+    for some in chosen(repeating, kinds, timed):
+        values = frozenset(flat.origin.get(t, t) for t in repeating.values(some.freed))
+        freed = {flat.origin.get(t, t): t.times for t in some.freed}
+        yield Choice(freed, values, before - some.peak, some.seconds)
 
 
 class Span(NamedTuple):
@@ -95,8 +99,8 @@ class Residuals:
     layers: int
 
     @staticmethod
-    def of(graph: Graph, traffic: Traffic) -> Residuals:
-        kernels = traffic.kernels[graph]
+    def of(flat: Flat, traffic: Traffic) -> Residuals:
+        graph, kernels = flat.graph, flat.kernels(traffic)
         late = [k.root.backward for k in kernels]
         born = {t: i for i, k in enumerate(kernels) for t in k.writes}
         reads = defaultdict[Tensor, list[int]](list)
@@ -111,7 +115,9 @@ class Residuals:
             size = t.nbytes * (t.times if crosses else 1)  # of others one layer's is there at a time
             change[first] += size
             change[dead + 1] -= size
-            if crosses and t not in ends and can_repeat(graph.producer[t]) and not is_constant(graph.producer[t]):
+            made_by = graph.producer.get(t)
+            repeats = made_by is not None and can_repeat(made_by) and not is_constant(made_by)
+            if crosses and t not in ends and repeats:
                 spans[t] = Span(first, max(early, default=first), min(after), dead)
         runs = {op: i for i, k in reversed(list(enumerate(kernels))) for op in k.ops}
         layers = next((i for i, k in enumerate(kernels) if late[i] and k.root.times > 1), 0)
@@ -197,28 +203,27 @@ class _Some(NamedTuple):
     seconds: float
 
 
-def _every(
-    repeating: Repeating, kinds: Sequence[list[Tensor]], seconds: Callable[[Graph], float]
-) -> Iterator[_Some]:
+Timed = Callable[[tuple[Op, ...]], float]
+"""The seconds of some ops of a graph, in its order, as far as the backward pass needs them."""
+
+
+def _every(repeating: Repeating, kinds: Sequence[list[Tensor]], timed: Timed) -> Iterator[_Some]:
     """Of all subsets those than which none needs less memory in as few seconds."""
-    graph, most = repeating.graph, float(repeating.residuals.profile.max())
-    found = list[_Some]()
+    most, found = float(repeating.residuals.profile.max()), list[_Some]()
     for some in (some for n in range(len(kinds)) for some in itertools.combinations(kinds, n + 1)):
         freed = frozenset(itertools.chain(*some))
         peak = float(repeating.profile(freed).max())
         if peak < most:
             ops = set().union(*(repeating.leading_to(t, freed) for t in freed))
-            found.append(_Some(freed, peak, seconds(part([op for op in graph.ops if op in ops], freed))))
+            found.append(_Some(freed, peak, _added(repeating.graph, ops, freed, timed)))
     found.sort(key=lambda some: (some.peak, some.seconds))
     least = itertools.accumulate((some.seconds for some in found), min, initial=math.inf)
     yield from reversed([some for some, before in zip(found, least, strict=False) if some.seconds < before])
 
 
-def _greedy(
-    repeating: Repeating, kinds: Sequence[list[Tensor]], seconds: Callable[[Graph], float]
-) -> Iterator[_Some]:
+def _greedy(repeating: Repeating, kinds: Sequence[list[Tensor]], timed: Timed) -> Iterator[_Some]:
     """Ever more values, one kind after the other."""
-    search = _Greedy(repeating, kinds, seconds)
+    search = _Greedy(repeating, kinds, timed)
     while search.step():
         yield _Some(frozenset(search.freed), float(search.profile.max()), search.spent)
 
@@ -227,14 +232,12 @@ class _Greedy:
     """Chooses one kind of values after the other. **Fields:** `freed`: chosen so far; `spent`: their seconds;
     `profile`: what is live then."""
 
-    def __init__(self, repeating: Repeating, kinds: Sequence[list[Tensor]], seconds: Callable[[Graph], float]) -> None:
-        self.repeating, self.left = repeating, list(kinds)
+    def __init__(self, repeating: Repeating, kinds: Sequence[list[Tensor]], timed: Timed) -> None:
+        self.repeating, self.left, self._timed = repeating, list(kinds), timed
         self.profile = repeating.residuals.profile
         self.freed: set[Tensor] = set()
         self.spent = 0.0
         self._done: set[Op] = set()
-        self._seconds = functools.cache(lambda ops, t: seconds(part(list(ops), [t])))
-        self._position = {op: i for i, op in enumerate(repeating.graph.ops)}
 
     def step(self) -> bool:
         """Take the kind of values that frees most for a second of what is live at the peak; whether there is one."""
@@ -259,17 +262,30 @@ class _Greedy:
         return True
 
     def _there(self, members: Sequence[Tensor], at: int) -> int:
-        """Bytes of a kind that are live at a kernel and not read nearby, as far as they are worth a choice."""
-        spans = self.repeating.residuals.spans
-        there = [t for t in members if spans[t].last < at < spans[t].first and t.nbytes >= self.repeating.least]
-        return sum(t.nbytes * t.times for t in there)
+        """Bytes of a kind that are live at a kernel and not read nearby, or of other layers, as far as they are worth a
+        choice."""
+        found = 0
+        for t in (t for t in members if t.nbytes >= self.repeating.least):
+            born, last, first, dead = self.repeating.residuals.spans[t]
+            found += t.nbytes * ((last < at < first) + (born <= at <= dead) * (t.times - 1))
+        return found
 
     def _cost(self, members: Sequence[Tensor]) -> float:
         """Seconds to compute all members of a kind again, beside what is computed again already."""
         one = max(members, key=lambda t: t.times)
         ops = self.repeating.leading_to(one, self.freed.union(members)) - self._done
-        new = tuple(sorted(ops, key=self._position.__getitem__))
-        return self._seconds(new, one) / one.times * sum(t.times for t in members)
+        return _added(self.repeating.graph, ops, {one}, self._timed) / one.times * sum(t.times for t in members)
+
+
+def _added(graph: Graph, ops: Set[Op], values: Set[Tensor], timed: Timed) -> float:
+    """Seconds that ops take which compute values again: as part of what reads these, which need not read them then."""
+    readers = {op for t in values for op in graph.readers.get(t, ()) if op.backward and not op.bodies}
+    before, after = (tuple(op for op in graph.ops if op in some) for some in (readers, ops | readers))
+    return max(0.0, timed(after) - timed(before))
+
+
+def _late(ops: Iterable[Op]) -> Iterator[Tensor]:
+    return (t for op in ops if op.backward for t in op.outputs)
 
 
 _INSTANT = 1e-12

@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.residuals.change import Change
+from unity_jax.residuals.change import Change, Origin
+from unity_jax.residuals.pair import Pair, in_pairs
 from unity_jax.rewrite.apply import in_order
 from unity_jax.trace import has_effects, without_dead_code
 
@@ -45,13 +46,27 @@ def is_constant(op: Op) -> bool:
 def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Change:
     """The graph whose backward pass computes these values of the forward pass again, from all others that it reads.
 
-    What no cotangent can be told of that exists before it is read stays as it is.
+    Values of the layers of a scan are computed again in the scan of its backward pass, of what is stacked then. What no
+    cotangent can be told of that exists before it is read stays as it is.
 
     **Arguments:** `values`: made by ops that `can_repeat`; `written`: tensors that are in memory at some time, of which
     a cotangent is held back at no cost.
     """
+
+    def within(pair: Pair) -> Change | None:
+        made = {t for op in pair.joined.ops for t in op.outputs}
+        again = values & made.difference(pair.carried)
+        return _recomputed(pair.joined, again, written) if again else None
+
+    layers = in_pairs(graph, within)
+    found = _recomputed(layers.graph, values, written)
+    return Change(found.graph, {**layers.origin, **found.origin})
+
+
+def _recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Change:
+    """The same, of the ops of a graph itself."""
     copies: dict[Tensor, Tensor] = {}
-    origin: dict[Tensor, Tensor] = {}
+    origin: dict[Tensor, Origin] = {}
     ops: list[Op] = []
     held: dict[Tensor, list[Tensor]] = {}  # by the cotangent of each barrier, what it holds back
     passed: dict[tuple[Tensor, Tensor], Tensor] = {}

@@ -11,10 +11,11 @@ from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.residuals.change import Change, Position, at, made, positions
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
+from unity_jax.residuals.keep import kept
 from unity_jax.residuals.microbatch import microbatched
 from unity_jax.residuals.recompute import can_repeat, recomputed
 from unity_jax.residuals.region import NoRegionError
-from unity_jax.text import short_source, size
+from unity_jax.text import seconds, short_source, size
 from unity_jax.xla.traffic import Traffic
 
 
@@ -34,13 +35,12 @@ class Recompute:
     bytes: int
     seconds: float
     name: ClassVar[str] = "recomputes"
+    effect: ClassVar[str] = "saves memory"
 
     @staticmethod
     def of(graph: Graph, choice: Choice, compiler: str, nbytes: float) -> Recompute:
         """A choice for a graph; `nbytes` that it frees on each device."""
-        largest = max(choice.freed, key=lambda t: (t.nbytes, -graph.ops.index(graph.producer[t])))
-        count = sum(t.times for t in choice.freed)
-        where = graph.producer[largest].source
+        where, count = _largest(graph, choice), sum(choice.freed.values())
         return Recompute(positions(graph, choice.values), compiler, where, count, round(nbytes), choice.seconds)
 
     def __str__(self) -> str:
@@ -56,8 +56,59 @@ class Recompute:
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Recompute:
         """The same for another graph, whose tensors have their `like` in this one."""
-        values = frozenset(at(graph, self.values))
-        return dataclasses.replace(self, values=positions(to, (t for t in made(to) if like.get(t, t) in values)))
+        return dataclasses.replace(self, values=_moved(self.values, graph, to, like))
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Values that the user's `jax.checkpoint` has the backward pass compute again, and that are kept instead.
+
+    **Fields:** `values`: where they are computed again; `where`: the user's line of the largest one; `count`: how many
+    are kept; `bytes` of these, and `seconds` that the backward pass takes less, on each device.
+    """
+
+    values: tuple[Position, ...]
+    where: str
+    count: int
+    bytes: int
+    seconds: float
+    name: ClassVar[str] = "keeps"
+    effect: ClassVar[str] = "uses memory"
+
+    @staticmethod
+    def of(graph: Graph, choice: Choice, nbytes: float) -> Keep:
+        """A choice for a graph; `nbytes` that are kept on each device."""
+        where, count = _largest(graph, choice), sum(choice.freed.values())
+        return Keep(positions(graph, choice.values), where, count, round(nbytes), choice.seconds)
+
+    def __str__(self) -> str:
+        return (
+            f"keeps {self.count} values that jax.checkpoint would recompute, as of {short_source(self.where)} "
+            f"({size(self.bytes)}, {seconds(self.seconds)} saved)"
+        )
+
+    def applied(self, graph: Graph) -> Change:
+        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
+        return kept(graph, frozenset(at(graph, self.values)))
+
+    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Keep:
+        """The same for another graph, whose tensors have their `like` in this one."""
+        return dataclasses.replace(self, values=_moved(self.values, graph, to, like))
+
+
+def _largest(graph: Graph, choice: Choice) -> str:
+    """The user's line of the largest value of a choice, of the first one of these."""
+    makers = {t: (i, op) for i, op in enumerate(graph.walk()) for t in op.outputs}
+    largest = max(choice.freed, key=lambda t: (t.nbytes, -makers[t][0]))
+    return makers[largest][1].source
+
+
+def _moved(
+    places: Sequence[Position], graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]
+) -> tuple[Position, ...]:
+    """The places of the same values in another graph."""
+    values = frozenset(at(graph, places))
+    return positions(to, (t for t in made(to) if like.get(t, t) in values))
 
 
 @dataclass(frozen=True)
@@ -74,6 +125,7 @@ class Chunk:
     where: str
     bytes: int
     name: ClassVar[str] = "chunks"
+    effect: ClassVar[str] = "saves memory"
 
     def __str__(self) -> str:
         return f"{self.parts} chunks of {short_source(self.where)} ({size(self.bytes)})"
@@ -81,7 +133,8 @@ class Chunk:
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
         seeds = at(graph, self.seeds)
-        change = chunked(graph, seeds, self.dim, self.parts) if 0 <= self.dim < min((t.rank for t in seeds), default=0) else None
+        fits = 0 <= self.dim < min((t.rank for t in seeds), default=0)
+        change = chunked(graph, seeds, self.dim, self.parts) if fits else None
         if change is None:
             raise LookupError(f"there are no rows to be chunked at {self.where}")
         return change
@@ -108,6 +161,7 @@ class Microbatch:
     parts: int
     rows: int
     name: ClassVar[str] = "microbatches"
+    effect: ClassVar[str] = "saves memory"
     where: ClassVar[str] = ""
 
     def __str__(self) -> str:
@@ -126,9 +180,9 @@ class Microbatch:
         return dataclasses.replace(self, arguments=tuple((place[graph.inputs[i]], d) for i, d in self.arguments))
 
 
-Saving = Recompute | Chunk | Microbatch
+Saving = Recompute | Keep | Chunk | Microbatch
 
-_KINDS = {"recompute": Recompute, "chunk": Chunk, "microbatch": Microbatch}
+_KINDS = {"recompute": Recompute, "keep": Keep, "chunk": Chunk, "microbatch": Microbatch}
 
 
 def to_json(saving: Saving) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
 from unity_jax.ops.constraint import code_mesh
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.rewrite.directions import is_applicable
@@ -32,7 +33,7 @@ from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
-from unity_jax.search.saving import fitting
+from unity_jax.search.saving import fitting, keeping
 from unity_jax.search.searched import Searched
 from unity_jax.search.unfold import unfolded
 from unity_jax.search.variants import Moves, Search, is_better
@@ -63,7 +64,7 @@ def plan(
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
     if not may_rewrite(machine, options) and machine.num_devices == 1:
-        return _alone(program, machine, limit, meshes[0])
+        return _alone(program, machine, limit, meshes[0], options)
     layers = folded(program, pins)
     if layers is None:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
@@ -93,18 +94,22 @@ def _plan(
     followed: Program | None = None,
 ) -> Candidate:
     """The same, of a program that is not folded any further. Meshes of three axes are tried, unless no others are
-    given, for what wins on the others, as it is rewritten there, where a floor lets them save much."""
+    given, where a floor lets them save much. At last, what `jax.checkpoint` would not keep is kept where memory is
+    left."""
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     few = [mesh for mesh in meshes if len(mesh.names) < 3] or meshes
     found = _on_meshes(planner, few, rules, not may_rewrite(machine, options), followed)
-    if not found.fits(planner.limit) or found.program.savings:
-        return found
-    other = planner if found.program is planner.program else planner.like(found.program)
     searched, more = found.searched, [mesh for mesh in meshes if mesh not in few]
-    for mesh in more:
-        if found.lower_bound < (1 - LIMITS.finer) * found.seconds:
-            found = other.plan([mesh], [found], seeded=True)
-    return found.noting(searched=searched + other.searched(more))
+    if found.fits(planner.limit) and not found.program.savings:
+        for of in dict.fromkeys((found.program, program)):  # as it is, it may win there where it does not elsewhere
+            other = planner if of is program else planner.like(of)
+            for mesh in more:
+                if found.lower_bound < (1 - LIMITS.finer) * found.seconds:
+                    found = other.plan([mesh], [found], seeded=True)
+            searched += other.searched(more)
+    if options.checkpoint != "keep":
+        found = keeping(found, planner.limit, planner.following)
+    return found.noting(searched=searched)
 
 
 def _on_meshes(
@@ -181,13 +186,19 @@ def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) 
     return found.noting(searched=searched + found.searched)
 
 
-def _alone(program: Program, machine: Machine, limit: float | None, mesh: MeshAxes) -> Candidate:
+def _alone(
+    program: Program, machine: Machine, limit: float | None, mesh: MeshAxes, options: SearchOptions
+) -> Candidate:
     """The plan of one device, or where it does not fit that of the program so changed that it needs less memory."""
     most = machine.device.memory_bytes if limit is None else limit
     found = identity(program, machine, mesh)
-    if found.fits(most):
-        return found
-    return fitting([found], most, lambda _, other, __: identity(other, machine, mesh), lambda _: found)
+
+    def follow(_: Candidate, other: Program, __: Mapping[Tensor, Tensor]) -> Candidate:
+        return identity(other, machine, mesh)
+
+    if not found.fits(most):
+        found = fitting([found], most, follow, lambda _: found)
+    return keeping(found, most, follow) if options.checkpoint != "keep" else found
 
 
 def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:
@@ -196,12 +207,8 @@ def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> 
         return found
     tried = planner.tried(meshes)
     free = min(planner.sketch(tried), key=lambda c: c.seconds)
-    return fitting(
-        [free] if free is found else [free, found],
-        planner.limit,
-        lambda plan, program, like: planner.like(program).as_decided(plan, like),
-        lambda program: planner.like(program).plan(tried),
-    )
+    starts = [free] if free is found else [free, found]
+    return fitting(starts, planner.limit, planner.following, lambda program: planner.like(program).plan(tried))
 
 
 def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:

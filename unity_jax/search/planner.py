@@ -368,6 +368,10 @@ class Planner:
         if own and (now := best(own, self.limit)).fits(self.limit):
             self.held[mesh] = self._origins[now]
 
+    def following(self, plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
+        """The plan of a variant of a program that does what a plan of that does, see `as_decided`."""
+        return self.like(program).as_decided(plan, like)
+
     def as_decided(self, plan: Candidate, like: Mapping[Tensor, Tensor]) -> Candidate:
         """What a plan of another program does, for this one.
 

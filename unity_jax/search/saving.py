@@ -1,5 +1,6 @@
 """Less memory for more time: where no plan fits, the loss is computed by chunks, what the backward pass reads is
-computed again instead of kept, or gradients are accumulated over microbatches.
+computed again instead of kept, or gradients are accumulated over microbatches. And the other way round: where memory is
+left, what `jax.checkpoint` has the backward pass compute again is kept (`keeping`).
 
     BERT-Large, 1,024 sequences on eight H100: 155 GiB in 713 ms as written, 55 GiB in 803 ms so
 
@@ -14,19 +15,22 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from unity_jax import progress
 from unity_jax.cost.program import local_bytes
-from unity_jax.pcg.graph import Tensor
+from unity_jax.machine.device import Device
+from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import WHOLE, MeshAxes
 from unity_jax.program import Program
-from unity_jax.residuals.change import positions
+from unity_jax.residuals.change import at, positions
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.chunks import PARTS
-from unity_jax.residuals.record import Chunk, Microbatch, NeedsWholeBatchError, Recompute, Saving
-from unity_jax.rewrite.estimate import by_kernels
+from unity_jax.residuals.keep import Rematerialized
+from unity_jax.residuals.pair import pairs
+from unity_jax.residuals.record import Chunk, Keep, Microbatch, NeedsWholeBatchError, Recompute, Saving
+from unity_jax.rewrite.estimate import Seconds, by_kernels
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.rule_cache import RuleCache
@@ -151,8 +155,15 @@ def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate)
     """A plan with ever more values computed again in the backward pass, in search of the fewest with which it fits:
     first as many as free by estimate what does not fit.
 
+    What layers of a scan stack for the backward pass takes time to stack, so that with less of it a step may be faster:
+    of these the fastest is searched.
+
     **Arguments:** `now`: the best plan so far: what is slower is not made to fit.
     """
+    if pairs(start.program.graph):
+        ways = [how for how in _recomputable(start) if how.bytes >= LEAST * (start.memory.peak_bytes - limit)]
+        yield from _by_sections(len(ways), lambda i: _followed(start, ways[i], follow), limit)
+        return
     if start.fits(limit) or (now.fits(limit) and now.seconds <= start.seconds):
         return
     every = _recomputable(start)
@@ -169,13 +180,54 @@ def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate)
             return
 
 
+def _by_sections(ways: int, make: Callable[[int], Candidate], limit: float) -> Iterator[Candidate]:
+    """Plans that keep less and less, in search of the fastest that fits, as if each were faster than the one before up
+    to some, and slower from there on."""
+    made = dict[int, Candidate]()
+    low, high = 0, ways - 1
+    while low <= high:
+        left = low + 2 * (high - low) // 5
+        right = min(left + 1 + (high - low) // 5, high)
+        for i in dict.fromkeys((left, right)):
+            if i not in made:
+                made[i] = make(i)
+                yield made[i]
+        better = best([made[left], made[right]], limit)
+        low, high = (low, right - 1) if better is made[left] else (left + 1, high)
+
+
+def keeping(start: Candidate, limit: float, follow: Follow) -> Candidate:
+    """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
+    `jax.checkpoint` what there is memory for."""
+    if not start.fits(limit):
+        return start
+    graph, device, devices = start.program.graph, start.machine.device, start.machine.num_devices
+    again = Rematerialized(graph, Traffic.of(graph, device.compiler), _estimate(device), devices)
+    if not again.values:
+        return start
+    progress.stage("what jax.checkpoint would recompute, and there is memory for")
+    local = _local(start)
+
+    def kept(values: Set[Tensor]) -> Candidate:
+        choice = again.keeping(values)
+        return start if choice is None else _followed(start, Keep.of(graph, choice, _share(choice, local)), follow)
+
+    free = kept(frozenset())
+    ways = [frozenset(at(free.program.graph, how.values)) for how in _recomputable(free)]
+    found = best([start, free, *_by_sections(len(ways), lambda i: kept(ways[i]), limit)], limit)
+    return found.noting(searched=start.searched)
+
+
 def _recomputable(start: Candidate) -> list[Recompute]:
     """What the program of a plan can compute again, ever more of it."""
-    graph, device, rules = start.program.graph, start.machine.device, RuleCache()
-    seconds = by_kernels(device, lambda op: rules.shard(op, WHOLE, ()))
-    every = choices(graph, Traffic.of(graph, device.compiler), seconds, start.machine.num_devices)
-    local = _local(start)
-    return [Recompute.of(graph, choice, device.compiler, _freed(choice, local)) for choice in every]
+    graph, device, local = start.program.graph, start.machine.device, _local(start)
+    every = choices(graph, Traffic.of(graph, device.compiler), _estimate(device), start.machine.num_devices)
+    return [Recompute.of(graph, choice, device.compiler, _share(choice, local)) for choice in every]
+
+
+def _estimate(device: Device) -> Callable[[Graph], Seconds]:
+    rules = RuleCache()
+    return by_kernels(device, lambda op: rules.shard(op, WHOLE, ()))
 
 
 def _accumulating(start: Candidate, limit: float, follow: Follow) -> Iterator[Candidate]:
@@ -227,10 +279,10 @@ def _followed(start: Candidate, how: Saving, follow: Follow) -> Candidate:
     return follow(start, start.program.saving(made.graph, how), like)
 
 
-def _freed(choice: Choice, local: dict[Tensor, int]) -> float:
-    """By how much less is live at once on one device."""
-    whole = sum(t.times * t.nbytes for t in choice.freed)
-    return choice.bytes * sum(t.times * local.get(t, t.nbytes) for t in choice.freed) / whole
+def _share(choice: Choice, local: Mapping[Tensor, int]) -> float:
+    """The bytes of a choice on one device."""
+    whole = sum(n * t.nbytes for t, n in choice.freed.items())
+    return choice.bytes * sum(n * local.get(t, t.nbytes) for t, n in choice.freed.items()) / whole
 
 
 def _local(found: Candidate) -> dict[Tensor, int]:
