@@ -257,7 +257,7 @@ def _as_saved(program: Program, saved: Plan) -> Program:
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
     for how in saved.saving:
-        program = program.saving(how.applied(program.graph).graph, how)
+        program = program.saving(how.applied(program.graph), how)
     return pack(program, [(p.packing, p.inputs) for p in saved.packed]) if saved.packed else program
 
 

@@ -16,6 +16,7 @@ from unity_jax.aot.compiled import peak_of
 from unity_jax.call import Call, abstract, is_concrete
 from unity_jax.errors import MemoryLimitError, PlanError
 from unity_jax.lower.compile import arguments, jitted, planned
+from unity_jax.lower.host import sharding
 from unity_jax.lower.parts import Form, Part, as_array
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
@@ -52,7 +53,7 @@ class Runner:
     @functools.cached_property
     def shardings(self) -> list[NamedSharding]:
         """One per input of the planned graph."""
-        return [NamedSharding(self.mesh, leaf.layout.spec()) for leaf in self.plan.inputs]
+        return [sharding(self.mesh, leaf.layout, leaf.on_host) for leaf in self.plan.inputs]
 
     @functools.cached_property
     def jitted(self) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from unity_jax import _compat
 from unity_jax.pcg.layout import Layout
-from unity_jax.pcg.parallel import Move
+from unity_jax.pcg.parallel import HOST, Move
 
 
 @dataclass(eq=False, slots=True)
@@ -156,6 +156,12 @@ class Graph:
                 readers.setdefault(t, []).append(op)
         return readers
 
+    @functools.cached_property
+    def on_host(self) -> frozenset[Tensor]:
+        """What is in the memory of the host: what copies from there read, and copies to there make."""
+        copies = [op for op in self.ops if op.move is not None and op.move.kind in HOST]
+        return frozenset((*op.inputs, *op.outputs)[op.name == "to_host"] for op in copies)
+
     def walk(self) -> Iterator[Op]:
         """Every op, those of sub-graphs included, in program order."""
         for op in self.ops:
@@ -173,9 +179,12 @@ def _lines(graph: Graph, names: dict[Tensor, str], indent: str) -> Iterator[str]
             return str(t.literal) if np.ndim(t.literal) == 0 else f"const{list(np.shape(t.literal))}"
         return names.setdefault(t, t.name or f"%{len(names)}")
 
-    yield f"{indent}inputs " + ", ".join(f"{name(t)}: {t}" for t in graph.inputs)
+    def typed(t: Tensor) -> str:
+        return f"{name(t)}: {t}" + " on the host" * (t in graph.on_host)
+
+    yield f"{indent}inputs " + ", ".join(map(typed, graph.inputs))
     for op in graph.ops:
-        outs = ", ".join(f"{name(t)}: {t}" for t in op.outputs)
+        outs = ", ".join(map(typed, op.outputs))
         detail = f"[{op.move}]" if op.move is not None else ""
         yield f"{indent}{outs} = {op.name}{detail} " + " ".join(name(t) for t in op.inputs)
         for body in op.bodies:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from unity_jax.cost.layers import simulated
 from unity_jax.cost.program import local_bytes, program_flops
+from unity_jax.cost.tasks import DEVICE_TO_HOST, HOST_TO_DEVICE
 from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import collectives
-from unity_jax.pcg.graph import Op, Tensor, with_layout
+from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan.plan import Plan
 from unity_jax.plan.record import to_record
 from unity_jax.plan.value import Leaf, Predicted
 from unity_jax.plan.whole import replicated
+from unity_jax.residuals.record import Offload, Saving
 from unity_jax.rewrite.packing import Group, apart
 from unity_jax.search.candidate import Candidate, Pins
 
@@ -46,8 +50,8 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         machine.name,
         float(limit),
         predicted,
-        _leaves(axes, program.input_names, program.graph.inputs, graph.inputs, stored.entering),
-        _leaves(axes, program.out_paths, program.graph.outputs, graph.outputs, stored.leaving),
+        _leaves(axes, program.input_names, program.graph.inputs, graph, graph.inputs, stored.entering),
+        _leaves(axes, program.out_paths, program.graph.outputs, graph, graph.outputs, stored.leaving),
         tuple((_describe(t, makers), size) for t, size in found.memory.alive[:10]),
         found.label,
         replicated(graph, machine.device),
@@ -60,7 +64,7 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         stored.packed,
         found.searched,
         machine.hash,
-        program.savings,
+        _savings(found),
         margin,
         program=program,
         stored=stored,
@@ -70,14 +74,37 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
     )
 
 
+def _savings(found: Candidate) -> tuple[Saving, ...]:
+    """What was done to need less memory; what is copied from the host and back as it is in this plan."""
+    if not found.program.hosted:
+        return found.program.savings
+    tasks, bandwidth = found.timeline.tasks, found.machine.device.host_bandwidth
+    without = [replace(t, seconds=0.0) if t.stream in (HOST_TO_DEVICE, DEVICE_TO_HOST) else t for t in tasks]
+    exposed = max(0.0, found.seconds - simulated(without, found.machine).step_seconds)
+    done = list[Saving]()
+    for how in found.program.savings:
+        if isinstance(how, Offload):
+            nbytes = sum(local_bytes(found.graph.inputs[i], found.mesh) for i in how.hosted)
+            part = nbytes / sum(local_bytes(found.graph.inputs[i], found.mesh) for i in found.program.hosted)
+            how = replace(how, bytes=nbytes, seconds=2 * nbytes / bandwidth, exposed=part * exposed)
+        done.append(how)
+    return tuple(done)
+
+
 def _leaves(
-    axes: MeshAxes, paths: Sequence[str], tensors: Sequence[Tensor], planned: Sequence[Tensor], groups: Sequence[Group]
+    axes: MeshAxes,
+    paths: Sequence[str],
+    tensors: Sequence[Tensor],
+    graph: Graph,
+    planned: Sequence[Tensor],
+    groups: Sequence[Group],
 ) -> tuple[Leaf, ...]:
-    """The caller's leaves, of which the plan holds groups as one."""
+    """The caller's leaves, of which the plan holds groups as one; then nothing is on the host."""
     layouts = apart([x for t in planned if (x := t.layout) is not None], groups, [t.shape for t in tensors], axes)
+    hosted = [False] * len(tensors) if groups else [t in graph.on_host for t in planned]
     return tuple(
-        Leaf(path, t.shape, str(t.dtype), layout, local_bytes(with_layout(t, layout), axes))
-        for path, t, layout in zip(paths, tensors, layouts, strict=True)
+        Leaf(path, t.shape, str(t.dtype), layout, local_bytes(with_layout(t, layout), axes), on_host)
+        for path, t, layout, on_host in zip(paths, tensors, layouts, hosted, strict=True)
     )
 
 

@@ -14,7 +14,7 @@ from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.microbatch import microbatched
 from unity_jax.residuals.recompute import recomputed
 from unity_jax.residuals.region import NoRegionError
-from unity_jax.text import short_source, size
+from unity_jax.text import seconds, short_source, size
 from unity_jax.xla.traffic import Traffic
 
 
@@ -142,9 +142,49 @@ class Microbatch:
         return dataclasses.replace(self, arguments=tuple((place[graph.inputs[i]], d) for i, d in self.arguments))
 
 
-Saving = Recompute | Chunk | Microbatch
+@dataclass(frozen=True)
+class Offload:
+    """State that is in the memory of the host from step to step, and on its device only while it is updated.
 
-_KINDS = {"recompute": Recompute, "chunk": Chunk, "microbatch": Microbatch}
+    **Fields:** `hosted`: which inputs of the graph; `count` of these, those of all layers; `bytes` on each device;
+    `seconds` that copies of these take from the host and back, one after the other, and the `exposed` part of them, by
+    which the step is longer.
+    """
+
+    hosted: tuple[int, ...]
+    count: int
+    bytes: int
+    seconds: float
+    exposed: float
+
+    @property
+    def name(self) -> str:
+        """What is done, in a word."""
+        return "state on the host"
+
+    @property
+    def where(self) -> str:
+        """No line of the user: it is arguments."""
+        return ""
+
+    def __str__(self) -> str:
+        leaves = f"{self.count} leaves" if self.count > 1 else "a leaf"
+        copies = f"{seconds(self.seconds)} of copies, {seconds(self.exposed)} exposed"
+        return f"keeps {leaves} of the state ({size(self.bytes)}) on the host, {copies}"
+
+    def applied(self, graph: Graph) -> Change:
+        """The graph as it is: where its arguments are is no matter of what it computes."""
+        return Change(graph, {}, frozenset(self.hosted))
+
+    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Offload:
+        """The same for another graph, whose tensors have their `like` in this one."""
+        hosted = {graph.inputs[i] for i in self.hosted}
+        return dataclasses.replace(self, hosted=tuple(i for i, t in enumerate(to.inputs) if like.get(t, t) in hosted))
+
+
+Saving = Recompute | Chunk | Microbatch | Offload
+
+_KINDS = {"recompute": Recompute, "chunk": Chunk, "microbatch": Microbatch, "offload": Offload}
 
 
 def to_json(saving: Saving) -> dict[str, Any]:
@@ -166,6 +206,7 @@ def _position(data: Sequence[Any]) -> Position:
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "values": lambda data: tuple(map(_position, data)),
+    "hosted": lambda data: tuple(map(int, data)),
     "arguments": lambda data: tuple(map(_position, data)),
     "seed": _position,
     "compiler": str,
@@ -173,6 +214,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "count": int,
     "bytes": int,
     "seconds": float,
+    "exposed": float,
     "dim": int,
     "parts": int,
     "rows": int,

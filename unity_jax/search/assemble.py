@@ -8,7 +8,7 @@ z': f32[32@data] = reduce[model] z
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.network.reshard import Resharder
@@ -60,10 +60,19 @@ def unlift(layout: Layout) -> Layout:
     return Layout(layout.dims[1:], layout.partial)
 
 
-def assemble(graph: Graph, decisions: Decisions, resharder: Resharder, rules: RuleCache) -> Graph:
-    """The planned graph of `graph` under `decisions`."""
+def assemble(
+    graph: Graph,
+    decisions: Decisions,
+    resharder: Resharder,
+    rules: RuleCache,
+    hosted: Mapping[Tensor, Sequence[int]] | None = None,
+) -> Graph:
+    """The planned graph of `graph` under `decisions`.
+
+    **Arguments:** `hosted`: the inputs in the memory of the host, each with the results that go there in its place.
+    """
     inputs = [decisions.layouts[t] for t in graph.inputs]
-    return _Assembler(decisions, resharder, rules).run(graph, inputs, decisions.outputs)
+    return _Assembler(decisions, resharder, rules, hosted or {}).run(graph, inputs, decisions.outputs)
 
 
 @dataclass
@@ -76,8 +85,12 @@ class _Copy:
 class _Assembler:
     """Walks one graph in program order, remembering in which layouts each tensor already exists."""
 
-    def __init__(self, decisions: Decisions, resharder: Resharder, rules: RuleCache) -> None:
+    def __init__(
+        self, decisions: Decisions, resharder: Resharder, rules: RuleCache, hosted: Mapping[Tensor, Sequence[int]]
+    ) -> None:
         self.decisions, self.resharder, self.rules = decisions, resharder, rules
+        self.away = {*hosted}  # what is on the host, and nothing has read yet
+        self.back = {i for results in hosted.values() for i in results}
         self.copies: dict[Tensor, list[_Copy]] = {}
         self.free: dict[Tensor, Op] = {}
         self.both: set[Tensor] = set()  # read by both passes
@@ -89,6 +102,7 @@ class _Assembler:
         self.both = read[0] & read[1]
         backward = bool(read[1])
         for op in graph.ops:
+            self._bring(op.inputs, op.backward)
             if is_free(op):
                 self.free.update((t, op) for t in op.outputs)
             elif passes_layouts(op):
@@ -100,12 +114,29 @@ class _Assembler:
                 _CONTROL[op.name](self, op)
             else:
                 self._compute(op)
-        results = tuple(self._fetch(t, lay, backward) for t, lay in zip(graph.outputs, outputs, strict=True))
-        return reduced_once(Graph(planned, results, self.ops), self.rules, self.resharder.mesh)
+        self._bring([t for i, t in enumerate(graph.outputs) if i not in self.back], backward)
+        results = [self._fetch(t, lay, backward) for t, lay in zip(graph.outputs, outputs, strict=True)]
+        for i in sorted(self.back):
+            if graph.outputs[i] not in self.away:  # else it is as it came
+                results[i] = self._copied("to_host", results[i], backward)
+        return reduced_once(Graph(planned, tuple(results), self.ops), self.rules, self.resharder.mesh)
+
+    def _bring(self, tensors: Sequence[Tensor], backward: bool) -> None:
+        """Copy what is still on the host to the device."""
+        for t in dict.fromkeys(t for t in tensors if t in self.away):
+            self.away.remove(t)
+            self.copies[t] = [_Copy(self._copied("from_host", self._home(t), backward), False, True)]
+
+    def _copied(self, kind: str, t: Tensor, backward: bool) -> Tensor:
+        """A tensor from the host or on it."""
+        assert t.layout is not None
+        made, move = with_layout(t, t.layout), Move.host(kind, t.layout)
+        self.ops.append(Op(kind, (t,), (made,), backward=backward, move=move))
+        return made
 
     def body(self, graph: Graph, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Graph:
         """The planned graph of a loop body or branch."""
-        return _Assembler(self.decisions, self.resharder, self.rules).run(graph, inputs, outputs)
+        return _Assembler(self.decisions, self.resharder, self.rules, {}).run(graph, inputs, outputs)
 
     def _define(self, tensor: Tensor, layout: Layout | None) -> Tensor:
         assert layout is not None

@@ -93,7 +93,8 @@ def finish(
 ) -> Candidate:
     """The planned graph of some decisions; its memory and its timeline when asked for."""
     mesh, machine = resharder.mesh, resharder.machine
-    graph = decompose(assemble(program.graph, decisions, resharder, rules), decisions.rings, mesh, machine)
+    made = assemble(program.graph, decisions, resharder, rules, program.on_host)
+    graph = decompose(made, decisions.rings, mesh, machine)
     return Candidate(program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound)
 
 

@@ -240,7 +240,7 @@ class Planner:
         """
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
             now, key = best(found, self.limit), (built.mesh, name, keep)
-            if argument_bytes(built, seed) > max(self.limit, now.memory.peak_bytes):
+            if argument_bytes(built, seed, self.program.on_host) > max(self.limit, now.memory.peak_bytes):
                 continue
             if not now.fits(self.limit) and self._live(built).peak(seed) > LIMITS.needs * self.limit:
                 continue
@@ -281,6 +281,7 @@ class Planner:
                 self.traffic,
                 self.pins.tensors,
                 self.pins.outputs,
+                self.program.on_host.keys(),
                 self.common.interned[mesh],
             )
         return self._builders[mesh]

@@ -1,16 +1,18 @@
 """Less memory for more time: where no plan fits, the loss is computed by chunks, what the backward pass reads is
-computed again instead of kept, or gradients are accumulated over microbatches.
+computed again instead of kept, gradients are accumulated over microbatches, or state is on the host until its update.
 
     BERT-Large, 1,024 sequences on eight H100: 155 GiB in 713 ms as written, 55 GiB in 803 ms so
 
 A loss by chunks costs little. Values are computed again, best first (`residuals.choice`), as few as make the plan
-fit, its layouts as they were; microbatches are as few as do. For what is fastest then, layouts are searched anew.
+fit, its layouts as they were; microbatches, and leaves on the host, are as few as do. For what is fastest then, layouts
+are searched anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -22,7 +24,7 @@ from unity_jax.program import Program
 from unity_jax.residuals.change import positions
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.chunks import PARTS
-from unity_jax.residuals.record import Chunk, Microbatch, NeedsWholeBatchError, Recompute, Saving
+from unity_jax.residuals.record import Chunk, Microbatch, NeedsWholeBatchError, Offload, Recompute, Saving
 from unity_jax.rewrite.estimate import by_kernels
 from unity_jax.search.batch import batch_dims
 from unity_jax.search.candidate import Candidate, best
@@ -35,6 +37,9 @@ LEAST = 0.5
 
 NEARLY = 1.5
 """How many times the limit a plan may need that is planned anew to fit: layouts make so much of a difference."""
+
+LEAF = 1 / 64
+"""Leaves of no more than this part of the largest one stay on the device: a copy of them takes mostly its start."""
 
 SEEDS = 8
 """How many of the largest arrays are tried as the one that a loss is chunked around, of each shape one."""
@@ -66,7 +71,11 @@ def fitting(
         except NeedsWholeBatchError as error:
             entire[str(error)] = None
         for form in forms:
-            made += _recomputing(form, limit, follow, best(made, limit))
+            for more in (_recomputable, _hostable):
+                made += _fewest(form, more, limit, follow, best(made, limit))
+    for more in (_hostable, _recomputable):  # besides what needs least so far
+        if not (least := best(made, limit)).fits(limit):
+            made += _fewest(least, more, limit, follow, least)
     first = best(made, limit)
     forms = [c.program for c in (first, *_nearly(made, first, limit)) if c.program.savings]
     found = best([first, *map(plan, forms)], limit)
@@ -96,15 +105,21 @@ def _chunked(start: Candidate, follow: Follow) -> Candidate | None:
     return None
 
 
-def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate) -> Iterator[Candidate]:
-    """A plan with ever more values computed again in the backward pass, in search of the fewest with which it fits:
-    first as many as free by estimate what does not fit.
+def _fewest(
+    start: Candidate,
+    more: Callable[[Candidate], Sequence[Recompute | Offload]],
+    limit: float,
+    follow: Follow,
+    now: Candidate,
+) -> Iterator[Candidate]:
+    """A plan with ever more values computed again in the backward pass, or ever more state on the host, in search of
+    the fewest with which it fits: first as many as free by estimate what does not fit.
 
-    **Arguments:** `now`: the best plan so far: what is slower is not made to fit.
+    **Arguments:** `more`: ever more of them; `now`: the best plan so far: what is slower is not made to fit.
     """
     if start.fits(limit) or (now.fits(limit) and now.seconds <= start.seconds):
         return
-    every = _recomputable(start)
+    every = more(start)
     excess = start.memory.peak_bytes - limit
     few = sum(how.bytes < LEAST * excess for how in every) - 1
     enough = len(every)
@@ -116,6 +131,22 @@ def _recomputing(start: Candidate, limit: float, follow: Follow, now: Candidate)
         yield made
         if not made.fits(limit) and now.fits(limit) and now.seconds <= made.seconds:
             return
+
+
+def _hostable(start: Candidate) -> list[Offload]:
+    """The state of a plan that only its update reads, ever more of it, the largest leaves first."""
+    program, device, inputs = start.program, start.machine.device, start.graph.inputs
+    early = {t for op in program.graph.ops if not op.backward for t in op.inputs}
+    free = [i for i in {*program.ties.values()} - program.hosted if program.graph.inputs[i] not in early]
+    local = {i: inputs[i].times * local_bytes(inputs[i], start.mesh) for i in free if device.host_bandwidth}
+    largest = sorted((i for i in local if local[i] > LEAF * max(local.values())), key=lambda i: (-local[i], i))
+    sums = itertools.accumulate(local[i] for i in largest)
+    counts = itertools.accumulate(inputs[i].times for i in largest)
+    found = []
+    for n, (count, nbytes) in enumerate(zip(counts, sums, strict=True)):
+        seconds = 2 * nbytes / device.host_bandwidth
+        found.append(Offload(tuple(sorted(largest[: n + 1])), count, nbytes, seconds, seconds))
+    return found
 
 
 def _recomputable(start: Candidate) -> list[Recompute]:
@@ -174,7 +205,7 @@ def _batch(start: Candidate) -> _Batch | None:
 def _followed(start: Candidate, how: Saving, follow: Follow) -> Candidate:
     made = how.applied(start.program.graph)
     like = {t: origin for t, origin in made.origin.items() if isinstance(origin, Tensor)}
-    return follow(start, start.program.saving(made.graph, how), like)
+    return follow(start, start.program.saving(made, how), like)
 
 
 def _freed(choice: Choice, local: dict[Tensor, int]) -> float:
