@@ -264,7 +264,7 @@ def memory_error(plan: Plan, said: str = "") -> MemoryLimitError:
     **Arguments:** `said`: the device's words, where it ran out of memory.
     """
     top = "\n".join(f"  {size(n):>10}  {name}" for name, n in plan.largest[:5])
-    given = sum(leaf.bytes for leaf in plan.inputs)
+    given = sum(leaf.bytes for leaf in plan.inputs if not leaf.on_host)
     alone = f" The arguments alone take {size(given)}." if given > plan.memory_limit else ""
     adds = f" and {size(plan.margin)} more as compiled" if plan.margin > 0 else ""
     needs = f"{plan.function} needs {size(plan.predicted.peak_bytes)} on each device{adds}"

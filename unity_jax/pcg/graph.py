@@ -158,9 +158,13 @@ class Graph:
 
     @functools.cached_property
     def on_host(self) -> frozenset[Tensor]:
-        """What is in the memory of the host: what copies from there read, and copies to there make."""
-        copies = [op for op in self.ops if op.move is not None and op.move.kind in HOST]
-        return frozenset((*op.inputs, *op.outputs)[op.name == "to_host"] for op in copies)
+        """What is in the memory of the host: what copies from there read, and copies to there make, behind barriers
+        too."""
+        found = {(*op.inputs, *op.outputs)[op.name == "to_host"] for op in self.ops if op.name in HOST}
+        for op in reversed(self.ops if found else ()):
+            if op.name == "optimization_barrier":
+                found.update(t for t, passed in zip(op.inputs, op.outputs, strict=True) if passed in found)
+        return frozenset(found)
 
     def walk(self) -> Iterator[Op]:
         """Every op, those of sub-graphs included, in program order."""
