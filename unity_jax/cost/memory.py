@@ -56,9 +56,9 @@ def scheduled(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine) 
 def held(graph: Graph, storage: Storage, donated: Sequence[int]) -> dict[Tensor, float]:
     """What has memory for the whole step, with its bytes: arguments, and results that take the place of none."""
     base = base_tensors(graph)
-    kept = {t: t.times * storage.outside(t) for t in graph.inputs if t not in graph.on_host}
-    free = Counter(_kind(graph.inputs[i]) for i in donated if graph.inputs[i] not in graph.on_host)
-    for t in dict.fromkeys(base.get(t, t) for t in graph.outputs if t not in graph.on_host):
+    kept = {t: t.times * storage.outside(t) for t in graph.inputs if not t.on_host}
+    free = Counter(_kind(graph.inputs[i]) for i in donated if not graph.inputs[i].on_host)
+    for t in dict.fromkeys(base.get(t, t) for t in graph.outputs if not t.on_host):
         if free[_kind(t)]:
             free[_kind(t)] -= 1
         elif t not in kept and t.literal is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unity_jax.cost.compute import copy_seconds, fill_seconds
@@ -115,7 +115,7 @@ class _Writer:
                 for op in kernel.ops:
                     if op.shard is not None and op.shard.rule.inner is not None:
                         after = self._collectives(op, op, after)
-                after = self._reads(graph.on_host.intersection(kernel.reads), kernel, after)
+                after = self._reads([t for t in kernel.reads if t.on_host], kernel, after)
                 done = self._compute(kernel_seconds(kernel, self.machine.device), after, root)
             if root in copied:
                 seconds = copy_seconds(self.machine.device, self._local(root.outputs[0]), root.outputs[0].itemsize)
@@ -188,7 +188,7 @@ class _Writer:
         after = self._wait(t for k in itertools.islice(readers, 1) for t in k.reads)
         return self._add(Task(HOST_TO_DEVICE, seconds, after, op))
 
-    def _reads(self, hosted: Set[Tensor], kernel: Kernel, after: tuple[int, ...]) -> tuple[int, ...]:
+    def _reads(self, hosted: Sequence[Tensor], kernel: Kernel, after: tuple[int, ...]) -> tuple[int, ...]:
         """What a kernel waits for the link that reads arguments on the host: it runs, and nothing else does."""
         if not hosted:
             return after

@@ -124,7 +124,7 @@ def _boundary(
     def shardings(planned: Sequence[Tensor], groups: list[Group], given: Sequence[Tensor]) -> list[NamedSharding]:
         layouts = [t.layout for t in planned if t.layout is not None]
         found = apart(layouts, groups, [t.shape for t in given], MeshAxes.of(mesh))
-        hosted = [t in graph.on_host for t in planned] if graph.on_host else [False] * len(found)
+        hosted = [False] * len(found) if groups else [t.on_host for t in planned]
         return [sharding(mesh, layout, on_host) for layout, on_host in zip(found, hosted, strict=True)]
 
     ins = shardings(graph.inputs, entering, caller.graph.inputs)

@@ -16,12 +16,13 @@ import numpy as np
 
 from unity_jax import _compat
 from unity_jax.pcg.layout import Layout
-from unity_jax.pcg.parallel import HOST, Move
+from unity_jax.pcg.parallel import Move
 
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """A value of the program: global shape, dtype, the literal it stands for (if any) and, once planned, its layout.
+    """A value of the program: global shape, dtype, the literal it stands for (if any) and, once planned, its layout and
+    whether it is in the memory of the host.
 
     In a program that is folded (`search.fold`), `times`: how many values it stands for, one for each layer; `enters`
     and `leaves`: equal numbers, if not 0, where what leaves a layer enters the next one in place of another value.
@@ -35,6 +36,7 @@ class Tensor:
     times: int = 1
     enters: int = 0
     leaves: int = 0
+    on_host: bool = False
 
     @property
     def rank(self) -> int:
@@ -54,7 +56,8 @@ class Tensor:
     def __str__(self) -> str:
         if self.literal is not None:
             return f"{self.literal}"
-        return (self.layout or Layout.replicated(self.rank)).typeof(self.shape, self.dtype)
+        layout = self.layout or Layout.replicated(self.rank)
+        return layout.typeof(self.shape, self.dtype) + " on the host" * self.on_host
 
 
 @functools.lru_cache(maxsize=256)
@@ -156,16 +159,6 @@ class Graph:
                 readers.setdefault(t, []).append(op)
         return readers
 
-    @functools.cached_property
-    def on_host(self) -> frozenset[Tensor]:
-        """What is in the memory of the host: what copies from there read, and copies to there make, behind barriers
-        too."""
-        found = {(*op.inputs, *op.outputs)[op.name == "to_host"] for op in self.ops if op.name in HOST}
-        for op in reversed(self.ops if found else ()):
-            if op.name == "optimization_barrier":
-                found.update(t for t, passed in zip(op.inputs, op.outputs, strict=True) if passed in found)
-        return frozenset(found)
-
     def walk(self) -> Iterator[Op]:
         """Every op, those of sub-graphs included, in program order."""
         for op in self.ops:
@@ -183,12 +176,9 @@ def _lines(graph: Graph, names: dict[Tensor, str], indent: str) -> Iterator[str]
             return str(t.literal) if np.ndim(t.literal) == 0 else f"const{list(np.shape(t.literal))}"
         return names.setdefault(t, t.name or f"%{len(names)}")
 
-    def typed(t: Tensor) -> str:
-        return f"{name(t)}: {t}" + " on the host" * (t in graph.on_host)
-
-    yield f"{indent}inputs " + ", ".join(map(typed, graph.inputs))
+    yield f"{indent}inputs " + ", ".join(f"{name(t)}: {t}" for t in graph.inputs)
     for op in graph.ops:
-        outs = ", ".join(map(typed, op.outputs))
+        outs = ", ".join(f"{name(t)}: {t}" for t in op.outputs)
         detail = f"[{op.move}]" if op.move is not None else ""
         yield f"{indent}{outs} = {op.name}{detail} " + " ".join(name(t) for t in op.inputs)
         for body in op.bodies:
@@ -222,4 +212,6 @@ def trips(op: Op) -> int:
 
 def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """The planned twin of a traced tensor."""
-    return Tensor(tensor.shape, tensor.dtype, tensor.name, tensor.literal, layout, tensor.times)
+    return Tensor(
+        tensor.shape, tensor.dtype, tensor.name, tensor.literal, layout, tensor.times, on_host=tensor.on_host
+    )

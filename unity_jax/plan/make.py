@@ -12,7 +12,7 @@ from unity_jax.cost.tasks import DEVICE_TO_HOST, HOST_TO_DEVICE
 from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import collectives
-from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
+from unity_jax.pcg.graph import Op, Tensor, with_layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan.plan import Plan
 from unity_jax.plan.record import to_record
@@ -50,8 +50,8 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         machine.name,
         float(limit),
         predicted,
-        _leaves(axes, program.input_names, program.graph.inputs, graph, graph.inputs, stored.entering),
-        _leaves(axes, program.out_paths, program.graph.outputs, graph, graph.outputs, stored.leaving),
+        _leaves(axes, program.input_names, program.graph.inputs, graph.inputs, stored.entering),
+        _leaves(axes, program.out_paths, program.graph.outputs, graph.outputs, stored.leaving),
         tuple((_describe(t, makers), size) for t, size in found.memory.alive[:10]),
         found.label,
         replicated(graph, machine.device),
@@ -92,16 +92,11 @@ def _savings(found: Candidate) -> tuple[Saving, ...]:
 
 
 def _leaves(
-    axes: MeshAxes,
-    paths: Sequence[str],
-    tensors: Sequence[Tensor],
-    graph: Graph,
-    planned: Sequence[Tensor],
-    groups: Sequence[Group],
+    axes: MeshAxes, paths: Sequence[str], tensors: Sequence[Tensor], planned: Sequence[Tensor], groups: Sequence[Group]
 ) -> tuple[Leaf, ...]:
     """The caller's leaves, of which the plan holds groups as one; then nothing is on the host."""
     layouts = apart([x for t in planned if (x := t.layout) is not None], groups, [t.shape for t in tensors], axes)
-    hosted = [False] * len(tensors) if groups else [t in graph.on_host for t in planned]
+    hosted = [False] * len(tensors) if groups else [t.on_host for t in planned]
     return tuple(
         Leaf(path, t.shape, str(t.dtype), layout, local_bytes(with_layout(t, layout), axes), on_host)
         for path, t, layout, on_host in zip(paths, tensors, layouts, hosted, strict=True)

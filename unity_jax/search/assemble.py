@@ -98,6 +98,8 @@ class _Assembler:
 
     def run(self, graph: Graph, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Graph:
         planned = tuple(self._define(t, lay) for t, lay in zip(graph.inputs, inputs, strict=True))
+        for t in self.away:
+            self._home(t).on_host = True
         read = [{t for op in graph.ops if op.backward == late for t in op.inputs} for late in (False, True)]
         self.both = read[0] & read[1]
         backward = bool(read[1])
@@ -131,6 +133,7 @@ class _Assembler:
         """A tensor from the host or on it."""
         assert t.layout is not None
         made, move = with_layout(t, t.layout), Move.host(kind, t.layout)
+        made.on_host = kind == "to_host"
         self.ops.append(Op(kind, (t,), (made,), backward=backward, move=move))
         return made
 

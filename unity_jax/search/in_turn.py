@@ -70,7 +70,7 @@ def _turns(graph: Graph, bits: Mapping[Op, int], of: Mapping[Tensor, int]) -> li
             alone = max((order[t] for t in op.inputs if t in order and not of[t]), default=-1)
             latest[of[op.outputs[0]]] = max(alone, latest.get(of[op.outputs[0]], -1))
     groups, taken = list[int](), 0
-    together = {of[t] for t in graph.outputs if t in of and t not in graph.on_host}
+    together = {of[t] for t in graph.outputs if t in of and not t.on_host}
     for group in (*sorted(together, key=lambda b: (b.bit_count(), b)), *bits.values()):
         if group & ~taken:
             groups.append(group & ~taken)
@@ -78,7 +78,7 @@ def _turns(graph: Graph, bits: Mapping[Op, int], of: Mapping[Tensor, int]) -> li
     found = []
     for group in groups:
         at = max((i for b, i in latest.items() if b & group), default=-1)
-        results = [t for t in graph.outputs if t in graph.on_host and of.get(t, 0) & group]
+        results = [t for t in graph.outputs if t.on_host and of.get(t, 0) & group]
         found.append((at, _Turn([op for op, b in bits.items() if b & group], group, made.get(at), results)))
     return [turn for _, turn in sorted(found, key=lambda item: (item[0], item[1].bits))]
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from unity_jax import progress
 from unity_jax.cost.program import local_bytes
+from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import WHOLE
 from unity_jax.program import Program
@@ -27,7 +27,7 @@ from unity_jax.residuals.chunks import PARTS
 from unity_jax.residuals.record import Chunk, Microbatch, NeedsWholeBatchError, Offload, Recompute, Saving
 from unity_jax.rewrite.estimate import by_kernels
 from unity_jax.search.batch import batch_dims
-from unity_jax.search.candidate import Candidate, best
+from unity_jax.search.candidate import Candidate, best, finish
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 from unity_jax.xla.traffic import Traffic
@@ -135,18 +135,34 @@ def _fewest(
 
 def _hostable(start: Candidate) -> list[Offload]:
     """The state of a plan that only its update reads, ever more of it, the largest leaves first."""
-    program, device, inputs = start.program, start.machine.device, start.graph.inputs
+    program = start.program
     early = {t for op in program.graph.ops if not op.backward for t in op.inputs}
     free = [i for i in {*program.ties.values()} - program.hosted if program.graph.inputs[i] not in early]
-    local = {i: inputs[i].times * local_bytes(inputs[i], start.mesh) for i in free if device.host_bandwidth}
+    inputs = start.graph.inputs
+    link = start.machine.device.host_bandwidth
+    local = {i: inputs[i].times * local_bytes(inputs[i], start.mesh) for i in free if link}
     largest = sorted((i for i in local if local[i] > LEAF * max(local.values())), key=lambda i: (-local[i], i))
-    sums = itertools.accumulate(local[i] for i in largest)
-    counts = itertools.accumulate(inputs[i].times for i in largest)
-    found = []
-    for n, (count, nbytes) in enumerate(zip(counts, sums, strict=True)):
-        seconds = 2 * nbytes / device.host_bandwidth
-        found.append(Offload(tuple(sorted(largest[: n + 1])), count, nbytes, seconds, seconds))
-    return found
+    return [_offload(start, largest[: n + 1]) for n in range(len(largest))]
+
+
+def _offload(start: Candidate, hosted: Sequence[int]) -> Offload:
+    """These inputs on the host, for a plan."""
+    inputs, mesh = [start.graph.inputs[i] for i in sorted(hosted)], start.mesh
+    nbytes = sum(t.times * local_bytes(t, mesh) for t in inputs)
+    seconds = 2 * nbytes / start.machine.device.host_bandwidth
+    return Offload(tuple(sorted(hosted)), sum(t.times for t in inputs), nbytes, seconds, seconds)
+
+
+def hosting(found: Candidate, hosted: Sequence[int]) -> Candidate:
+    """The plan with these inputs on the host besides, where another function has them."""
+    if not (new := set(hosted) - found.program.hosted):
+        return found
+    resharder = Resharder(found.machine, found.mesh)
+    return _followed(
+        found,
+        _offload(found, [*new]),
+        lambda plan, program, _: finish(program, plan.decisions, resharder, RuleCache(), plan.label, plan.lower_bound),
+    )
 
 
 def _recomputable(start: Candidate) -> list[Recompute]:

@@ -35,7 +35,7 @@ class Storage:
 
     def __init__(self, graph: Graph, traffic: Traffic, mesh: MeshAxes, device: Device) -> None:
         self.mesh, self.device = mesh, device
-        self.ends, self.hosted = {*graph.inputs, *graph.outputs}, graph.on_host
+        self.ends = {*graph.inputs, *graph.outputs}
         self.tiled: dict[tuple[int, ...], tuple[int, ...]] = {}  # by shape, the dimensions that may be in a tile
         self.batched: set[tuple[int, ...]] = set()  # shapes that batched products read or make
         self.tables: set[tuple[int, ...]] = set()  # shapes
@@ -57,7 +57,7 @@ class Storage:
         return self._bytes[t]
 
     def _stored(self, t: Tensor) -> float:
-        if t in self.hosted:
+        if t.on_host:
             return 0.0
         if t in self.grouped:
             return self.grouped[t]

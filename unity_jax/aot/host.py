@@ -1,0 +1,46 @@
+"""The copies from the host and to it in a program, read from its StableHLO, to be compared with a plan.
+
+    stablehlo_copies(lowered.compiler_ir("stablehlo"))     Counter({("from_host", 65536): 8, ("to_host", 65536): 8})
+
+A copy counts once per place inside the `shard_map`, by its bytes per device. XLA:CPU, which has one memory, is told of
+none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from jax.extend.mlir import ir
+
+from unity_jax.aot.collectives import parse_stablehlo, places, tensor_bytes
+from unity_jax.cost.program import local_bytes
+from unity_jax.pcg.graph import Graph
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import HOST
+
+
+def stablehlo_copies(program: str | ir.Module) -> Counter[tuple[str, int]]:
+    """Of each kind and bytes, those of `jax.stages.Lowered.as_text()` or `.compiler_ir("stablehlo")`."""
+    return places(parse_stablehlo(program), _copy)
+
+
+def copies_difference(graph: Graph, program: str | ir.Module, mesh: MeshAxes) -> list[str]:
+    """One line for each kind and bytes whose counts differ between a planned graph and its program."""
+    planned = Counter((op.name, local_bytes(op.inputs[0], mesh)) for op in graph.walk() if op.name in HOST)
+    lowered = stablehlo_copies(program)
+    return [
+        f"{kind}, {size:,} bytes: planned {planned[kind, size]}, lowered {lowered[kind, size]}"
+        for kind, size in sorted(planned.keys() | lowered.keys())
+        if planned[kind, size] != lowered[kind, size]
+    ]
+
+
+def _copy(op: ir.Operation) -> tuple[str, int] | None:
+    if op.name != "stablehlo.custom_call":
+        return None
+    if op.parent is None or op.parent.name == "func.func":  # of each result JAX tells where it is
+        return None
+    if ir.StringAttr(op.attributes["call_target_name"]).value != "annotate_device_placement":
+        return None
+    placed = ir.StringAttr(ir.DictAttr(op.attributes["mhlo.frontend_attributes"])["_xla_buffer_placement"]).value
+    return "from_host" if placed == "device" else "to_host", tensor_bytes(op.results[0].type)
