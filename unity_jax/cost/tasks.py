@@ -156,7 +156,7 @@ class _Writer:
             base = base_tensors(graph)
             updated = {t for kernel in self.traffic.kernels[graph] if kernel.updates for t in kernel.writes}
             for t in dict.fromkeys(graph.outputs[Scan.of(scan.params).stacked]):
-                if base.get(t, t) not in updated and t.literal is None:
+                if base.get(t, t) not in updated and t.literal is None and not t.on_host:
                     self._copy(t, self._wait([base.get(t, t)]), scan)
 
     def _slices(self, scan: Op, graph: Graph) -> None:
@@ -253,7 +253,7 @@ class _Writer:
         """A loop starts when all its operands are there, and all its results are there when it ends. The arrays that a
         scan stacks its results in are filled with zeros before."""
         if op.name == "scan":
-            stacks = op.outputs[Scan.of(op.params).stacked]
+            stacks = (t for t in op.outputs[Scan.of(op.params).stacked] if not t.on_host)
             seconds = sum(fill_seconds(self.machine.device, self._local(t), t.itemsize) for t in stacks)
             after = self._compute(seconds, after, op)
         for body in op.bodies:

@@ -8,7 +8,7 @@ from typing import Any
 
 from unity_jax.cost.layers import simulated
 from unity_jax.cost.program import local_bytes, program_flops
-from unity_jax.cost.tasks import DEVICE_TO_HOST, HOST_TO_DEVICE
+from unity_jax.cost.tasks import DEVICE_TO_HOST, HOST_TO_DEVICE, Task
 from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import collectives
@@ -78,9 +78,9 @@ def _savings(found: Candidate) -> tuple[Saving, ...]:
     """What was done to need less memory; what is copied from the host and back as it is in this plan."""
     if not found.program.hosted:
         return found.program.savings
-    tasks, bandwidth = found.timeline.tasks, found.machine.device.host_bandwidth
-    without = [replace(t, seconds=0.0) if t.stream in (HOST_TO_DEVICE, DEVICE_TO_HOST) else t for t in tasks]
-    exposed = max(0.0, found.seconds - simulated(without, found.machine).step_seconds)
+    bandwidth = found.machine.device.host_bandwidth
+    without = simulated(_without_copies(found.timeline.tasks), found.machine).step_seconds
+    exposed = max(0.0, found.seconds - without)
     done = list[Saving]()
     for how in found.program.savings:
         if isinstance(how, Offload):
@@ -89,6 +89,13 @@ def _savings(found: Candidate) -> tuple[Saving, ...]:
             how = replace(how, bytes=nbytes, seconds=2 * nbytes / bandwidth, exposed=part * exposed)
         done.append(how)
     return tuple(done)
+
+
+def _without_copies(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Tasks, those of loops too, as if copies from the host and to it took no time."""
+    copies = (HOST_TO_DEVICE, DEVICE_TO_HOST)
+    quick = (replace(t, seconds=0.0) if t.stream in copies else t for t in tasks)
+    return tuple(replace(t, body=_without_copies(t.body)) if t.body else t for t in quick)
 
 
 def _leaves(

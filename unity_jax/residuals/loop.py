@@ -78,7 +78,8 @@ class _Writer:
         stacks = [_like(t, (self.parts, *self.turns.shape(t)), t.dtype) for t in region.stacked]
         self.origin.update((x, ("sum", t)) for x, t in zip(sums, region.sums, strict=True))
         self.origin.update((x, ("stack", t)) for x, t in zip(stacks, region.stacked, strict=True))
-        ops.append(self._scan((*region.whole, *zeros, *counted, *chunks), (*sums, *stacks), body))
+        operands, results = (*region.whole, *zeros, *counted, *chunks), (*sums, *stacks)
+        ops.append(scan_of(self.parts, len(region.whole), len(region.sums), operands, results, body, self.source))
         replaced = {}
         for t, x in zip(region.sums, sums, strict=True):
             replaced[t] = self._computed(lambda x, t=t: [x.astype(t.dtype)], (x,), ("result", t), ops)[0]
@@ -120,14 +121,6 @@ class _Writer:
         made = Graph((here, *inner.values()), tuple(known.get(t, t) for t in body.outputs), ops)
         params = roles.with_constants(op.params, roles.constants.stop + 1)
         return dataclasses.replace(op, inputs=(index, *inputs), outputs=outputs, params=params, bodies=(made,))
-
-    def _scan(self, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], body: Graph) -> Op:
-        """The loop itself, as JAX traces one."""
-        traced = build(jax.make_jaxpr(lambda: jax.lax.scan(lambda x, _: (x + 1, None), 0, length=self.parts))())
-        (op,) = (op for op in traced.ops if op.name == "scan")
-        params = {**op.params, "num_consts": len(self.region.whole), "num_carry": len(self.region.sums)}
-        op = dataclasses.replace(op, inputs=operands, outputs=results, params=params, bodies=(body,))
-        return dataclasses.replace(as_of(self.source, op), backward=True)
 
     def _computed(
         self, fn: Callable[..., Any], operands: Sequence[Tensor], key: Origin, ops: list[Op]
@@ -171,6 +164,23 @@ class _Writer:
             return [jnp.moveaxis(x, 0, dim).reshape(t.shape)]
 
         return join
+
+
+def scan_of(
+    length: int,
+    constants: int,
+    carried: int,
+    operands: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    body: Graph,
+    source: Op,
+) -> Op:
+    """A loop, as JAX traces one, of the backward pass. **Arguments:** `source`: the op whose line it is of."""
+    traced = build(jax.make_jaxpr(lambda: jax.lax.scan(lambda x, _: (x + 1, None), 0, length=length))())
+    (op,) = (op for op in traced.ops if op.name == "scan")
+    params = {**op.params, "num_consts": constants, "num_carry": carried}
+    op = dataclasses.replace(op, inputs=operands, outputs=results, params=params, bodies=(body,))
+    return dataclasses.replace(as_of(source, op), backward=True)
 
 
 def _like(t: Tensor, shape: tuple[int, ...], dtype: Any) -> Tensor:

@@ -14,6 +14,7 @@ from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.microbatch import microbatched
 from unity_jax.residuals.recompute import recomputed
 from unity_jax.residuals.region import NoRegionError
+from unity_jax.residuals.slices import by_layer
 from unity_jax.text import seconds, short_source, size
 from unity_jax.xla.traffic import Traffic
 
@@ -146,12 +147,13 @@ class Microbatch:
 class Offload:
     """State that is in the memory of the host from step to step, and on its device only while it is updated.
 
-    **Fields:** `hosted`: which inputs of the graph; `count` of these, those of all layers; `bytes` on each device;
-    `seconds` that copies of these take from the host and back, one after the other, and the `exposed` part of them, by
-    which the step is longer.
+    **Fields:** `hosted`: which inputs of the graph; `by_layer`: whether those that hold all layers are updated layer by
+    layer; `count` of these, those of all layers; `bytes` on each device; `seconds` that copies of these take from the
+    host and back, one after the other, and the `exposed` part of them, by which the step is longer.
     """
 
     hosted: tuple[int, ...]
+    by_layer: bool
     count: int
     bytes: int
     seconds: float
@@ -170,11 +172,12 @@ class Offload:
     def __str__(self) -> str:
         leaves = f"{self.count} leaves" if self.count > 1 else "a leaf"
         copies = f"{seconds(self.seconds)} of copies, {seconds(self.exposed)} exposed"
-        return f"keeps {leaves} of the state ({size(self.bytes)}) on the host, {copies}"
+        layers = ", updated layer by layer" * self.by_layer
+        return f"keeps {leaves} of the state ({size(self.bytes)}) on the host{layers}, {copies}"
 
     def applied(self, graph: Graph) -> Change:
-        """The graph as it is: where its arguments are is no matter of what it computes."""
-        return Change(graph, {}, frozenset(self.hosted))
+        """The graph as it is, or with loops over layers."""
+        return by_layer(graph, self.hosted) if self.by_layer else Change(graph, {}, frozenset(self.hosted))
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Offload:
         """The same for another graph, whose tensors have their `like` in this one."""
@@ -215,6 +218,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "bytes": int,
     "seconds": float,
     "exposed": float,
+    "by_layer": bool,
     "dim": int,
     "parts": int,
     "rows": int,

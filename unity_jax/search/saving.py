@@ -71,9 +71,9 @@ def fitting(
         except NeedsWholeBatchError as error:
             entire[str(error)] = None
         for form in forms:
-            for more in (_recomputable, _hostable):
+            for more in (_recomputable, _hostable, _stacks):
                 made += _fewest(form, more, limit, follow, best(made, limit))
-    for more in (_hostable, _recomputable):  # besides what needs least so far
+    for more in (_stacks, _recomputable):  # besides what needs least so far
         if not (least := best(made, limit)).fits(limit):
             made += _fewest(least, more, limit, follow, least)
     first = best(made, limit)
@@ -145,12 +145,18 @@ def _hostable(start: Candidate) -> list[Offload]:
     return [_offload(start, largest[: n + 1]) for n in range(len(largest))]
 
 
+def _stacks(start: Candidate) -> list[Offload]:
+    """The same, updated layer by layer."""
+    every = [dataclasses.replace(how, by_layer=True) for how in _hostable(start)]
+    return every if every and every[-1].applied(start.program.graph).origin else []
+
+
 def _offload(start: Candidate, hosted: Sequence[int]) -> Offload:
     """These inputs on the host, for a plan."""
     inputs, mesh = [start.graph.inputs[i] for i in sorted(hosted)], start.mesh
     nbytes = sum(t.times * local_bytes(t, mesh) for t in inputs)
     seconds = 2 * nbytes / start.machine.device.host_bandwidth
-    return Offload(tuple(sorted(hosted)), sum(t.times for t in inputs), nbytes, seconds, seconds)
+    return Offload(tuple(sorted(hosted)), False, sum(t.times for t in inputs), nbytes, seconds, seconds)
 
 
 def hosting(found: Candidate, hosted: Sequence[int]) -> Candidate:
