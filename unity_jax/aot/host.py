@@ -38,8 +38,8 @@ def copies_difference(graph: Graph, program: str | ir.Module, mesh: MeshAxes) ->
 def _copy(op: ir.Operation) -> tuple[str, int] | None:
     if op.name != "stablehlo.custom_call":
         return None
-    if op.parent is None or op.parent.name == "func.func":  # of each result JAX tells where it is
-        return None
+    if op.parent is None or op.parent.attributes.get("sym_name") == ir.StringAttr.get("main", op.context):
+        return None  # of each result JAX tells where it is
     if ir.StringAttr(op.attributes["call_target_name"]).value != "annotate_device_placement":
         return None
     placed = ir.StringAttr(ir.DictAttr(op.attributes["mhlo.frontend_attributes"])["_xla_buffer_placement"]).value

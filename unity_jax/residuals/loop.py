@@ -126,18 +126,10 @@ class _Writer:
         self, fn: Callable[..., Any], operands: Sequence[Tensor], key: Origin, ops: list[Op]
     ) -> list[Tensor]:
         """The results of a JAX function, whose ops are added."""
-        shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in operands]
-        traced = build(jax.make_jaxpr(fn)(*shapes))
-        names = dict(zip(traced.inputs, operands, strict=True))
-        times = max((t.times for t in operands), default=1)
-
-        def fresh(t: Tensor) -> Tensor:
-            return dataclasses.replace(t, times=times)
-
-        made = renamed(traced.ops, names, fresh, lambda op: as_of(self.source, op))
+        made, results = computed(fn, operands, self.source)
         self.origin.update((t, (key, i)) for i, t in enumerate(t for op in made for t in op.outputs))
         ops += made
-        return [names.get(t, t) for t in traced.outputs]
+        return results
 
     def _split(self, t: Tensor) -> Callable[[Any], list[Any]]:
         """A function that makes of an array a stack of its chunks: blocks of rows, or one of every so many."""
@@ -164,6 +156,19 @@ class _Writer:
             return [jnp.moveaxis(x, 0, dim).reshape(t.shape)]
 
         return join
+
+
+def computed(fn: Callable[..., Any], operands: Sequence[Tensor], source: Op) -> tuple[list[Op], list[Tensor]]:
+    """A JAX function of tensors as ops, and its results. **Arguments:** `source`: the op whose line they are of."""
+    traced = build(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in operands)))
+    names = dict(zip(traced.inputs, operands, strict=True))
+    times = max((t.times for t in operands), default=1)
+
+    def fresh(t: Tensor) -> Tensor:
+        return dataclasses.replace(t, times=times)
+
+    made = renamed(traced.ops, names, fresh, lambda op: as_of(source, op))
+    return made, [names.get(t, t) for t in traced.outputs]
 
 
 def scan_of(

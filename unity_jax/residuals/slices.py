@@ -1,7 +1,7 @@
 """The update of stacked state layer by layer: a leaf that holds the state of all layers need not be there as a whole.
 
     mu', nu', w' = update(mu, nu, w, g)        all [24, 8192, 2048]
-    for each of 24 layers                      its [8192, 2048] of each
+    for each of 24 layers                      its [8192, 2048] of each, written into w
 
 What is computed of such state must be elementwise, all of it, as are the updates of Adam and of momentum; one that
 needs a norm of a weight stays as it is.
@@ -10,13 +10,17 @@ needs a norm of a weight stays as it is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
 from unity_jax.residuals.change import Change, Origin
-from unity_jax.residuals.loop import scan_of
+from unity_jax.residuals.loop import computed, scan_of
 from unity_jax.residuals.recompute import is_constant
 from unity_jax.rewrite.apply import in_order
 
@@ -26,16 +30,15 @@ def by_layer(graph: Graph, hosted: Collection[int]) -> Change:
 
     **Arguments:** `hosted`: the inputs, by index; others than stacked ones are not looped over.
     """
-    origin: dict[Tensor, Origin] = {}
+    inputs = [graph.inputs[i] for i in sorted(hosted)]
     stacked = {t.shape for op in graph.ops if op.name == "scan" for t in op.inputs[Scan.of(op.params).sliced]}
-    inputs = (graph.inputs[i] for i in sorted(hosted))
     leaves = [t for t in inputs if t.rank > 1 and t.shape in stacked and t.times == 1]
-    ops, replaced = list(graph.ops), dict[Tensor, Tensor]()
+    ops, replaced, origin = list(graph.ops), dict[Tensor, Tensor](), dict[Tensor, Origin]()
     for core in _updates(graph, leaves):
         region = _with_gradients(graph, core)
-        loop, results = _loop(graph, region, origin)
-        replaced.update(results)
-        ops = [op for op in ops if op not in region or is_constant(op)] + [loop]
+        writer = _Writer(graph, region, inputs, origin)
+        replaced |= writer.results
+        ops = [op for op in ops if op not in region or is_constant(op)] + writer.ops
     if not replaced:
         return Change(graph, {}, frozenset(hosted))
     outputs = tuple(replaced.get(t, t) for t in graph.outputs)
@@ -43,7 +46,7 @@ def by_layer(graph: Graph, hosted: Collection[int]) -> Change:
     return Change(Graph(graph.inputs, outputs, order), origin, frozenset(hosted))
 
 
-def _updates(graph: Graph, leaves: list[Tensor]) -> Iterator[list[Op]]:
+def _updates(graph: Graph, leaves: Sequence[Tensor]) -> Iterator[list[Op]]:
     """All that is computed of some leaves, of those together that some op reads both of; nothing of leaves of which not
     all is elementwise."""
     group = {t: n for n, t in enumerate(leaves)}  # of each tensor that is made of leaves
@@ -67,7 +70,7 @@ def _is_apart(op: Op, like: Tensor) -> bool:
     return whole and is_pointwise(op)
 
 
-def _with_gradients(graph: Graph, core: list[Op]) -> list[Op]:
+def _with_gradients(graph: Graph, core: Sequence[Op]) -> list[Op]:
     """An update with what is computed elementwise for it alone, and constants."""
     region, like, kept = set(core), core[0].outputs[0], set(graph.outputs)
     for op in reversed(graph.ops):
@@ -79,24 +82,63 @@ def _with_gradients(graph: Graph, core: list[Op]) -> list[Op]:
     return [op for op in graph.ops if op in region]
 
 
-def _loop(graph: Graph, region: list[Op], origin: dict[Tensor, Origin]) -> tuple[Op, dict[Tensor, Tensor]]:
-    """The scan over layers that does what some ops do, and its results in place of theirs."""
-    made = {t for op in region for t in op.outputs}
-    read = dict.fromkeys(t for op in region for t in op.inputs if t.literal is None and t not in made)
-    whole, cut = [t for t in read if t.rank == 0], [t for t in read if t.rank]
-    results = [t for t in dict.fromkeys(graph.outputs) if t in made]
+class _Writer:
+    """Writes the scan over layers that does what some ops do. A weight that is updated goes through the loop, which
+    writes one layer of it at a time: so it stays in its place.
 
-    def layer(t: Tensor) -> Tensor:
-        return dataclasses.replace(t, name="", shape=t.shape[1:])
+    **Fields:** `ops`: the scan, and what it needs before; `results`: those of the ops, with what they are now.
+    """
 
-    env = {t: layer(t) for t in (*whole, *cut, *made)}
-    origin.update((x, ("layer", t)) for t, x in env.items())
-    body = [_of_layer(op, env) for op in region]
-    inner = Graph(tuple(env[t] for t in (*whole, *cut)), tuple(env[t] for t in results), body)
-    outs = {t: dataclasses.replace(t) for t in results}
-    origin.update((x, t) for t, x in outs.items())
-    length = cut[0].shape[0]
-    return scan_of(length, len(whole), 0, (*whole, *cut), tuple(outs.values()), inner, region[-1]), outs
+    def __init__(
+        self, graph: Graph, region: Sequence[Op], leaves: Collection[Tensor], origin: dict[Tensor, Origin]
+    ) -> None:
+        self.origin, self.source, self.ops = origin, region[-1], list[Op]()
+        made = {t: op for op in region for t in op.outputs}
+        read = dict.fromkeys(t for op in region for t in op.inputs if t.literal is None and t not in made)
+        ends = [t for t in dict.fromkeys(graph.outputs) if t in made]
+        own = {t for t in graph.inputs if t in read and t.rank and t not in leaves}
+        updated = {w: r for r in ends for w in made[r].inputs if w in own and w.dtype == r.dtype}
+        whole = [t for t in read if t.rank == 0]
+        cut = [t for t in read if t.rank and t not in updated]
+        stacked = [t for t in ends if t not in updated.values()]
+        length = self.source.outputs[0].shape[0]
+        layers = self._added(lambda: [jnp.arange(length, dtype=jnp.int32)], (), self.ops)
+        index = self._fresh(layers, ())
+        env = {t: self._fresh(t, t.shape[1:]) for t in (*whole, *cut, *made)}
+        before = {w: self._fresh(w, w.shape) for w in updated}
+        body = list[Op]()
+        for w, x in before.items():
+            env[w] = self._added(lambda x, i: [jax.lax.dynamic_index_in_dim(x, i, 0, False)], (x, index), body)
+        body += [_of_layer(op, env) for op in region]
+        after = list[Tensor]()
+        for w, r in updated.items():
+            operands = before[w], env[r], index
+            after.append(
+                self._added(lambda x, y, i: [jax.lax.dynamic_update_index_in_dim(x, y, i, 0)], operands, body)
+            )
+        arguments = (*(env[t] for t in whole), *before.values(), index, *(env[t] for t in cut))
+        inner = Graph(arguments, (*after, *(env[t] for t in stacked)), body)
+        self.results = {t: dataclasses.replace(t) for t in (*updated.values(), *stacked)}
+        origin.update((x, t) for t, x in self.results.items())
+        given = (*whole, *updated, layers, *cut)
+        self.ops.append(
+            scan_of(length, len(whole), len(updated), given, tuple(self.results.values()), inner, self.source)
+        )
+
+    def _fresh(self, t: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """What an iteration has in place of a tensor."""
+        found = dataclasses.replace(t, name="", shape=shape)
+        self.origin[found] = ("layer", t)
+        return found
+
+    def _added(self, fn: Callable[..., Any], operands: tuple[Tensor, ...], ops: list[Op]) -> Tensor:
+        """The result of a JAX function, whose ops are added."""
+        written, (result,) = computed(fn, operands, self.source)
+        key = operands[0] if operands else self.source.outputs[0]
+        made = (t for op in written for t in op.outputs)
+        self.origin.update((t, ("layer", key, len(ops), i)) for i, t in enumerate(made))
+        ops += (dataclasses.replace(op, backward=True) for op in written)
+        return result
 
 
 def _of_layer(op: Op, env: dict[Tensor, Tensor]) -> Op:
