@@ -15,7 +15,9 @@ from unity_jax.lower.compile import arguments, jitted
 from unity_jax.lower.host import KIND, sharding
 from unity_jax.pcg.layout import Layout
 from unity_jax.plan.memory import STATE
+from unity_jax.program import trace
 from unity_jax.residuals.record import Offload
+from unity_jax.residuals.slices import by_layer
 from unity_jax.search.in_turn import AT_ONCE
 
 OPTIONS = unity.Options(cache=None, rewrite=False)
@@ -195,3 +197,97 @@ def test_devices_that_cannot_reach_the_host_are_refused(monkeypatch):
     monkeypatch.setattr(type(jax.devices()[0]), "addressable_memories", lambda _: memories)
     with pytest.raises(unity.PlanError, match=r"state in the memory of the host .* has no access to"):
         sharding(mesh, Layout.replicated(1), True)
+
+
+# State that holds all layers
+
+
+def scanned(layers=8, width=WIDTH):
+    """A scan over layers, trained by Adam with weight decay and clipped gradients."""
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, eps=1e-3))
+
+    def step(state, x):
+        def loss(params):
+            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w[0] + w[1]), None), x, params)
+            return (h**2).mean()
+
+        params, kept = state
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, kept = optimizer.update(gradients, kept, params)
+        return (optax.apply_updates(params, updates), kept), value
+
+    def make():
+        w = jax.random.normal(jax.random.key(0), (layers, width, width)) / width**0.5
+        params = (w, jnp.zeros((layers, width)))
+        return params, optimizer.init(params)
+
+    return step, make, steps.batch(8, width)
+
+
+@pytest.fixture(scope="module")
+def stacked():
+    step, make, x = scanned()
+    return step, make, x, sharded(step, 0.65, (make(), x))
+
+
+def test_stacked_state_is_updated_layer_by_layer(stacked):
+    step, make, x, run = stacked
+    plan = run.plan(make(), x)
+    assert plan.fits and "on the host, updated layer by layer, " in str(plan)
+    (loop,) = (op for op in plan.pcg.ops if op.name == "scan" and any(t.on_host for t in op.inputs))
+    assert sum(t.on_host for t in loop.inputs) == sum(t.on_host for t in loop.outputs) == 2
+    assert [op.name for op in loop.bodies[0].ops if op.move is not None] == ["from_host"] * 2 + ["to_host"] * 2
+    want, got = make(), jax.tree.map(jnp.copy, make())
+    for _ in range(3):
+        (want, value), (got, found) = jax.jit(step)(want, x), run(got, x)
+        np.testing.assert_allclose(found, value, rtol=1e-6)
+    assert kinds(got).count(KIND) == 2
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5)
+
+
+def test_a_saved_plan_updates_the_same_state_layer_by_layer(stacked, tmp_path):
+    step, make, x, run = stacked
+    plan = run.plan(make(), x)
+    plan.save(tmp_path / "plan.json")
+    again = unity.auto_shard(step, plan=unity.Plan.load(tmp_path / "plan.json"), donate_argnums=0).plan(make(), x)
+    assert str(again.pcg) == str(plan.pcg) and again.predicted == plan.predicted and again.saving == plan.saving
+
+
+def test_copies_inside_a_loop_are_those_of_the_plan():
+    (step, make, _), x = scanned(16), steps.batch(2, WIDTH)
+    run = sharded(step, 0.6, (make(), x), devices=2)  # it does not fit even so
+    plan = run.plan(make(), x)
+    assert any(how.by_layer for how in plan.saving)
+    args, kwargs = arguments(plan.stored, plan.pcg, plan.mesh)
+    lowered = jitted(plan.stored, plan.pcg, plan.mesh).trace(*args, **kwargs).lower(lowering_platforms=("tpu",))
+    assert copies_difference(plan.pcg, lowered.compiler_ir("stablehlo"), plan.axes) == []
+    compiled = run.lower(make(), x).compile()
+    (state, loss), (want, value) = compiled(*jax.device_put((make(), x), plan.in_shardings)), jax.jit(step)(make(), x)
+    np.testing.assert_allclose(loss, value, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5)
+
+
+def test_an_update_that_needs_a_norm_is_no_loop():
+    """That of LAMB: the trust ratio of a weight is of all its elements."""
+    optimizer, (_, make, x) = optax.lamb(1e-2), scanned()
+    params, _ = make()
+
+    def step(state, x):
+        def loss(params):
+            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w[0] + w[1]), None), x, params)
+            return (h**2).mean()
+
+        params, kept = state
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, kept = optimizer.update(gradients, kept, params)
+        return (optax.apply_updates(params, updates), kept), value
+
+    program = trace(step, ((params, optimizer.init(params)), x), {}, donate_argnums=0)
+    assert by_layer(program.graph, sorted(set(program.ties.values()))).graph is program.graph
+    step, make, x = scanned()
+    program = trace(step, (make(), x), {}, donate_argnums=0)
+    moments = [i for i, path in enumerate(program.input_names) if ".mu" in path or ".nu" in path]
+    changed = by_layer(program.graph, moments)
+    assert sum(op.name == "scan" for op in changed.graph.ops) == 2 + sum(op.name == "scan" for op in program.graph.ops)
