@@ -36,11 +36,23 @@ def copies_difference(graph: Graph, program: str | ir.Module, mesh: MeshAxes) ->
 
 
 def _copy(op: ir.Operation) -> tuple[str, int] | None:
-    if op.name != "stablehlo.custom_call":
-        return None
-    if op.parent is None or op.parent.attributes.get("sym_name") == ir.StringAttr.get("main", op.context):
-        return None  # of each result JAX tells where it is
-    if ir.StringAttr(op.attributes["call_target_name"]).value != "annotate_device_placement":
+    if not _is_placement(op):
         return None
     placed = ir.StringAttr(ir.DictAttr(op.attributes["mhlo.frontend_attributes"])["_xla_buffer_placement"]).value
+    if op.parent is not None and op.parent.name == "func.func" and _name(op.parent) == "main":
+        # JAX may tell of every result where it is: of one that was copied there, or made on the device.
+        told = all(use.owner.name == "func.return" for use in op.results[0].uses)
+        maker = op.operands[0].owner
+        there = isinstance(maker, ir.Operation) and (_is_placement(maker) or maker.name == "sdy.manual_computation")
+        if told and (placed == "device" or there):
+            return None
     return "from_host" if placed == "device" else "to_host", tensor_bytes(op.results[0].type)
+
+
+def _name(op: ir.Operation) -> str:
+    return ir.StringAttr(op.attributes["sym_name"]).value
+
+
+def _is_placement(op: ir.Operation) -> bool:
+    target = op.attributes["call_target_name"] if op.name == "stablehlo.custom_call" else None
+    return target is not None and ir.StringAttr(target).value == "annotate_device_placement"

@@ -128,7 +128,7 @@ class _Writer:
     def _fresh(self, t: Tensor, shape: tuple[int, ...]) -> Tensor:
         """What an iteration has in place of a tensor."""
         found = dataclasses.replace(t, name="", shape=shape)
-        self.origin[found] = ("layer", t)
+        self.origin[found] = t
         return found
 
     def _added(self, fn: Callable[..., Any], operands: tuple[Tensor, ...], ops: list[Op]) -> Tensor:

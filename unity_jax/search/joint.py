@@ -171,7 +171,10 @@ def _alone(program: Program, machine: Machine, limit: float | None, mesh: MeshAx
     found = identity(program, machine, mesh)
     if found.fits(most):
         return found
-    return fitting([found], most, lambda _, other, __: identity(other, machine, mesh), lambda _: found)
+    bound = found.lower_bound
+    return fitting(
+        [found], most, lambda _, other, __: identity(other, machine, mesh).noting(lower_bound=bound), lambda _: found
+    )
 
 
 def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:
