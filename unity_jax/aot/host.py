@@ -9,6 +9,7 @@ none.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from jax.extend.mlir import ir
 
@@ -42,8 +43,10 @@ def _copy(op: ir.Operation) -> tuple[str, int] | None:
     if op.parent is not None and op.parent.name == "func.func" and _name(op.parent) == "main":
         # JAX may tell of every result where it is: of one that was copied there, or made on the device.
         told = all(use.owner.name == "func.return" for use in op.results[0].uses)
-        maker = op.operands[0].owner
-        there = isinstance(maker, ir.Operation) and (_is_placement(maker) or maker.name == "sdy.manual_computation")
+        maker: Any = op.operands[0].owner
+        there = not isinstance(maker, ir.Block) and (
+            _is_placement(maker.operation) or maker.name == "sdy.manual_computation"
+        )
         if told and (placed == "device" or there):
             return None
     return "from_host" if placed == "device" else "to_host", tensor_bytes(op.results[0].type)
