@@ -204,7 +204,7 @@ class AutoSharded:
         """
         __tracebackhide__ = True
         first = self._first("init")
-        layouts = first.layouts(every=True)
+        lie = first.named({i: first.sharding(leaf) for i, leaf in enumerate(first.inputs)})
         make_state = objects.pure(make_state)
         (args, _), found = objects.split((args, {}))
         leaves, tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(make_state, *args))
@@ -212,16 +212,16 @@ class AutoSharded:
         shardings = []
         for path, leaf in leaves:
             name, dtype = jax.tree_util.keystr(path), str(leaf.dtype)
-            layout = pins.find(layouts, name, name, leaf.shape, dtype)
-            if path[:1] == (objects.RESULT,) and layout is None:  # objects in another order than the arguments
-                layout = pins.find(layouts, name, jax.tree_util.keystr(path[2:]), leaf.shape, dtype)
-            if layout is None and path[:1] in ((objects.ARGS,), (objects.KWARGS,)):
-                layout = Layout.replicated(len(leaf.shape))
-            if layout is None:
+            sharding = pins.find(lie, name, name, leaf.shape, dtype)
+            if path[:1] == (objects.RESULT,) and sharding is None:  # objects in another order than the arguments
+                sharding = pins.find(lie, name, jax.tree_util.keystr(path[2:]), leaf.shape, dtype)
+            if sharding is None and path[:1] in ((objects.ARGS,), (objects.KWARGS,)):
+                sharding = NamedSharding(mesh, jax.P())
+            if sharding is None:
                 raise PlanError(
                     f"init: no argument of {first.function} has a leaf {name} of type {dtype}{list(leaf.shape)}"
                 )
-            shardings.append(NamedSharding(mesh, layout.spec()))
+            shardings.append(sharding)
         given, args_tree = jax.tree_util.tree_flatten(args)
         placed = move(given, [NamedSharding(mesh, jax.P())] * len(given), ["an argument of init"] * len(given))
         build = jax.jit(make_state, out_shardings=jax.tree_util.tree_unflatten(tree, shardings))

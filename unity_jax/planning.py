@@ -37,6 +37,7 @@ from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import Rewrite, replay
 from unity_jax.search import joint, packing
 from unity_jax.search.candidate import Candidate, Pins, finish
+from unity_jax.search.hosting import hosting
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
@@ -132,9 +133,10 @@ def make(
             asked,
             settings.memory_limit,
         )
-    wanted, handed = asked, None
+    wanted, handed, hosted = asked, None, list[int]()
     if base is not None and [MeshAxes.of(base.mesh)] == [MeshAxes(m.names, m.sizes) for m in meshes]:
         wanted, handed = pins.inherit(asked, program, base.layouts()), _held(program, base, asked)
+        hosted = _on_host(program, base)
     may_rewrite, rewrites = joint.may_rewrite(machine, settings.search), None
     if may_rewrite and known and base is not None and _has_same_ops(program, base):
         rewrites = base.rewrites
@@ -142,7 +144,7 @@ def make(
     if settings.folder is not None and (may_rewrite or machine.num_devices > 1):
         steps = None if rewrites is None else [r.steps for r in rewrites]
         searched_by = settings.search, LIMITS
-        key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, searched_by, steps))
+        key = repr((program.hash, machine, limit, meshes, _text(program, wanted), handed, hosted, searched_by, steps))
         path = cache.file_of(settings.folder, key)
         known_plan = cache.load(path, program.hash) if not margin else None
         if known_plan is not None and known_plan.axes in meshes and (known_plan.fits or not known_plan.margin):
@@ -161,7 +163,7 @@ def make(
     if not processes.are_several(mesh):
         within = limit - margin
         best = packing.held(best, within, wanted) if handed is None else packing.inherited(best, within, wanted, handed)
-    plan = make_plan(mesh, machine, limit, best.noting(searched=how), asked, margin)
+    plan = make_plan(mesh, machine, limit, hosting(best, hosted).noting(searched=how), asked, margin)
     if path is not None:
         cache.store(plan, path)
     return plan
@@ -257,7 +259,7 @@ def _as_saved(program: Program, saved: Plan) -> Program:
         except (LookupError, CannotEmit):
             raise PlanError("the plan rewrites the program by rules that are not there any more: plan again") from None
     for how in saved.saving:
-        program = program.saving(how.applied(program.graph).graph, how)
+        program = program.saving(how.applied(program.graph), how)
     return pack(program, [(p.packing, p.inputs) for p in saved.packed]) if saved.packed else program
 
 
@@ -274,6 +276,13 @@ def _followed(program: Program, rewrites: tuple[Rewrite, ...]) -> Program | None
         return program.rewritten(replay(program.graph, rewrites, searched()), rewrites)
     except (LookupError, CannotEmit):
         return None
+
+
+def _on_host(program: Program, base: Plan) -> list[int]:
+    """What an earlier plan has on the host of this program's arguments."""
+    known = base.named({i: True for i, leaf in enumerate(base.inputs) if leaf.on_host})
+    names = enumerate(zip(program.leaves, program.in_paths, program.in_suffixes, strict=True), len(program.constants))
+    return [i for i, (t, path, suffix) in names if pins.find(known, path, suffix, t.shape, str(t.dtype))]
 
 
 def _held(program: Program, base: Plan, asked: Pins) -> list[tuple[Group, Layout]]:

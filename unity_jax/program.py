@@ -19,6 +19,7 @@ from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.trace import build
 
 if TYPE_CHECKING:
+    from unity_jax.residuals.change import Change
     from unity_jax.residuals.record import Saving
     from unity_jax.rewrite.packing import Group, Packed
     from unity_jax.rewrite.record import Rewrite
@@ -36,7 +37,8 @@ class Program:
     `weak`: whether each result's type gives way to others (those that differ in this only are one program);
     `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces;
     `rewrites`: what has been rewritten since tracing; `savings`: how it was changed then to need less memory, and
-    `keeping`: this program before that; `packed`: inputs that are held as one, each group after all other
+    `keeping`: this program before that; `hosted`: the inputs that are in the memory of the host from step to step, as
+    are the results that replace them; `packed`: inputs that are held as one, each group after all other
     inputs, and its results after all other results (`rewrite.pack`); `unpacked`: this program before that.
     """
 
@@ -55,6 +57,7 @@ class Program:
     traced: Program | None = None
     savings: tuple[Saving, ...] = ()
     keeping: Program | None = None
+    hosted: frozenset[int] = frozenset()
     packed: tuple[Packed, ...] = ()
     unpacked: Program | None = None
 
@@ -62,10 +65,16 @@ class Program:
         """The same function, by another graph."""
         return dataclasses.replace(self, graph=graph, rewrites=rewrites, traced=self.traced or self)
 
-    def saving(self, graph: Graph, how: Saving) -> Program:
-        """The same function, by a graph that needs less memory."""
-        savings, keeping = (*self.savings, how), self.keeping or self
-        return dataclasses.replace(self, graph=graph, savings=savings, keeping=keeping, traced=self.traced or self)
+    def saving(self, made: Change, how: Saving) -> Program:
+        """The same function, so changed that it needs less memory."""
+        return dataclasses.replace(
+            self,
+            graph=made.graph,
+            savings=(*self.savings, how),
+            keeping=self.keeping or self,
+            hosted=self.hosted | made.hosted,
+            traced=self.traced or self,
+        )
 
     @functools.cached_property
     def hash(self) -> str:
@@ -86,6 +95,11 @@ class Program:
     def leaving(self) -> list[Group]:
         """What is packed of the results of the unpacked program."""
         return [(p.packing, p.outputs) for p in self.packed if p.outputs]
+
+    @property
+    def on_host(self) -> dict[Tensor, list[int]]:
+        """The inputs in the memory of the host, each with the results that replace it, by index."""
+        return {self.graph.inputs[i]: [o for o, j in self.ties.items() if j == i] for i in sorted(self.hosted)}
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ from unity_jax.aot.compiled import peak_of
 from unity_jax.call import Call, abstract, is_concrete
 from unity_jax.errors import MemoryLimitError, PlanError
 from unity_jax.lower.compile import arguments, jitted, planned
+from unity_jax.lower.host import sharding
 from unity_jax.lower.parts import Form, Part, as_array
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.plan import Plan
@@ -52,7 +53,7 @@ class Runner:
     @functools.cached_property
     def shardings(self) -> list[NamedSharding]:
         """One per input of the planned graph."""
-        return [NamedSharding(self.mesh, leaf.layout.spec()) for leaf in self.plan.inputs]
+        return [sharding(self.mesh, leaf.layout, leaf.on_host) for leaf in self.plan.inputs]
 
     @functools.cached_property
     def jitted(self) -> Any:
@@ -263,7 +264,7 @@ def memory_error(plan: Plan, said: str = "") -> MemoryLimitError:
     **Arguments:** `said`: the device's words, where it ran out of memory.
     """
     top = "\n".join(f"  {size(n):>10}  {name}" for name, n in plan.largest[:5])
-    given = sum(leaf.bytes for leaf in plan.inputs)
+    given = sum(leaf.bytes for leaf in plan.inputs if not leaf.on_host)
     alone = f" The arguments alone take {size(given)}." if given > plan.memory_limit else ""
     adds = f" and {size(plan.margin)} more as compiled" if plan.margin > 0 else ""
     needs = f"{plan.function} needs {size(plan.predicted.peak_bytes)} on each device{adds}"

@@ -47,7 +47,7 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.residuals.record import Microbatch
-from unity_jax.search import saving
+from unity_jax.search import chunking
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
@@ -113,7 +113,7 @@ def by_chunks(plan: Candidate, limit: float) -> Iterator[Candidate]:
     def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
         return Planner(program, plan.machine).as_decided(plan, like)
 
-    return saving.by_chunks(plan, limit, follow)
+    return chunking.by_chunks(plan, limit, follow)
 
 
 def experts_plans(program: Program, machine: Machine, sizes: Mapping[str, int]) -> Iterator[Candidate]:

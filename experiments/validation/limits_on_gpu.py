@@ -4,9 +4,10 @@
     python -m experiments.validation.limits_on_gpu --models bert --parts 0.6  # some of it
 
 The steps are those of `gpu.csv` on a device of this kind, at their batch; a limit is a part of what their plan was
-predicted to need. Each runs by chunks, by microbatches, by recomputation, each alone, and by whatever the planner
-chooses. Which of them is fastest depends on prices of what a step without a limit does not do: small kernels in loops,
-slices, sums that are carried, values computed again. Rows go to `gpu_limits.csv`; a row that is there stays.
+predicted to need. Each runs by chunks, by microbatches, by recomputation, with state on the host, each alone, and by
+whatever the planner chooses. Which of them is fastest depends on prices of what a step without a limit does not do:
+small kernels in loops, slices, sums that are carried, values computed again. Rows go to `gpu_limits.csv`; a row that is
+there stays.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from unity_jax.text import seconds, size
 
 LIMITS = "gpu_limits.csv"
 SETTINGS = ("on", "model", "size", "part", "by")
-BY = ("any", "chunks", "microbatches", "recomputation")
+BY = ("any", "chunks", "microbatches", "recomputation", "host")
 MODELS, PARTS = "bert,gpt,vit,transformer", "0.6,0.4"
 
 

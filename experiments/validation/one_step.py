@@ -18,7 +18,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -34,7 +34,7 @@ from unity_jax.calibration.overlap import Overlap
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.presets import CHIPS
 from unity_jax.planning import alone
-from unity_jax.search import saving
+from unity_jax.search import chunking, saving
 
 LEAST, WANTED, MOST = 0.6, 0.7, 0.8
 """Of the memory of a device, what the predicted peak of a step that fills it may be, and where the next try aims."""
@@ -120,9 +120,9 @@ def made(task: Task, machine: Machine, batch: int, memory: float) -> tuple[model
 
 def limited(task: Task, machine: Machine) -> tuple[models.Model, unity.Plan, Any]:
     """A model whose memory is limited to a part of what it needs, in one way of saving memory or by any."""
-    for way, (name, nothing) in ALONE.items():
-        if task["by"] not in ("any", way):
-            setattr(saving, name, lambda *_, nothing=nothing: nothing)
+    for way, off in ALONE.items():
+        for module, name, nothing in off if task["by"] not in ("any", way) else ():
+            setattr(module, name, lambda *_, nothing=nothing: nothing)
     model, plan, step = made(task, machine, task["batch"], task["limit"])
     say(saving="; ".join(map(str, plan.saving)), fits=plan.fits)
     if not plan.fits:
@@ -130,10 +130,11 @@ def limited(task: Task, machine: Machine) -> tuple[models.Model, unity.Plan, Any
     return model, plan, step
 
 
-ALONE = {
-    "chunks": ("_chunked", ()),
-    "microbatches": ("_accumulating", ()),
-    "recomputation": ("_recomputing", ()),
+ALONE: Mapping[str, Sequence[tuple[Any, str, Any]]] = {
+    "chunks": [(chunking, "_chunked", ())],
+    "microbatches": [(saving, "_batch", None)],
+    "recomputation": [(saving, "recomputable", ())],
+    "host": [(saving, "hostable", ()), (saving, "stacks", ())],
 }
 """What the search calls for each way of saving memory (`search.saving`), and what that finds if there is nothing."""
 

@@ -45,8 +45,8 @@ def close(got, want):
 @pytest.fixture
 def in_one(monkeypatch):
     """Neither by microbatches nor by chunks."""
-    monkeypatch.setattr("unity_jax.search.saving._accumulating", lambda *_: ())
-    monkeypatch.setattr("unity_jax.search.saving._chunked", lambda *_: ())
+    monkeypatch.setattr("unity_jax.search.saving._batch", lambda *_: None)
+    monkeypatch.setattr("unity_jax.search.chunking._chunked", lambda *_: ())
 
 
 @pytest.mark.usefixtures("in_one")

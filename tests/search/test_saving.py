@@ -22,13 +22,13 @@ def no_cache(monkeypatch):
 @pytest.fixture
 def whole_batch(monkeypatch):
     """Without microbatches, which take less time here."""
-    monkeypatch.setattr("unity_jax.search.saving._accumulating", lambda *_: ())
+    monkeypatch.setattr("unity_jax.search.saving._batch", lambda *_: None)
 
 
 @pytest.fixture
 def in_one(monkeypatch):
     """Without chunks, which take less time here."""
-    monkeypatch.setattr("unity_jax.search.saving._chunked", lambda *_: ())
+    monkeypatch.setattr("unity_jax.search.chunking._chunked", lambda *_: ())
 
 
 def arguments(layers=LAYERS):
@@ -230,7 +230,7 @@ def test_the_collectives_of_microbatches_are_those_of_the_plan(small):
 
 
 def test_a_deep_program_is_planned_folded_and_runs_by_microbatches(monkeypatch):
-    monkeypatch.setattr("unity_jax.search.saving._recomputing", lambda *_: ())
+    monkeypatch.setattr("unity_jax.search.saving.recomputable", lambda *_: ())
     step, args, options = steps.sgd(steps.mlp), arguments(16), unity.Options(cache=None)
     free = unity.auto_shard(step, options=options).plan(*args)
     run = unity.auto_shard(step, memory_limit=0.3 * free.predicted.peak_bytes, options=options)

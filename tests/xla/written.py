@@ -73,6 +73,11 @@ def sum_beside(x, y):
     return jax.lax.sort(jnp.sum(x, 0)), jax.lax.sort(y)
 
 
+def updated(state, x):
+    """State that the update reads, on the host."""
+    return 0.9 * state + jax.lax.sort(x)
+
+
 def add_to_sorted(x, y):
     return jax.lax.sort(x) + y
 
@@ -83,11 +88,13 @@ LAYERS = (f32(4, 64, 64), f32(16, 64))
 
 
 class By(NamedTuple):
-    """A plan by hand: the layouts of arguments and of results, and the strategies of ops that are split."""
+    """A plan by hand: the layouts of arguments and of results, the strategies of ops that are split, and whether the
+    first argument and the result in its place are on the host."""
 
     inputs: Sequence[Layout]
     outputs: Sequence[Layout]
     strategies: Mapping[str, int] = {}
+    hosted: bool = False
 
 
 TWO_SUMS = (two_sums, (f32(2, 64, 64),) * 2, By([FIRST] * 2, [WHOLE] * 2, {"reduce_sum": 0}))
@@ -101,6 +108,12 @@ PROGRAMS = {
     "softmax_rewriter": ("h100:1", softmax, (f32(64, 64),), "dp"),
     "latency_estimates": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
     "async_collective_creator": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
+    "host_memory_transfer_asyncifier": (
+        "v5e:1x1",
+        updated,
+        (f32(64, 64),) * 2,
+        By([WHOLE] * 2, [WHOLE], hosted=True),
+    ),
     "collective_combiner": ("v5e:1x2", *TWO_SUMS),
     "list_scheduler": ("h100:2", *TWO_SUMS),
     "latency_hiding_scheduler": (
@@ -133,7 +146,8 @@ def module(on: str, fn, arguments, plan: str | By) -> Module:
         built = Builder(program.graph, program.ties, resharder, machine, rules, traffic).build(keep=False)
         seed = expert_seeds(program, built, mesh, rules)[f"{plan}(x)"]
         decisions = built.decisions(seed, keep=False)
-    graph = assemble(program.graph, decisions, resharder, rules)
+    hosted = {program.graph.inputs[0]: [0]} if isinstance(plan, By) and plan.hosted else None
+    graph = assemble(program.graph, decisions, resharder, rules, hosted)
     found = Traffic.of(graph, machine.device.compiler)
     return emit(graph, found, Storage(graph, found, mesh, machine.device), machine, Estimates(machine))
 

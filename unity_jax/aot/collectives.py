@@ -19,9 +19,9 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jax.extend.lowering import JaxIrContext, upstream_dialects
@@ -60,6 +60,7 @@ KINDS = {
     "collective_broadcast": "broadcast",
 }
 Key = tuple[str, tuple[str, ...], int]
+K = TypeVar("K", bound=Hashable)
 Groups = np.ndarray | list[list[int]]
 
 
@@ -173,20 +174,26 @@ def stablehlo_collectives(program: str | ir.Module, mesh: MeshAxes) -> list[Coll
     JAX 0.10 writes replica groups as numbers, 0.12 as axes of a mesh declared in the module; both are read.
     """
     module = parse_stablehlo(program)
-    functions, meshes = _named(module, "func.func"), declared_meshes(module)
+    meshes = declared_meshes(module)
+    return counted(places(module, lambda op: collective_key(op, meshes, mesh)))
+
+
+def places(module: ir.Module, key: Callable[[ir.Operation], K | None]) -> Counter[K]:
+    """How many operations of a module have each key, functions counted once per call."""
+    functions = _named(module, "func.func")
 
     @functools.cache
-    def of_function(name: str) -> Counter[Key]:
-        total: Counter[Key] = Counter()
+    def of_function(name: str) -> Counter[K]:
+        total: Counter[K] = Counter()
         for op in _nested(functions[name]):
-            if (key := collective_key(op, meshes, mesh)) is not None:
-                total[key] += 1
+            if (found := key(op)) is not None:
+                total[found] += 1
             for attribute in ("callee", "decomposition"):
                 if attribute in op.attributes:
                     total.update(of_function(ir.FlatSymbolRefAttr(op.attributes[attribute]).value))
         return total
 
-    return counted(of_function("main"))
+    return of_function("main")
 
 
 def collective_key(op: ir.Operation, meshes: dict[str, ir.Operation], mesh: MeshAxes) -> Key | None:
@@ -250,10 +257,11 @@ def _dense(attribute: ir.Attribute) -> np.ndarray:
 
 
 def _mlir_bytes(op: ir.Operation) -> int:
-    return max(sum(_tensor_bytes(value.type) for value in side) for side in (op.operands, op.results))
+    return max(sum(tensor_bytes(value.type) for value in side) for side in (op.operands, op.results))
 
 
-def _tensor_bytes(type_: ir.Type) -> int:
+def tensor_bytes(type_: ir.Type) -> int:
+    """Of a ranked tensor."""
     tensor = ir.RankedTensorType(type_)
     return element_bytes(str(tensor.element_type), tensor.shape)
 

@@ -32,7 +32,9 @@ class CompiledMemory:
     @staticmethod
     def of(program: jax.stages.Compiled) -> CompiledMemory:
         memory = program.memory_analysis()
-        sizes = (getattr(memory, f"{of}_size_in_bytes") for of in ("argument", "output", "temp", "alias", "host_temp"))
+        kinds = ("argument", "output", "temp", "alias")
+        sizes, host = ([getattr(memory, f"{on}{of}_size_in_bytes") for of in kinds] for on in ("", "host_"))
+        sizes.append(sum(host[:-1]) - host[-1])
         return CompiledMemory(*sizes)
 
     @property

@@ -28,14 +28,16 @@ _APART = 8
 def simulated(tasks: Sequence[Task], machine: Machine) -> Timeline:
     """One step of a device, all layers that tasks stand for included in the sums, but not in the tasks themselves."""
     once = simulate(tasks, machine, simulated)
-    step, compute, communication = once.step_seconds, once.compute_seconds, once.communication_seconds
+    step, compute = once.step_seconds, once.compute_seconds
+    communication, copies = once.communication_seconds, once.copy_seconds
     for times in sorted({task.times for task in tasks} - {1}):
         twice = simulate(repeated(tasks, times), machine, simulated)
         step += (times - 1) * max(0.0, twice.step_seconds - once.step_seconds)
         compute += (times - 1) * (twice.compute_seconds - once.compute_seconds)
         communication += (times - 1) * (twice.communication_seconds - once.communication_seconds)
+        copies += (times - 1) * (twice.copy_seconds - once.copy_seconds)
     return dataclasses.replace(
-        once, step_seconds=step, compute_seconds=compute, communication_seconds=communication
+        once, step_seconds=step, compute_seconds=compute, communication_seconds=communication, copy_seconds=copies
     )
 
 

@@ -1,7 +1,8 @@
 """Peak memory of a planned program: arguments, results, and what XLA needs between them.
 
-Arguments and results have memory for the whole step; a result takes that of a donated argument of its shape. What lies
-between are the buffers of the program as the compiler of the machine shapes it (`xla.pipelines`).
+Arguments and results have memory for the whole step, but for those on the host; a result takes that of a donated
+argument of its shape. What lies between are the buffers of the program as the compiler of the machine shapes it
+(`xla.pipelines`).
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def scheduled(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine) 
 def held(graph: Graph, storage: Storage, donated: Sequence[int]) -> dict[Tensor, float]:
     """What has memory for the whole step, with its bytes: arguments, and results that take the place of none."""
     base = base_tensors(graph)
-    kept = {t: t.times * storage.outside(t) for t in graph.inputs}
-    free = Counter(_kind(graph.inputs[i]) for i in donated)
-    for t in dict.fromkeys(base.get(t, t) for t in graph.outputs):
+    kept = {t: t.times * storage.outside(t) for t in graph.inputs if not t.on_host}
+    free = Counter(_kind(graph.inputs[i]) for i in donated if not graph.inputs[i].on_host)
+    for t in dict.fromkeys(base.get(t, t) for t in graph.outputs if not t.on_host):
         if free[_kind(t)]:
             free[_kind(t)] -= 1
         elif t not in kept and t.literal is None:

@@ -6,6 +6,7 @@ The same functions price the strategies of single ops inside the search; `timeli
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from unity_jax.cost.compute import PRODUCTS, Work, op_work, total
 from unity_jax.machine.device import Device
@@ -21,6 +22,11 @@ def local_bytes(tensor: Tensor, mesh: MeshAxes) -> int:
     """Bytes of one device's part of a planned tensor."""
     assert tensor.layout is not None
     return tensor.itemsize * math.prod(tensor.layout.local_shape(tensor.shape, mesh))
+
+
+def host_seconds(tensors: Iterable[Tensor], mesh: MeshAxes, device: Device) -> float:
+    """Seconds to copy planned tensors from the host, or to it."""
+    return sum(local_bytes(t, mesh) for t in tensors) / device.host_bandwidth
 
 
 def shard_seconds(shard: Shard, machine: Machine, use: Use) -> float:

@@ -4,21 +4,21 @@
     1 collectives  all_reduce     after 0
     2 compute      tanh           after 1
 
-Kernels compute, moves and the collectives inside rules go over the network. What takes no time is no task: its
-consumers wait for what it would have waited for. Collectives that the compiler combines are one (`combining`). A loop
-runs its first
-iteration in the open and the others as one task: XLA awaits in an iteration what was started in it, so all later ones
-take the same time.
+Kernels compute, moves and the collectives inside rules go over the network, copies of what is on the host over its
+link. What takes no time is no task: its consumers wait for what it would have waited for. Collectives that the compiler
+combines are one (`combining`). A loop runs its first iteration in the open and the others as one task: XLA awaits in an
+iteration what was started in it, so all later ones take the same time.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unity_jax.cost.compute import copy_seconds, fill_seconds
-from unity_jax.cost.program import kernel_seconds, local_bytes
+from unity_jax.cost.program import host_seconds, kernel_seconds, local_bytes
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Matrix
 from unity_jax.network.collectives import Collective, op_collectives, serves
@@ -27,6 +27,7 @@ from unity_jax.network.reshard import turning_seconds
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import HOST
 from unity_jax.xla.aliases import base_tensors
 from unity_jax.xla.collective_combiner import Sent, across_layers, in_one, kind, together
 from unity_jax.xla.convert_mover import sent
@@ -106,12 +107,15 @@ class _Writer:
             self.times = root.times
             if root.bodies:
                 done = self._loop(root, after)
+            elif root.name in HOST and len(kernel.ops) == 1:
+                done = self._copies(graph, root, after)
             elif root.move is not None and len(kernel.ops) == 1:
                 done = self._collectives(root, served.get(root), self._join(after), root in copied)
             else:
                 for op in kernel.ops:
                     if op.shard is not None and op.shard.rule.inner is not None:
                         after = self._collectives(op, op, after)
+                after = self._reads([t for t in kernel.reads if t.on_host], kernel, after)
                 done = self._compute(kernel_seconds(kernel, self.machine.device), after, root)
             if root in copied:
                 seconds = copy_seconds(self.machine.device, self._local(root.outputs[0]), root.outputs[0].itemsize)
@@ -152,7 +156,7 @@ class _Writer:
             base = base_tensors(graph)
             updated = {t for kernel in self.traffic.kernels[graph] if kernel.updates for t in kernel.writes}
             for t in dict.fromkeys(graph.outputs[Scan.of(scan.params).stacked]):
-                if base.get(t, t) not in updated and t.literal is None:
+                if base.get(t, t) not in updated and t.literal is None and not t.on_host:
                     self._copy(t, self._wait([base.get(t, t)]), scan)
 
     def _slices(self, scan: Op, graph: Graph) -> None:
@@ -174,6 +178,23 @@ class _Writer:
 
     def _compute(self, seconds: float, after: tuple[int, ...], op: Op) -> tuple[int, ...]:
         return self._add(Task(COMPUTE, seconds, after, op)) if seconds else self._join(after)
+
+    def _copies(self, graph: Graph, op: Op, after: tuple[int, ...]) -> tuple[int, ...]:
+        """What comes from the host comes once its first reader has all else: before that there may be no room."""
+        seconds = host_seconds(op.inputs, self.mesh, self.machine.device)
+        if op.name == "to_host":
+            return self._add(Task(DEVICE_TO_HOST, seconds, after, op))
+        readers = (k for k in self.traffic.kernels[graph] if op.outputs[0] in k.reads)
+        after = self._wait(t for k in itertools.islice(readers, 1) for t in k.reads)
+        return self._add(Task(HOST_TO_DEVICE, seconds, after, op))
+
+    def _reads(self, hosted: Sequence[Tensor], kernel: Kernel, after: tuple[int, ...]) -> tuple[int, ...]:
+        """What a kernel waits for the link that reads arguments on the host: it runs, and nothing else does."""
+        if not hosted:
+            return after
+        device = self.machine.device
+        waits = max(0.0, host_seconds(hosted, self.mesh, device) - kernel_seconds(kernel, device))
+        return self._add(Task(HOST_TO_DEVICE, waits, after, kernel.root, blocking=True))
 
     def _local(self, t: Tensor) -> tuple[int, ...]:
         assert t.layout is not None
@@ -232,7 +253,7 @@ class _Writer:
         """A loop starts when all its operands are there, and all its results are there when it ends. The arrays that a
         scan stacks its results in are filled with zeros before."""
         if op.name == "scan":
-            stacks = op.outputs[Scan.of(op.params).stacked]
+            stacks = (t for t in op.outputs[Scan.of(op.params).stacked] if not t.on_host)
             seconds = sum(fill_seconds(self.machine.device, self._local(t), t.itemsize) for t in stacks)
             after = self._compute(seconds, after, op)
         for body in op.bodies:

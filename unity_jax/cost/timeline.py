@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from unity_jax.cost.tasks import COLLECTIVES, COMPUTE, Task
+from unity_jax.cost.tasks import COLLECTIVES, COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Task
 from unity_jax.machine.contention import STREAMS
 from unity_jax.machine.machine import Machine
 
@@ -30,7 +30,8 @@ class Timeline:
     """One step of one device.
 
     **Fields:** `tasks`, and for each when it starts and ends, in seconds from the start of the step; `step_seconds`;
-    `compute_seconds` and `communication_seconds`: the sums over tasks, loops included, of what each takes alone.
+    `compute_seconds`, `communication_seconds` and `copy_seconds` (from the host and to it): the sums over tasks, loops
+    included, of what each takes alone.
     """
 
     tasks: tuple[Task, ...]
@@ -39,10 +40,12 @@ class Timeline:
     step_seconds: float
     compute_seconds: float
     communication_seconds: float
+    copy_seconds: float
 
     @property
     def exposed_communication_seconds(self) -> float:
-        """By how much communication lengthens the step: its duration beyond that of its arithmetic alone. That is the
+        """By how much communication, and copies from the host and to it, lengthen the step: its duration beyond that of
+        its arithmetic alone. That is the
         time that arithmetic waits, and what it loses to collectives and copies beside it."""
         return max(0.0, self.step_seconds - self.compute_seconds)
 
@@ -66,7 +69,7 @@ def simulate(
 
     **Arguments:** `inside`: how the bodies of loops are run, if not like the tasks.
     """
-    compute = communication = 0.0
+    compute = communication = copies = 0.0
     alone = []
     for task in tasks:
         if task.body:
@@ -74,13 +77,15 @@ def simulate(
             alone.append(task.runs * inner.step_seconds)
             compute += task.runs * inner.compute_seconds
             communication += task.runs * inner.communication_seconds
+            copies += task.runs * inner.copy_seconds
         else:
             alone.append(task.seconds)
             compute += task.seconds if task.stream == COMPUTE else 0.0
             communication += task.seconds if task.stream == COLLECTIVES else 0.0
+            copies += task.seconds if task.stream in (HOST_TO_DEVICE, DEVICE_TO_HOST) else 0.0
     run = _Run(tasks, alone)
     run.all(machine)
-    return Timeline(tuple(tasks), tuple(run.starts), tuple(run.ends), run.now, compute, communication)
+    return Timeline(tuple(tasks), tuple(run.starts), tuple(run.ends), run.now, compute, communication, copies)
 
 
 def _resources(task: Task) -> int:

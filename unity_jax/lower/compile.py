@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from unity_jax import _compat
+from unity_jax.lower.host import sharding
 from unity_jax.lower.interpreter import run
 from unity_jax.lower.target import target
 from unity_jax.pcg.graph import Graph, Tensor
@@ -123,7 +124,8 @@ def _boundary(
     def shardings(planned: Sequence[Tensor], groups: list[Group], given: Sequence[Tensor]) -> list[NamedSharding]:
         layouts = [t.layout for t in planned if t.layout is not None]
         found = apart(layouts, groups, [t.shape for t in given], MeshAxes.of(mesh))
-        return [NamedSharding(mesh, layout.spec()) for layout in found]
+        hosted = [False] * len(found) if groups else [t.on_host for t in planned]
+        return [sharding(mesh, layout, on_host) for layout, on_host in zip(found, hosted, strict=True)]
 
     ins = shardings(graph.inputs, entering, caller.graph.inputs)
     return caller, ins, shardings(graph.outputs, leaving, caller.graph.outputs)

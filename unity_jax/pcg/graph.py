@@ -21,7 +21,8 @@ from unity_jax.pcg.parallel import Move
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """A value of the program: global shape, dtype, the literal it stands for (if any) and, once planned, its layout.
+    """A value of the program: global shape, dtype, the literal it stands for (if any) and, once planned, its layout and
+    whether it is in the memory of the host.
 
     In a program that is folded (`search.fold`), `times`: how many values it stands for, one for each layer; `enters`
     and `leaves`: equal numbers, if not 0, where what leaves a layer enters the next one in place of another value.
@@ -35,6 +36,7 @@ class Tensor:
     times: int = 1
     enters: int = 0
     leaves: int = 0
+    on_host: bool = False
 
     @property
     def rank(self) -> int:
@@ -54,7 +56,8 @@ class Tensor:
     def __str__(self) -> str:
         if self.literal is not None:
             return f"{self.literal}"
-        return (self.layout or Layout.replicated(self.rank)).typeof(self.shape, self.dtype)
+        layout = self.layout or Layout.replicated(self.rank)
+        return layout.typeof(self.shape, self.dtype) + " on the host" * self.on_host
 
 
 @functools.lru_cache(maxsize=256)
@@ -209,4 +212,6 @@ def trips(op: Op) -> int:
 
 def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """The planned twin of a traced tensor."""
-    return Tensor(tensor.shape, tensor.dtype, tensor.name, tensor.literal, layout, tensor.times)
+    return Tensor(
+        tensor.shape, tensor.dtype, tensor.name, tensor.literal, layout, tensor.times, on_host=tensor.on_host
+    )

@@ -21,7 +21,10 @@ COLLECTIVES: dict[str, str | None] = {
     "exchange": "all_to_all",
     "shift": "permute",
 }
-"""The kinds of moves, and the collective that each one emits."""
+"""The kinds of moves from one layout to another, and the collective that each one emits."""
+
+HOST = frozenset(["from_host", "to_host"])
+"""The kinds of moves between a device and its host: a layout says how an array is split, not where the shards are."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Move:
     - `reduce_scatter`: axes of a partial sum become the minor-most of `dim`
     - `exchange`: the minor-most axes of `dim` become the minor-most of `target_dim`
     - `replicate`: replicated axes become partial
+    - `from_host`, `to_host`: the layout stays, over no axes; what comes from the host or goes there is there
     """
 
     kind: str
@@ -46,10 +50,15 @@ class Move:
     @property
     def collective(self) -> str | None:
         """The one collective that it emits; None for a local move."""
-        return COLLECTIVES[self.kind]
+        return COLLECTIVES.get(self.kind)
+
+    @staticmethod
+    def host(kind: str, layout: Layout) -> Move:
+        """A copy from the host or to it (`HOST`)."""
+        return Move(kind, (), None, None, layout, layout)
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.before} -> {self.after}"
+        return f"{self.kind} {self.before}" + (f" -> {self.after}" if self.kind not in HOST else "")
 
 
 @dataclass(frozen=True)

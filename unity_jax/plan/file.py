@@ -126,13 +126,15 @@ def _leaf_json(leaf: Leaf) -> dict[str, Any]:
         "dtype": leaf.dtype,
         "layout": _layout_json(leaf.layout),
         "bytes": leaf.bytes,
+        "on_host": leaf.on_host,
     }
 
 
 def _leaf(data: dict[str, Any], axes: MeshAxes) -> Leaf:
     shape, layout = tuple(map(int, data["shape"])), _layout(data["layout"])
     check(layout, shape, axes, f"the layout of {data['path']}", boundary=True)
-    return Leaf(str(data["path"]), shape, str(data["dtype"]), layout, int(data["bytes"]))
+    on_host = bool(data.get("on_host", False))  # files that were written before there was that have none
+    return Leaf(str(data["path"]), shape, str(data["dtype"]), layout, int(data["bytes"]), on_host)
 
 
 def _predicted(data: dict[str, Any]) -> Predicted:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from unity_jax.cost.layers import simulated
 from unity_jax.cost.program import local_bytes, program_flops
+from unity_jax.cost.tasks import DEVICE_TO_HOST, HOST_TO_DEVICE, Task
 from unity_jax.machine.device import differences
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import collectives
@@ -15,6 +18,7 @@ from unity_jax.plan.plan import Plan
 from unity_jax.plan.record import to_record
 from unity_jax.plan.value import Leaf, Predicted
 from unity_jax.plan.whole import replicated
+from unity_jax.residuals.record import Offload, Saving
 from unity_jax.rewrite.packing import Group, apart
 from unity_jax.search.candidate import Candidate, Pins
 
@@ -60,7 +64,7 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         stored.packed,
         found.searched,
         machine.hash,
-        program.savings,
+        _savings(found),
         margin,
         program=program,
         stored=stored,
@@ -70,14 +74,39 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
     )
 
 
+def _savings(found: Candidate) -> tuple[Saving, ...]:
+    """What was done to need less memory; what is copied from the host and back as it is in this plan."""
+    if not found.program.hosted:
+        return found.program.savings
+    bandwidth = found.machine.device.host_bandwidth
+    without = simulated(_without_copies(found.timeline.tasks), found.machine).step_seconds
+    exposed = max(0.0, found.seconds - without)
+    done = list[Saving]()
+    for how in found.program.savings:
+        if isinstance(how, Offload):
+            nbytes = sum(local_bytes(found.graph.inputs[i], found.mesh) for i in how.hosted)
+            part = nbytes / sum(local_bytes(found.graph.inputs[i], found.mesh) for i in found.program.hosted)
+            how = replace(how, bytes=nbytes, seconds=2 * nbytes / bandwidth, exposed=part * exposed)
+        done.append(how)
+    return tuple(done)
+
+
+def _without_copies(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """Tasks, those of loops too, as if copies from the host and to it took no time."""
+    copies = (HOST_TO_DEVICE, DEVICE_TO_HOST)
+    quick = (replace(t, seconds=0.0) if t.stream in copies else t for t in tasks)
+    return tuple(replace(t, body=_without_copies(t.body)) if t.body else t for t in quick)
+
+
 def _leaves(
     axes: MeshAxes, paths: Sequence[str], tensors: Sequence[Tensor], planned: Sequence[Tensor], groups: Sequence[Group]
 ) -> tuple[Leaf, ...]:
-    """The caller's leaves, of which the plan holds groups as one."""
+    """The caller's leaves, of which the plan holds groups as one; then nothing is on the host."""
     layouts = apart([x for t in planned if (x := t.layout) is not None], groups, [t.shape for t in tensors], axes)
+    hosted = [False] * len(tensors) if groups else [t.on_host for t in planned]
     return tuple(
-        Leaf(path, t.shape, str(t.dtype), layout, local_bytes(with_layout(t, layout), axes))
-        for path, t, layout in zip(paths, tensors, layouts, strict=True)
+        Leaf(path, t.shape, str(t.dtype), layout, local_bytes(with_layout(t, layout), axes), on_host)
+        for path, t, layout, on_host in zip(paths, tensors, layouts, hosted, strict=True)
     )
 
 

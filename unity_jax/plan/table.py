@@ -172,7 +172,8 @@ def placement(axes: MeshAxes) -> str:
 def _layouts(plan: PlanValue) -> Table:
     rows = columns("argument", "leaves", "type and layout", "per device", right=(1, 3), title="Layouts")
     leaves = ((leaf.path, (str(leaf),), leaf.bytes) for leaf in plan.inputs)
-    for row in rows_of(leaves, 1, [leaf.path for leaf in plan.inputs if leaf.layout.is_replicated]):
+    whole = [leaf.path for leaf in plan.inputs if leaf.layout.is_replicated and not leaf.on_host]
+    for row in rows_of(leaves, 1, whole):
         rows.add_row(row.name, str(row.count), row.cells[0], size(row.bytes))
     return rows
 

@@ -16,6 +16,7 @@ from unity_jax import objects
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.errors import PlanError
+from unity_jax.lower.host import sharding
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import Collective
 from unity_jax.pcg.graph import Graph
@@ -56,16 +57,18 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One argument or result: path, shape, dtype name, layout, and the bytes that one device holds."""
+    """One argument or result: path, shape, dtype name, layout, and the bytes that one device holds, in its own memory
+    or `on_host`."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     layout: Layout
     bytes: int
+    on_host: bool = False
 
     def __str__(self) -> str:
-        return self.layout.typeof(self.shape, self.dtype)
+        return self.layout.typeof(self.shape, self.dtype) + " on the host" * self.on_host
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +160,7 @@ class PlanValue:
         An `nnx` object holds shardings for arrays: `nnx.state` of it is what `jax.jit` takes.
         For a loaded plan that has not met its function: a dict from path to sharding.
         """
-        shardings = [self._sharding(leaf) for leaf in self.inputs]
+        shardings = [self.sharding(leaf) for leaf in self.inputs]
         if self.program is None:
             return {leaf.path: s for leaf, s in zip(self.inputs, shardings, strict=True)}
         given = jax.tree_util.tree_unflatten(self.program.in_tree, shardings[len(self.program.constants) :])
@@ -168,13 +171,14 @@ class PlanValue:
     def out_shardings(self) -> Any:
         """A `NamedSharding` per result leaf, in the structure of the result (a dict by path for a plan without its
         function); an `objects.Outcome` if there are `nnx` objects."""
-        shardings = [self._sharding(leaf) for leaf in self.outputs]
+        shardings = [self.sharding(leaf) for leaf in self.outputs]
         if self.program is None:
             return {leaf.path: s for leaf, s in zip(self.outputs, shardings, strict=True)}
         return objects.unsplit(jax.tree_util.tree_unflatten(self.program.out_tree, shardings))
 
-    def _sharding(self, leaf: Leaf) -> NamedSharding:
-        return NamedSharding(self.mesh, leaf.layout.spec())
+    def sharding(self, leaf: Leaf) -> NamedSharding:
+        """How the array of a leaf lies, and in which memory."""
+        return sharding(self.mesh, leaf.layout, leaf.on_host)
 
     def abstract_state(self, argument: int = 0) -> Any:
         """The positional argument as `ShapeDtypeStruct`s with shardings: what `orbax` restores a checkpoint into, or
@@ -183,7 +187,7 @@ class PlanValue:
         program = self.bound()
         inputs = program.graph.inputs
         leaves = [
-            jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=self._sharding(leaf))
+            jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=self.sharding(leaf))
             for t, leaf in zip(inputs, self.inputs, strict=True)
         ]
         args, _ = objects.unsplit(jax.tree_util.tree_unflatten(program.in_tree, leaves[len(program.constants) :]))
@@ -197,11 +201,11 @@ class PlanValue:
             )
         return self.program
 
-    def layouts(self, every: bool = False) -> dict[Key, Layout]:
-        """Layouts of the state, the argument leaves that results replace (of `every` leaf), as `named`."""
+    def layouts(self) -> dict[Key, Layout]:
+        """Layouts of the state, the argument leaves that results replace, as `named`."""
         program = self.bound()
         state = set(program.ties.values())
-        return self.named({i: leaf.layout for i, leaf in enumerate(self.inputs) if every or i in state})
+        return self.named({i: leaf.layout for i, leaf in enumerate(self.inputs) if i in state})
 
     def named(self, values: Mapping[int, T]) -> dict[Key, T]:
         """Values of argument leaves, given by position, by path, shape and dtype.

@@ -25,6 +25,7 @@ from unity_jax.aot.collectives import Collective, count_difference, stablehlo_co
 from unity_jax.aot.compiled import Compiled
 from unity_jax.aot.cycles import CLOCKS, Cycles
 from unity_jax.aot.duplicates import duplicates
+from unity_jax.aot.host import copies_difference
 from unity_jax.aot.topologies import compiled_for, topology
 from unity_jax.lower.compile import lower
 from unity_jax.pcg.mesh import MeshAxes
@@ -40,7 +41,8 @@ class Verification:
     """A plan against its program, as lowered and as compiled for a topology; prints as a table.
 
     **Fields:** `function`, `topology`, `mesh`, `memory_limit` and `predicted` as in the plan; `planned` and `lowered`:
-    the collectives of the plan and of the StableHLO, and `differences` between the two (none, or unity_jax has a bug);
+    the collectives of the plan and of the StableHLO, and `differences` between the two, copies from the host and to it
+    included (none, or unity_jax has a bug);
     `compiled`: what came out of the compiler, None if it ran out of memory; `failure`: its words then.
     """
 
@@ -94,6 +96,7 @@ def verify_on(plan: PlanValue, name: str, devices: Sequence[Any]) -> Verificatio
     stablehlo: Any = lowered.compiler_ir("stablehlo")
     planned = _untimed(plan)
     found = tuple(stablehlo_collectives(stablehlo, axes))
+    copies = copies_difference(plan.pcg, stablehlo, axes) if devices[0].platform != "cpu" else ()
     compiled, failure = None, ""
     empty()
     try:
@@ -113,7 +116,7 @@ def verify_on(plan: PlanValue, name: str, devices: Sequence[Any]) -> Verificatio
         predicted=plan.predicted,
         planned=planned,
         lowered=found,
-        differences=tuple(count_difference(planned, found)),
+        differences=(*count_difference(planned, found), *copies),
         compiled=compiled,
         failure=failure,
     )

@@ -81,7 +81,8 @@ class _Writer:
         stacks = [_like(t, (self.parts, *self.turns.shape(t)), t.dtype) for t in region.stacked]
         self.origin.update((x, ("sum", t)) for x, t in zip(sums, region.sums, strict=True))
         self.origin.update((x, ("stack", t)) for x, t in zip(stacks, region.stacked, strict=True))
-        ops.append(self._scan((*region.whole, *zeros, *counted, *chunks), (*sums, *stacks), body))
+        operands, results = (*region.whole, *zeros, *counted, *chunks), (*sums, *stacks)
+        ops.append(scan_of(self.parts, len(region.whole), len(region.sums), operands, results, body, self.source))
         replaced = {}
         for t, x in zip(region.sums, sums, strict=True):
             replaced[t] = self._computed(lambda x, t=t: [x.astype(t.dtype)], (x,), ("result", t), ops)[0]
@@ -132,30 +133,14 @@ class _Writer:
         params = roles.with_constants(op.params, roles.constants.stop + 1)
         return dataclasses.replace(op, inputs=(index, *inputs), outputs=outputs, params=params, bodies=(made,))
 
-    def _scan(self, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], body: Graph) -> Op:
-        """The loop itself, as JAX traces one."""
-        traced = build(jax.make_jaxpr(lambda: jax.lax.scan(lambda x, _: (x + 1, None), 0, length=self.parts))())
-        (op,) = (op for op in traced.ops if op.name == "scan")
-        params = {**op.params, "num_consts": len(self.region.whole), "num_carry": len(self.region.sums)}
-        op = dataclasses.replace(op, inputs=operands, outputs=results, params=params, bodies=(body,))
-        return as_of(self.source, op)
-
     def _computed(
         self, fn: Callable[..., Any], operands: Sequence[Tensor], key: Origin, ops: list[Op]
     ) -> list[Tensor]:
         """The results of a JAX function, whose ops are added."""
-        shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in operands]
-        traced = build(jax.make_jaxpr(fn)(*shapes))
-        names = dict(zip(traced.inputs, operands, strict=True))
-        times = max(self.region.times, *(t.times for t in operands), 1)
-
-        def fresh(t: Tensor) -> Tensor:
-            return dataclasses.replace(t, times=times)
-
-        made = renamed(traced.ops, names, fresh, lambda op: as_of(self.source, op))
+        made, results = computed(fn, operands, self.source, self.region.times)
         self.origin.update((t, (key, i)) for i, t in enumerate(t for op in made for t in op.outputs))
         ops += made
-        return [names.get(t, t) for t in traced.outputs]
+        return results
 
     def _split(self, t: Tensor) -> Callable[[Any], list[Any]]:
         """A function that makes of an array a stack of its chunks: blocks of rows, or one of every so many."""
@@ -182,6 +167,41 @@ class _Writer:
             return [jnp.moveaxis(x, 0, dim).reshape(t.shape)]
 
         return join
+
+
+def computed(
+    fn: Callable[..., Any], operands: Sequence[Tensor], source: Op, layers: int = 1
+) -> tuple[list[Op], list[Tensor]]:
+    """A JAX function of tensors as ops, and its results.
+
+    **Arguments:** `source`: the op whose line they are of; `layers`: for how many they stand at least.
+    """
+    traced = build(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in operands)))
+    names = dict(zip(traced.inputs, operands, strict=True))
+    times = max(layers, *(t.times for t in operands), 1)
+
+    def fresh(t: Tensor) -> Tensor:
+        return dataclasses.replace(t, times=times)
+
+    made = renamed(traced.ops, names, fresh, lambda op: as_of(source, op))
+    return made, [names.get(t, t) for t in traced.outputs]
+
+
+def scan_of(
+    length: int,
+    constants: int,
+    carried: int,
+    operands: tuple[Tensor, ...],
+    results: tuple[Tensor, ...],
+    body: Graph,
+    source: Op,
+) -> Op:
+    """A loop, as JAX traces one. **Arguments:** `source`: the op whose line it is of, and whose pass."""
+    traced = build(jax.make_jaxpr(lambda: jax.lax.scan(lambda x, _: (x + 1, None), 0, length=length))())
+    (op,) = (op for op in traced.ops if op.name == "scan")
+    params = {**op.params, "num_consts": constants, "num_carry": carried}
+    op = dataclasses.replace(op, inputs=operands, outputs=results, params=params, bodies=(body,))
+    return as_of(source, op)
 
 
 def _like(t: Tensor, shape: tuple[int, ...], dtype: Any) -> Tensor:

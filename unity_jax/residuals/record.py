@@ -15,6 +15,7 @@ from unity_jax.residuals.keep import kept
 from unity_jax.residuals.microbatch import microbatched
 from unity_jax.residuals.recompute import can_repeat, recomputed
 from unity_jax.residuals.region import NoRegionError
+from unity_jax.residuals.slices import by_layer
 from unity_jax.text import seconds, short_source, size
 from unity_jax.xla.traffic import Traffic
 
@@ -180,9 +181,44 @@ class Microbatch:
         return dataclasses.replace(self, arguments=tuple((place[graph.inputs[i]], d) for i, d in self.arguments))
 
 
-Saving = Recompute | Keep | Chunk | Microbatch
+@dataclass(frozen=True)
+class Offload:
+    """State that is in the memory of the host from step to step, and on its device only while it is updated.
 
-_KINDS = {"recompute": Recompute, "keep": Keep, "chunk": Chunk, "microbatch": Microbatch}
+    **Fields:** `hosted`: which inputs of the graph; `by_layer`: whether those that hold all layers are updated layer by
+    layer; `count` of these, those of all layers; `bytes` on each device; `seconds` that copies of these take from the
+    host and back, one after the other, and the `exposed` part of them, by which the step is longer.
+    """
+
+    hosted: tuple[int, ...]
+    by_layer: bool
+    count: int
+    bytes: int
+    seconds: float
+    exposed: float
+    name: ClassVar[str] = "state on the host"
+    effect: ClassVar[str] = "saves memory"
+    where: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        leaves = f"{self.count} leaves" if self.count > 1 else "a leaf"
+        copies = f"{seconds(self.seconds)} of copies, {seconds(self.exposed)} exposed"
+        layers = ", updated layer by layer" * self.by_layer
+        return f"keeps {leaves} of the state ({size(self.bytes)}) on the host{layers}, {copies}"
+
+    def applied(self, graph: Graph) -> Change:
+        """The graph as it is, or with loops over layers."""
+        return by_layer(graph, self.hosted) if self.by_layer else Change(graph, {}, frozenset(self.hosted))
+
+    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Offload:
+        """The same for another graph, whose tensors have their `like` in this one."""
+        hosted = {graph.inputs[i] for i in self.hosted}
+        return dataclasses.replace(self, hosted=tuple(i for i, t in enumerate(to.inputs) if like.get(t, t) in hosted))
+
+
+Saving = Recompute | Keep | Chunk | Microbatch | Offload
+
+_KINDS = {"recompute": Recompute, "keep": Keep, "chunk": Chunk, "microbatch": Microbatch, "offload": Offload}
 
 
 def to_json(saving: Saving) -> dict[str, Any]:
@@ -208,11 +244,14 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "values": _positions,
     "arguments": _positions,
     "seeds": _positions,
+    "hosted": lambda data: tuple(map(int, data)),
     "compiler": str,
     "where": str,
     "count": int,
     "bytes": int,
     "seconds": float,
+    "exposed": float,
+    "by_layer": bool,
     "dim": int,
     "parts": int,
     "rows": int,

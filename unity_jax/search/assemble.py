@@ -8,7 +8,7 @@ z': f32[32@data] = reduce[model] z
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.network.reshard import Resharder
@@ -61,10 +61,21 @@ def unlift(layout: Layout) -> Layout:
     return Layout(layout.dims[1:], layout.partial)
 
 
-def assemble(graph: Graph, decisions: Decisions, resharder: Resharder, rules: RuleCache) -> Graph:
-    """The planned graph of `graph` under `decisions`."""
+def assemble(
+    graph: Graph,
+    decisions: Decisions,
+    resharder: Resharder,
+    rules: RuleCache,
+    hosted: Mapping[Tensor, Sequence[int]] | None = None,
+) -> Graph:
+    """The planned graph of `graph` under `decisions`.
+
+    **Arguments:** `hosted`: the inputs in the memory of the host, each with the results that go there in its place.
+    """
     inputs = [decisions.layouts[t] for t in graph.inputs]
-    return _Assembler(decisions, resharder, rules).run(graph, inputs, decisions.outputs)
+    hosted = hosted or {}
+    back = {i for results in hosted.values() for i in results}
+    return _Assembler(decisions, resharder, rules, {*hosted}, back).run(graph, inputs, decisions.outputs)
 
 
 @dataclass
@@ -77,8 +88,12 @@ class _Copy:
 class _Assembler:
     """Walks one graph in program order, remembering in which layouts each tensor already exists."""
 
-    def __init__(self, decisions: Decisions, resharder: Resharder, rules: RuleCache) -> None:
+    def __init__(
+        self, decisions: Decisions, resharder: Resharder, rules: RuleCache, away: set[Tensor], back: set[int]
+    ) -> None:
         self.decisions, self.resharder, self.rules = decisions, resharder, rules
+        self.away, self.back = away, back  # what is on the host, and nothing has read yet; results that go there
+        self.sent: dict[Tensor, Layout] = {}  # these results
         self.copies: dict[Tensor, list[_Copy]] = {}
         self.free: dict[Tensor, Op] = {}
         self.both: set[Tensor] = set()  # read by both passes
@@ -86,10 +101,15 @@ class _Assembler:
 
     def run(self, graph: Graph, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Graph:
         planned = tuple(self._define(t, lay) for t, lay in zip(graph.inputs, inputs, strict=True))
+        for t in self.away:
+            self._home(t).on_host = True
+        self.sent = {graph.outputs[i]: outputs[i] for i in self.back}
         read = [{t for op in graph.ops if op.backward == late for t in op.inputs} for late in (False, True)]
         self.both = read[0] & read[1]
         backward = bool(read[1])
         for op in graph.ops:
+            if op.name != "scan":
+                self._bring(op.inputs, op.backward)
             if is_free(op):
                 self.free.update((t, op) for t in op.outputs)
             elif passes_layouts(op):
@@ -101,12 +121,41 @@ class _Assembler:
                 _CONTROL[op.name](self, op)
             else:
                 self._compute(op)
-        results = tuple(self._fetch(t, lay, backward) for t, lay in zip(graph.outputs, outputs, strict=True))
-        return reduced_once(Graph(planned, results, self.ops), self.rules, self.resharder.mesh)
+        self._bring([t for i, t in enumerate(graph.outputs) if i not in self.back], backward)
+        results = [self._fetch(t, lay, backward) for t, lay in zip(graph.outputs, outputs, strict=True)]
+        for i in sorted(self.back):
+            if not results[i].on_host:  # as it came, or from a loop
+                results[i] = self._copied("to_host", results[i], backward)
+        return reduced_once(Graph(planned, tuple(results), self.ops), self.rules, self.resharder.mesh)
 
-    def body(self, graph: Graph, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Graph:
-        """The planned graph of a loop body or branch."""
-        return _Assembler(self.decisions, self.resharder, self.rules).run(graph, inputs, outputs)
+    def _bring(self, tensors: Sequence[Tensor], backward: bool) -> None:
+        """Copy what is still on the host to the device."""
+        for t in dict.fromkeys(t for t in tensors if t in self.away):
+            self.away.remove(t)
+            self.copies[t] = [_Copy(self._copied("from_host", self._home(t), backward), False, True)]
+
+    def _copied(self, kind: str, t: Tensor, backward: bool) -> Tensor:
+        """A tensor from the host or on it."""
+        assert t.layout is not None
+        made, move = with_layout(t, t.layout), Move.host(kind, t.layout)
+        made.on_host = kind == "to_host"
+        self.ops.append(Op(kind, (t,), (made,), backward=backward, move=move))
+        return made
+
+    def body(
+        self,
+        graph: Graph,
+        inputs: Sequence[Layout],
+        outputs: Sequence[Layout],
+        away: Iterable[Tensor] = (),
+        back: Iterable[int] = (),
+    ) -> Graph:
+        """The planned graph of a loop body or branch.
+
+        **Arguments:** `away`: what is on the host; `back`: the results that go there.
+        """
+        inner = _Assembler(self.decisions, self.resharder, self.rules, {*away}, {*back})
+        return inner.run(graph, inputs, outputs)
 
     def _define(self, tensor: Tensor, layout: Layout | None) -> Tensor:
         assert layout is not None
@@ -251,9 +300,18 @@ def _scan(a: _Assembler, op: Op) -> None:
     inner = [a.decisions.layouts[t] for t in body.inputs]
     carried = inner[roles.carried]
     ys = [a.decisions.layouts[t] for t in op.outputs[roles.stacked]]
-    operands = a.operands(op, [*inner[roles.constants], *carried, *map(lift, inner[roles.sliced])])
-    planned = a.body(body, inner, [*carried, *map(unlift, ys)])
+    lie = [*inner[roles.constants], *carried, *map(lift, inner[roles.sliced])]
+    # What is on the host comes part by part where it is sliced as it lies, and goes back so where it is stacked so.
+    parts = list(zip(op.inputs, body.inputs, lie, strict=True))
+    away = {x: t for t, x, lay in parts[roles.sliced] if t in a.away and a._home(t).layout == lay}
+    a._bring([t for t, x, _ in parts if x not in away], op.backward)
+    stacks = enumerate(zip(op.outputs[roles.stacked], ys, strict=True), len(carried))
+    back = [i for i, (t, lay) in stacks if a.sent.get(t) == lay]
+    operands = a.operands(op, lie)
+    planned = a.body(body, inner, [*carried, *map(unlift, ys)], away, back)
     outs = [a._define(t, lay) for t, lay in zip(op.outputs, [*carried, *ys], strict=True)]
+    for i in back:
+        outs[i].on_host = True
     a._append(op, operands, outs, (planned,))
 
 

@@ -7,19 +7,19 @@ count: one problem covers the whole step. Arrays are interned, so that equal par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.program import floor_seconds, shard_seconds
+from unity_jax.cost.program import floor_seconds, host_seconds, shard_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.ops.rule import Strategy
 from unity_jax.ops.strategies import alike, making, port_layouts
-from unity_jax.pcg.graph import Graph, Op, Tensor, trips
+from unity_jax.pcg.graph import Graph, Op, Tensor, trips, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
 from unity_jax.search.assemble import is_free, lift, passes_layouts, unlift
@@ -39,7 +39,7 @@ class Builder:
     """Makes problems for one graph, mesh and machine; holds what equal parts share.
 
     **Arguments:** `ties`: graph output index to the input it replaces; `pins`: layouts that inputs, outputs (by index)
-    or inner tensors must have; `traffic`: what goes through memory.
+    or inner tensors must have; `traffic`: what goes through memory; `hosted`: inputs in the memory of the host.
     """
 
     graph: Graph
@@ -50,6 +50,7 @@ class Builder:
     traffic: Traffic
     pins: Mapping[Tensor, Layout] = field(default_factory=dict)
     output_pins: Mapping[int, Layout] = field(default_factory=dict)
+    hosted: Set[Tensor] = frozenset()
     _interned: dict[Hashable, Any] = field(default_factory=dict)
 
     def build(self, keep: bool) -> Built:
@@ -97,8 +98,11 @@ class _Build:
         node = Node(len(self.nodes), kind, size, (), t, space.layouts, (), lifted, repeat)
         self.nodes.append(node)
         self.spaces[node.index] = space
-        self.unary.append(self.b.intern(("zeros", size), lambda: np.zeros(size)))
-        self.arithmetic.append(self.unary[-1])
+        self.arithmetic.append(self.b.intern(("zeros", size), lambda: np.zeros(size)))
+        self.unary.append(self.arithmetic[-1])
+        if t in self.b.hosted:
+            lie, device = (with_layout(t, layout) for layout in space.layouts), self.b.machine.device
+            self.unary[-1] = np.array([2 * t.times * host_seconds([x], self.mesh, device) for x in lie])
         if kind != "output":
             self._make_place(t, node.index, repeat, backward, lifted)
         return node.index
@@ -110,9 +114,8 @@ class _Build:
     def _lifted(self, space: Space, lifted: bool) -> Space:
         if not lifted:
             return space
-        return self.b.intern(
-            ("lifted", space.key), lambda: Space(("lifted", space.key), tuple(map(lift, space.layouts)))
-        )
+        key = "lifted", space.key
+        return self.b.intern(key, lambda: Space(key, tuple(map(lift, space.layouts))))
 
     def _space(self, t: Tensor, *, partial: bool = False, stored: bool = False) -> Space:
         """The layouts that a place for `t` may choose from."""
@@ -219,8 +222,7 @@ class _Build:
         """A place for a possibly partial result with several readers: they share one reduction."""
         made = self.made.pop(t)
         node = self._place(t, self._space(t, partial=True), "place", repeat, backward)
-        port = self.made[t]
-        self.made[t] = made
+        port, self.made[t] = self.made[t], made
         self._need_place(t, node, repeat, backward)
         self.held[t] = port
 

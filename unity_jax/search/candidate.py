@@ -24,8 +24,10 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, assemble
 from unity_jax.search.decompose import decompose
+from unity_jax.search.in_turn import in_turn
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import UNKNOWN, Searched
+from unity_jax.xla.targets import target_of
 from unity_jax.xla.traffic import Traffic
 
 
@@ -93,7 +95,10 @@ def finish(
 ) -> Candidate:
     """The planned graph of some decisions; its memory and its timeline when asked for."""
     mesh, machine = resharder.mesh, resharder.machine
-    graph = decompose(assemble(program.graph, decisions, resharder, rules), decisions.rings, mesh, machine)
+    made = assemble(program.graph, decisions, resharder, rules, program.on_host)
+    if program.hosted and not target_of(machine.device).fusing.reads_host:
+        made = in_turn(made)
+    graph = decompose(made, decisions.rings, mesh, machine)
     return Candidate(program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound)
 
 

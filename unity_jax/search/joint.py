@@ -33,7 +33,8 @@ from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
-from unity_jax.search.saving import fitting, keeping
+from unity_jax.search.recomputing import keeping
+from unity_jax.search.saving import fitting
 from unity_jax.search.searched import Searched
 from unity_jax.search.unfold import unfolded
 from unity_jax.search.variants import Moves, Search, is_better
@@ -192,9 +193,10 @@ def _alone(
     """The plan of one device, or where it does not fit that of the program so changed that it needs less memory."""
     most = machine.device.memory_bytes if limit is None else limit
     found = identity(program, machine, mesh)
+    bound = found.lower_bound
 
     def follow(_: Candidate, other: Program, __: Mapping[Tensor, Tensor]) -> Candidate:
-        return identity(other, machine, mesh)
+        return identity(other, machine, mesh).noting(lower_bound=bound)
 
     if not found.fits(most):
         found = fitting([found], most, follow, lambda _: found)

@@ -6,11 +6,12 @@ Liveness in the planning problem is that of the program in its order, and so onl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.built import Built
 from unity_jax.search.candidate import Candidate
@@ -28,13 +29,18 @@ class Held(NamedTuple):
     keep: bool
 
 
-def argument_bytes(built: Built, assignment: Sequence[int]) -> int:
-    """Bytes of a plan's arguments on one device: it needs no less memory."""
+def argument_bytes(built: Built, assignment: Sequence[int], hosted: Container[Tensor]) -> int:
+    """Bytes of a plan's arguments on one device: it needs no less memory.
+
+    **Arguments:** `hosted`: those that are on the host.
+    """
     total = 0
     for node in (built.nodes[i] for i in built.inputs):
         t = node.tensor
         assert t is not None
-        total += t.itemsize * math.prod(node.layouts[int(assignment[node.index])].local_shape(t.shape, built.mesh))
+        if t not in hosted:
+            shape = node.layouts[int(assignment[node.index])].local_shape(t.shape, built.mesh)
+            total += t.itemsize * math.prod(shape)
     return total
 
 

@@ -20,22 +20,23 @@ def usage(program: Program, built: Built, written: set[Tensor]) -> list[Usage]:
     reader.
 
     Time is the position of an op in program order, loop bodies unrolled once. Inputs that are not donated live
-    throughout. What outlives the layer that stands for others, and the next one, is there once for each of them.
+    throughout, and those of the host take nothing. What outlives the layer that stands for others, and the next one, is
+    there once for each of them.
     """
     born: dict[Tensor, int] = {}
     dies: dict[Tensor, int] = {}
     end = _times(program.graph, 0, born, dies)
     _read_on(program.graph, written, dies)
-    donated = {program.graph.inputs[i] for i in program.donated}
+    donated, hosted = {program.graph.inputs[i] for i in program.donated}, program.on_host
     for t in program.graph.inputs:
         born[t] = 0
         dies[t] = dies.get(t, 0) + 1 if t in donated else end + 1
-    for t in program.graph.outputs:
-        dies[t] = end + 1
+    sent = {program.graph.outputs[o] for results in hosted.values() for o in results}
+    dies.update((t, born[t] + 1 if t in sent else end + 1) for t in program.graph.outputs if t in born)
     mesh, ends = built.mesh, _ends_of_layers(program.graph, born)
     found = []
     for t, port in built.made.items():
-        if t in written and t in born:
+        if t in written and t in born and t not in hosted:
             copies = t.times if t not in ends or dies.get(t, 0) > ends[t] else 1
             sizes = np.array(
                 [copies * t.itemsize * np.prod(lay.local_shape(t.shape, mesh), dtype=float) for lay in port.layouts]

@@ -19,8 +19,8 @@ from unity_jax.search.planner import Planner
 
 
 def held(found: Candidate, limit: float, pins: Pins) -> Candidate:
-    """The plan with packed state if that is faster, or else the plan."""
-    if not found.fits(limit):
+    """The plan with packed state if that is faster, or else the plan. No state is packed where some is on the host."""
+    if not found.fits(limit) or found.program.hosted:
         return found
     program, mesh = found.program, found.mesh
     lie = [t.layout for t in found.graph.inputs]

@@ -250,7 +250,7 @@ class Planner:
         """
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
             now, key = best(found, self.limit), (built.mesh, name, keep)
-            if argument_bytes(built, seed) > max(self.limit, now.memory.peak_bytes):
+            if argument_bytes(built, seed, self.program.on_host) > max(self.limit, now.memory.peak_bytes):
                 continue
             if not now.fits(self.limit) and self._live(built).peak(seed) > LIMITS.needs * self.limit:
                 continue
@@ -283,9 +283,9 @@ class Planner:
     def _builder(self, mesh: MeshAxes) -> Builder:
         if mesh not in self._builders:
             program, pins, shared = self.program, self.pins, (self.common.resharder(mesh), self.machine, self.rules)
-            known = self.common.interned[mesh]
+            known = program.on_host.keys(), self.common.interned[mesh]
             self._builders[mesh] = Builder(
-                program.graph, program.ties, *shared, self.traffic, pins.tensors, pins.outputs, known
+                program.graph, program.ties, *shared, self.traffic, pins.tensors, pins.outputs, *known
             )
         return self._builders[mesh]
 

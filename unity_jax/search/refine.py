@@ -84,14 +84,16 @@ def decided(decisions: Decisions, new: Built, store: Store, like: Mapping[Tensor
     """The assignment of a program in which every tensor is as its like in another one, of which these are the
     decisions; what has none is best for it.
 
-    **Arguments:** `like`: what the other program has in place of tensors of this one.
+    **Arguments:** `like`: what the other program has in place of tensors of this one; a stack in place of one of its
+    parts.
     """
     known: dict[object, object] = {(t, "op"): s for op, s in decisions.strategies.items() for t in op.outputs}
 
     def choice(node: Node) -> int | None:
         t = node.tensor and like.get(node.tensor, node.tensor)
         if t in decisions.layouts:
-            wanted = unlift(decisions.layouts[t]) if node.lifted else decisions.layouts[t]
+            is_part = node.lifted or (node.tensor is not None and t is not None and t.rank > node.tensor.rank)
+            wanted = unlift(decisions.layouts[t]) if is_part else decisions.layouts[t]
             return node.layouts.index(wanted) if wanted in node.layouts else None
         return _choice(node, known, like)
 
@@ -121,7 +123,12 @@ def _choice(
 ) -> int | None:
     """The choice of a node that means what is known; None if nothing is."""
     for op, strategies in zip(node.ops, node.strategies, strict=True):
-        before = known.get((like.get(op.outputs[0], op.outputs[0]), "op")) if op.outputs else None
+        if not op.outputs:
+            continue
+        source = like.get(op.outputs[0], op.outputs[0])
+        before = known.get((source, "op"))
+        if isinstance(before, tuple) and source.rank > op.outputs[0].rank:  # of a stack, whose parts are elementwise
+            before = tuple(s - (s > 0) for s in before) if 0 not in before else None
         if before is not None and before in strategies:
             return list(strategies).index(before)
     t = node.tensor

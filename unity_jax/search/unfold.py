@@ -73,7 +73,7 @@ def saving(whole: Program, like: Mapping[Tensor, Tensor], small: Program) -> tup
         there = how.moved(graph, whole.graph, like)
         near, far = how.applied(graph), there.applied(whole.graph)
         like = {**like, **dict(far.alike(near, like))}
-        graph, whole = near.graph, whole.saving(far.graph, there)
+        graph, whole = near.graph, whole.saving(far, there)
     same = dict(zip(made(graph), made(small.graph), strict=True))  # the folded program was changed before, alike
     every = (*whole.graph.inputs, *made(whole.graph))
     return whole, {t: same.get(like.get(t, t), like.get(t, t)) for t in every}

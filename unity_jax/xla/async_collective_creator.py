@@ -16,11 +16,17 @@ def async_collective_creator(module: Module) -> None:
     before, module.instructions = module.instructions, []
     for i in before:
         if i.collectives:
-            sums = i.opcode == "reduce"
-            module.add(start := Instruction(f"{i.opcode}-start", i.after, i.reads, i.makes, writes_over=sums))
-            i.opcode += "-done"
-            i.after, i.start, i.latency = [start], start, i.cost
-            i.cost, i.writes_over = BETWEEN, False
-            i.reads = i.makes if sums else [*i.reads, *i.makes]
-            i.makes = []
+            module.add(started(i, i.opcode == "reduce"))
         module.add(i)
+
+
+def started(i: Instruction, over: bool = False) -> Instruction:
+    """The start of an instruction, which becomes the done. **Arguments:** `over`: its result takes the place of its
+    operand."""
+    start = Instruction(f"{i.opcode}-start", i.after, i.reads, i.makes, writes_over=over)
+    i.opcode += "-done"
+    i.after, i.start, i.latency = [start], start, i.cost
+    i.cost, i.writes_over = BETWEEN, False
+    i.reads = i.makes if over else [*i.reads, *i.makes]
+    i.makes = []
+    return start

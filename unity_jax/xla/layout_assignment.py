@@ -57,6 +57,8 @@ class Storage:
         return self._bytes[t]
 
     def _stored(self, t: Tensor) -> float:
+        if t.on_host:
+            return 0.0
         if t in self.grouped:
             return self.grouped[t]
         if t.shape in self.tables and t not in self.ends:

@@ -20,23 +20,24 @@ def list_scheduler(module: Module) -> None:
 
 
 def listed(schedule: Schedule) -> list[int]:
-    """The order of steps: of those that can run, first the one that frees the most bytes, net of what it
-    makes, then the one with the most readers."""
+    """The order of steps: of those that can run and are not late, first the one that frees the most bytes, net of what
+    it makes, then the one with the most readers."""
     steps, size = schedule.steps, schedule.size
     left = [len(r) for r in schedule.readers]
     waits = [sum(not steps[j].is_argument for j in step.after) for step in steps]
     made = [sum(size[b] for b in step.makes) for step in steps]
     done = [False] * len(steps)
 
-    def key(i: int) -> tuple[float, int, int]:
-        return made[i] - sum(size[b] for b in steps[i].reads if left[b] == 1), -len(schedule.next[i]), i
+    def key(i: int) -> tuple[bool, float, int, int]:
+        freed = sum(size[b] for b in steps[i].reads if left[b] == 1)
+        return steps[i].late, made[i] - freed, -len(schedule.next[i]), i
 
     ready = [key(i) for i, n in enumerate(waits) if n == 0 and not steps[i].is_argument]
     heapq.heapify(ready)
     order: list[int] = []
     while ready:
         first = heapq.heappop(ready)
-        i = first[2]
+        i = first[-1]
         if done[i]:
             continue
         if first != (now := key(i)):

@@ -51,11 +51,12 @@ def memory_space_assignment(module: Module) -> None:
     gains: defaultdict[Buffer, float] = defaultdict(float)
     size: dict[Buffer, int] = {}
     clock = [0.0]
+    linked = {b for i in module.schedule if i.late for b in i.reads}  # copies from the host and to it are of HBM
     for position, i in enumerate(module.schedule):
         clock.append(clock[-1] + i.seconds)
         for b in dict.fromkeys((*i.makes, *i.reads)):
             if b not in size:
-                size[b] = b.temporary
+                size[b] = 0 if b in linked else b.temporary
             if size[b]:
                 accesses.setdefault(b, [position] if i.bodies else []).append(position)
                 gains[b] += i.streams * math.sqrt(size[b])

@@ -79,6 +79,7 @@ class Instruction:
     latency: float = 0.0
     workspace: float = 0.0
     writes_over: bool = False
+    late: bool = False
     seconds: float = 0.0
     streams: bool = True
     collectives: tuple[Collective, ...] = ()
@@ -182,7 +183,7 @@ def by_number(instructions: Sequence[Instruction]) -> tuple[list[Step], list[Buf
         after, start = tuple([number[a] for a in i.after if a in number]), None if i.start is None else number[i.start]
         reads, makes = tuple([at[b] for b in i.reads]), tuple([at[b] for b in i.makes])
         workspace = round(i.workspace)
-        steps.append(Step(after, reads, makes, i.cost, start, i.latency, workspace, i.writes_over))
+        steps.append(Step(after, reads, makes, i.cost, start, i.latency, workspace, i.writes_over, i.late))
     return steps, list(at)
 
 

@@ -42,7 +42,7 @@ def is_loop(op: Op, fusing: Fusing) -> bool:
     if fusing.by_position and (op.name == "random_bits" or compares(op)):
         return True
     if op.move is not None:
-        return op.move.kind in ("partition", "replicate")
+        return op.move.kind in ("partition", "replicate") or (op.name == "from_host" and fusing.reads_host)
     return op.name in SHAPES or is_pointwise(op)
 
 

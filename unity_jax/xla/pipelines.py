@@ -18,6 +18,7 @@ from collections.abc import Callable
 from unity_jax.xla.async_collective_creator import async_collective_creator
 from unity_jax.xla.collective_combiner import collective_combiner
 from unity_jax.xla.horizontal_loop_fusion import horizontal_loop_fusion
+from unity_jax.xla.host_memory_transfer_asyncifier import host_memory_transfer_asyncifier
 from unity_jax.xla.latencies import latency_estimates, memory_latencies
 from unity_jax.xla.latency_hiding_scheduler import latency_hiding_scheduler
 from unity_jax.xla.list_scheduler import list_scheduler
@@ -41,6 +42,7 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
         softmax_rewriter,
         latency_estimates,
         async_collective_creator,
+        host_memory_transfer_asyncifier,
         list_scheduler,
         latency_hiding_scheduler,
     ),
@@ -50,6 +52,7 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
         all_gather_relayout,
         memory_latencies,
         collective_combiner,
+        host_memory_transfer_asyncifier,
         list_scheduler,
         start_at_zero_depth,
         memory_space_assignment,

@@ -31,7 +31,7 @@ class Fusing:
     one kernel, as are reductions of any array (`MultiOutputFusion` of XLA:GPU). `accumulates`: a matmul adds its
     products to an argument (`xla.gemm_rewriter`). `updates_apart`: each result that a loop stacks is written by a
     kernel of its own (`xla.in_place_updates`). `cse`: elementwise ops that do what an earlier one does are computed
-    once (`xla.cse`).
+    once (`xla.cse`). `reads_host`: kernels read what is on the host where it is, through the link.
     """
 
     grows: bool = False
@@ -45,6 +45,7 @@ class Fusing:
     accumulates: bool = False
     updates_apart: bool = False
     cse: bool = False
+    reads_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Target:
 TARGETS = {
     "cpu": Target(moves_casts=False),
     "gpu": Target(
-        fusing=Fusing(repeats=True, siblings=True, accumulates=True, updates_apart=True),
+        fusing=Fusing(repeats=True, siblings=True, accumulates=True, updates_apart=True, reads_host=True),
         library=True,
         combined=frozenset(["combine", "reduce", "reduce_scatter"]),
         combined_bytes=30 * 2**20 + 7,  # the default of `xla_gpu_all_reduce_combine_threshold_bytes` and its like
