@@ -26,11 +26,12 @@ import jax
 import jax.numpy as jnp
 
 from unity_jax.machine.machine import Machine
-from unity_jax.pcg.graph import Graph, Tensor, part
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import WHOLE
 from unity_jax.program import Program, trace
-from unity_jax.residuals.choice import Repeating, Residuals, choices
-from unity_jax.rewrite.estimate import Seconds, by_kernels
+from unity_jax.residuals.choice import Repeating, Residuals, Timed, added_seconds, choices, timed_by
+from unity_jax.residuals.flat import Flat
+from unity_jax.rewrite.estimate import by_kernels
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
 
@@ -83,7 +84,7 @@ def compared(program: Program, rng: random.Random) -> Found | None:
     graph, rules = program.graph, RuleCache()
     seconds = by_kernels(DEVICE, lambda op: rules.shard(op, WHOLE, ()))
     traffic = Traffic.of(graph, DEVICE.compiler)
-    residuals = Residuals.of(graph, traffic)
+    residuals = Residuals.of(Flat(graph), traffic)
     if not 2 <= len(residuals.spans) <= MOST:
         return None
     repeating = Repeating(residuals)
@@ -93,10 +94,10 @@ def compared(program: Program, rng: random.Random) -> Found | None:
     if least > WORTH * peak:
         return None
     limit = least + rng.random() * (peak - least)
-    takes = spent(graph, repeating, seconds)
+    takes = spent(repeating, timed_by(seconds, 1))
     best = min(takes(freed) for freed, n in peaks.items() if n <= limit)
     every = choices(graph, traffic, seconds, 1)
-    chosen = next((takes(choice.freed) for choice in every if peak - choice.bytes <= limit), float("inf"))
+    chosen = next((takes(frozenset(choice.freed)) for choice in every if peak - choice.bytes <= limit), float("inf"))
     return Found(best, chosen, seconds(graph).on(1), len(residuals.spans), limit / peak)
 
 
@@ -105,15 +106,13 @@ def subsets(of: Iterable[Tensor]) -> Iterable[frozenset[Tensor]]:
     return (frozenset(some) for n in range(len(every) + 1) for some in itertools.combinations(every, n))
 
 
-def spent(
-    graph: Graph, repeating: Repeating, seconds: Callable[[Graph], Seconds]
-) -> Callable[[frozenset[Tensor]], float]:
+def spent(repeating: Repeating, timed: Timed) -> Callable[[frozenset[Tensor]], float]:
     """Seconds to compute again what is needed while some values are not kept."""
 
     @functools.cache
     def takes(freed: frozenset[Tensor]) -> float:
         ops = {op for t in freed for op in repeating.leading_to(t, freed)}
-        return seconds(part([op for op in graph.ops if op in ops], freed)).on(1)
+        return added_seconds(repeating.graph, ops, freed, timed)
 
     return takes
 

@@ -20,7 +20,7 @@ def test_no_plan_needs_less_memory_than_its_arguments(name: str) -> None:
     plan = planner(program(name), "v5e:2x4")
     built = plan._builder(mesh(4, 2)).build(True)
     for label, seed in expert_seeds(plan.program, built, mesh(4, 2), plan.rules).items():
-        assert 0 < argument_bytes(built, seed) <= plan._finish(built, seed, True, label).memory.peak_bytes
+        assert 0 < argument_bytes(built, seed, ()) <= plan._finish(built, seed, True, label).memory.peak_bytes
 
 
 @pytest.mark.parametrize("name", ["mlp", "dlrm"])
@@ -35,7 +35,7 @@ def test_experts_come_out_the_same_whether_weights_are_gathered_again(name: str)
 
 def test_what_cannot_fit_is_not_simulated() -> None:
     free = planner(program("mlp"))
-    whole = argument_bytes(free._solved(mesh(8)).built, free._expert_seeds(mesh(8))["dp(x)"])
+    whole = argument_bytes(free._solved(mesh(8)).built, free._expert_seeds(mesh(8))["dp(x)"], ())
     plan = planner(program("mlp"), limit=0.9 * whole)
     found = plan.candidates(mesh(8))
     assert best(found, plan.limit).memory.peak_bytes < whole

@@ -131,7 +131,9 @@ def close(got, want, tolerance=2e-5):
 
 def deep():
     """A program of 16 layers under a limit: how it is planned, and its arguments."""
-    step, args, options = steps.sgd(steps.dropped), (*arguments(16), jax.random.key(1)), unity.Options(cache=None)
+    weights, x = arguments(16)
+    args = jax.tree.map(lambda w: w / 4, weights), x, jax.random.key(1)  # larger ones make much of any rounding
+    step, options = steps.sgd(steps.dropped), unity.Options(cache=None)
     free = unity.auto_shard(step, options=options).plan(*args)
     return step, unity.auto_shard(step, memory_limit=0.4 * free.predicted.peak_bytes, options=options), args
 
@@ -144,7 +146,7 @@ def test_every_layer_of_a_deep_program_runs_by_chunks():
     assert plan.fits and "saves memory 8 chunks of residuals/steps.py:" in str(plan)
     loops = sum(op.name == "scan" for op in plan.bound().graph.ops)
     assert loops == 2 * 16 - 1  # between the passes of the last layer there is nothing
-    close(run(*args), jax.jit(step)(*args), 1e-3)  # sums in another order, through 16 layers
+    close(run(*args), jax.jit(step)(*args))
 
 
 @pytest.mark.usefixtures("whole_batch", "in_one")

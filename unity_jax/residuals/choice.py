@@ -67,8 +67,7 @@ def choices(graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds],
     repeating, before = Repeating(residuals), float(residuals.profile.max())
     kinds = [members for members in found.values() if any(t.nbytes >= repeating.least for t in members)]
     chosen = _every if len(kinds) <= FEW else _greedy
-    timed = functools.cache(lambda ops: seconds(part(ops, _late(ops))).on(devices) / devices)
-    for some in chosen(repeating, kinds, timed):
+    for some in chosen(repeating, kinds, timed_by(seconds, devices)):
         values = frozenset(flat.origin.get(t, t) for t in repeating.values(some.freed))
         freed = {flat.origin.get(t, t): t.times for t in some.freed}
         yield Choice(freed, values, before - some.peak, some.seconds)
@@ -207,6 +206,11 @@ Timed = Callable[[tuple[Op, ...]], float]
 """The seconds of some ops of a graph, in its order, as far as the backward pass needs them."""
 
 
+def timed_by(seconds: Callable[[Graph], Seconds], devices: int) -> Timed:
+    """Told by an estimate of what graphs take, for devices that share the work."""
+    return functools.cache(lambda ops: seconds(part(ops, _late(ops))).on(devices) / devices)
+
+
 def _every(repeating: Repeating, kinds: Sequence[list[Tensor]], timed: Timed) -> Iterator[_Some]:
     """Of all subsets those than which none needs less memory in as few seconds."""
     most, found = float(repeating.residuals.profile.max()), list[_Some]()
@@ -215,7 +219,7 @@ def _every(repeating: Repeating, kinds: Sequence[list[Tensor]], timed: Timed) ->
         peak = float(repeating.profile(freed).max())
         if peak < most:
             ops = set().union(*(repeating.leading_to(t, freed) for t in freed))
-            found.append(_Some(freed, peak, _added(repeating.graph, ops, freed, timed)))
+            found.append(_Some(freed, peak, added_seconds(repeating.graph, ops, freed, timed)))
     found.sort(key=lambda some: (some.peak, some.seconds))
     least = itertools.accumulate((some.seconds for some in found), min, initial=math.inf)
     yield from reversed([some for some, before in zip(found, least, strict=False) if some.seconds < before])
@@ -274,10 +278,10 @@ class _Greedy:
         """Seconds to compute all members of a kind again, beside what is computed again already."""
         one = max(members, key=lambda t: t.times)
         ops = self.repeating.leading_to(one, self.freed.union(members)) - self._done
-        return _added(self.repeating.graph, ops, {one}, self._timed) / one.times * sum(t.times for t in members)
+        return added_seconds(self.repeating.graph, ops, {one}, self._timed) / one.times * sum(t.times for t in members)
 
 
-def _added(graph: Graph, ops: Set[Op], values: Set[Tensor], timed: Timed) -> float:
+def added_seconds(graph: Graph, ops: Set[Op], values: Set[Tensor], timed: Timed) -> float:
     """Seconds that ops take which compute values again: as part of what reads these, which need not read them then."""
     readers = {op for t in values for op in graph.readers.get(t, ()) if op.backward and not op.bodies}
     before, after = (tuple(op for op in graph.ops if op in some) for some in (readers, ops | readers))

@@ -51,7 +51,8 @@ class Recompute:
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
         values = frozenset(at(graph, self.values))
-        if any(op.backward or not can_repeat(op) for op in map(graph.producer.__getitem__, values)):
+        makers = (op for op in graph.walk() if not values.isdisjoint(op.outputs))
+        if any(op.backward or not can_repeat(op) for op in makers):
             raise LookupError(f"something at {self.where} is not computed again")
         return recomputed(graph, values, Traffic.of(graph, self.compiler).written)
 
