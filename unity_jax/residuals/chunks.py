@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.residuals.change import Change
 from unity_jax.residuals.loop import looped
+from unity_jax.residuals.pair import in_pairs
 from unity_jax.residuals.region import NoRegionError, around
 
 PARTS = (8, 32, 128)
@@ -33,7 +34,18 @@ def chunked(graph: Graph, seeds: Sequence[Tensor], dim: int, parts: int) -> Chan
 
 
 def _within(graph: Graph, seed: Tensor, dim: int, parts: int) -> Change | None:
-    """The graph with the last region around an array by chunks."""
+    """The graph with the last region around an array by chunks: in it, in a layer that two of its scans have forward
+    and backward, or in the body of a loop."""
+
+    def here(inside: Graph) -> Change | None:
+        region = around(inside, seed, dim, parts)
+        with contextlib.suppress(NoRegionError):
+            return None if region is None else looped(inside, region, parts, inside.producer[seed])
+        return None
+
+    layers = in_pairs(graph, lambda pair: here(pair.joined))
+    if layers.origin:
+        return layers
     for i, op in enumerate(graph.ops):
         for k, body in enumerate(op.bodies):
             made = _within(body, seed, dim, parts)
@@ -41,7 +53,4 @@ def _within(graph: Graph, seed: Tensor, dim: int, parts: int) -> Change | None:
                 bodies = (*op.bodies[:k], made.graph, *op.bodies[k + 1 :])
                 ops = [*graph.ops[:i], dataclasses.replace(op, bodies=bodies), *graph.ops[i + 1 :]]
                 return Change(Graph(graph.inputs, graph.outputs, ops), made.origin)
-    region = around(graph, seed, dim, parts)
-    with contextlib.suppress(NoRegionError):
-        return None if region is None else looped(graph, region, parts, graph.producer[seed])
-    return None
+    return here(graph)

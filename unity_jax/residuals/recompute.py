@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.residuals.change import Change, Origin
-from unity_jax.residuals.pair import Pair, in_pairs
+from unity_jax.residuals.pair import LOSS, Pair, in_pairs
 from unity_jax.rewrite.apply import in_order
 from unity_jax.trace import has_effects, without_dead_code
 
@@ -34,8 +34,9 @@ class _Part(NamedTuple):
 
 
 def can_repeat(op: Op) -> bool:
-    """Whether an op may be computed again: loops and branches are not, nor what does more than compute."""
-    return not op.bodies and not has_effects(op) and bool(op.outputs)
+    """Whether an op may be computed again: loops and branches are not, nor what does more than compute, nor all that
+    lies between the layers of both passes."""
+    return not op.bodies and not has_effects(op) and bool(op.outputs) and op.name != LOSS
 
 
 def is_constant(op: Op) -> bool:

@@ -157,7 +157,9 @@ def _again(graph: Graph, ops: Set[Op], size: int) -> set[Op]:
     while waiting:
         t = waiting.pop()
         op = graph.producer.get(t)
-        if op is not None and op not in ops and op not in found and (is_constant(op) or math.prod(t.shape) >= size):
+        if op is None or op in ops or op in found or not can_repeat(op):
+            continue
+        if is_constant(op) or math.prod(t.shape) >= size:
             found.add(op)
             waiting += op.inputs
     return found

@@ -8,10 +8,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from unity_jax.pcg.graph import Tensor
+from unity_jax.pcg.graph import Graph, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.residuals.change import positions
 from unity_jax.residuals.chunks import PARTS
+from unity_jax.residuals.flat import Flat
 from unity_jax.residuals.record import Chunk
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.following import Follow, followed, local, planned
@@ -49,14 +50,22 @@ def _largest(start: Candidate, limit: float) -> Iterator[list[Tensor]]:
     kinds = defaultdict[object, list[Tensor]](list)
     for t in bytes_of:
         kinds[t.shape, t.dtype].append(t)
-    read = {t for op in graph.walk() if op.backward for t in op.inputs}
-    kept = {t for op in graph.walk() if not op.backward for t in op.outputs if t in read}
+    kept = dict(_kept(graph))
     excess, tried = start.memory.peak_bytes - limit, 0
     for arrays in sorted(kinds.values(), key=lambda arrays: -max(map(bytes_of.__getitem__, arrays))):
-        there = sum(bytes_of[t] * (t.times if t in kept else 1) for t in arrays)
+        there = sum(bytes_of[t] * kept.get(t, 1) for t in arrays)
         if there >= WORTH * excess and tried < SEEDS:
             tried += 1
             yield arrays
+
+
+def _kept(graph: Graph) -> Iterator[tuple[Tensor, int]]:
+    """What the backward pass reads of the forward pass, those of layers and in loops too, and for how many layers."""
+    for _, inside, _ in nested(graph):
+        layers = Flat(inside)
+        read = {t for op in layers.graph.ops if op.backward for t in op.inputs}
+        early = (t for op in layers.graph.ops if not op.backward for t in op.outputs if t in read)
+        yield from ((layers.origin.get(t, t), t.times) for t in early)
 
 
 def _chunked(start: Candidate, arrays: Sequence[Tensor], follow: Follow) -> Iterator[Candidate]:
