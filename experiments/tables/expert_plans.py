@@ -104,7 +104,7 @@ def as_published(what: Mapping[str, str], machine: Machine) -> Program:
         return program
     arguments = batch_arguments(program, RuleCache(), machine.num_devices)
     how = Microbatch(arguments, parts, int(what["batch"]))
-    return program.saving(how.applied(program.graph).graph, how)
+    return program.saving(how.applied(program.graph), how)
 
 
 def by_chunks(plan: Candidate, limit: float) -> Iterator[Candidate]:

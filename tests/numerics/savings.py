@@ -114,6 +114,6 @@ def _done(program: Program, how: Saving) -> Program | None:
     """The program so changed, from what a plan file says of it; None where it is refused."""
     how = from_json(json.loads(json.dumps(to_json(how))))
     try:
-        return program.saving(how.applied(program.graph).graph, how)
+        return program.saving(how.applied(program.graph), how)
     except LookupError:
         return None
