@@ -19,6 +19,7 @@ from unity_jax.pcg.graph import Graph
 from unity_jax.program import Program
 from unity_jax.residuals.change import positions
 from unity_jax.residuals.choice import Choice
+from unity_jax.residuals.pair import pairs
 from unity_jax.residuals.recompute import can_repeat
 from unity_jax.residuals.record import Chunk, Microbatch, Recompute, Saving, from_json, to_json
 from unity_jax.search.batch import batch_dims
@@ -43,15 +44,18 @@ def saved(case: Case, rng: random.Random) -> Case:
 
 
 def recomputing(program: Program, rng: random.Random) -> Program | None:
-    """Some of the values that the backward pass reads, and of those between them, computed again."""
+    """Some of the values that the backward pass reads, and of those between them, computed again; those of layers that
+    a scan stacks, too."""
     graph = program.graph
-    values = [t for op in graph.ops if not op.backward and can_repeat(op) for t in op.outputs]
+    layers = [op for pair in pairs(graph) for op in pair.forward.bodies[0].ops]
+    values = [t for op in (*graph.ops, *layers) if not op.backward and can_repeat(op) for t in op.outputs]
     read = {t for op in graph.ops if op.backward for t in op.inputs}
+    read |= {t for pair in pairs(graph) for t in pair.same.values()}
     share = rng.choice((0.1, 0.4, 0.8, 1.0))
     freed = frozenset(t for t in values if rng.random() < share)
     if freed.isdisjoint(read):
         return None
-    how = Recompute.of(graph, Choice(freed, freed, 0.0, 0.0), rng.choice(COMPILERS), 0.0)
+    how = Recompute.of(graph, Choice(dict.fromkeys(freed, 1), freed, 0.0, 0.0), rng.choice(COMPILERS), 0.0)
     return _done(program, how)
 
 
