@@ -1,7 +1,8 @@
 """What a step would cost without the planner, or with half of it.
 
     data parallel, fsdp, megatron, tables   the best plan of that style over the meshes that it can use
-    expert                                  the best of these, ZeRO-1 and their products: what an expert would have run
+    expert                                  the best of these, ZeRO-1 and their products: what an expert would have run,
+                                            who keeps of what `jax.checkpoint` recomputes what there is memory for
     rewritten expert                        the best expert on the program as the planner rewrites it: sparse updates of
                                             tables, only masked positions onto the vocabulary, as written by hand
     search                                  the planner's answer for the program as it is written, without rewrites
@@ -42,6 +43,8 @@ from unity_jax.search.experts import Expert, expert_seeds, experts
 from unity_jax.search.fold import folded
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import Planner
+from unity_jax.search.recomputing import keeping
 from unity_jax.search.rings import with_rings
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.unfold import unfolded
@@ -139,8 +142,13 @@ def baselines(
         if plans := [c for experts_of in of.values() for c in experts_of(style, limit)]:
             chosen = ringed(plans, limit)
             found[style] = of[chosen.program].whole(chosen)
-    found[BEST] = best(list(found.values()), limit)
+    found[BEST] = remembering(best(list(found.values()), limit), limit)
     return {name: c for name, c in found.items() if name != "others"}
+
+
+def remembering(plan: Candidate, limit: float) -> Candidate:
+    """A plan that keeps what `jax.checkpoint` would have computed again, as far as there is memory for it."""
+    return keeping(plan, limit, Planner(plan.program, plan.machine, limit).following)
 
 
 def ringed(plans: Sequence[Candidate], limit: float) -> Candidate:
