@@ -131,6 +131,6 @@ def test_another_function_has_a_limit_of_its_own():
 def test_a_machine_of_little_memory():
     """The limit is the machine's where none is given."""
     machine = unity.Machine.preset("cpu:8")
-    small = dataclasses.replace(machine, devices=(dataclasses.replace(machine.device, memory_bytes=1000),))
+    small = dataclasses.replace(machine, devices=(dataclasses.replace(machine.device, memory_bytes=100),))
     step = unity.auto_shard(mlp_step, machine=small, mesh=jax.devices())
-    fails(unity.MemoryLimitError, r"the limit is 1000 B \(memory_limit=\)", step, mlp_state(), mlp_batch())
+    fails(unity.MemoryLimitError, r"the limit is 100 B \(memory_limit=\)", step, mlp_state(), mlp_batch())
