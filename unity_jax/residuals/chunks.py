@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.residuals.change import Change
 from unity_jax.residuals.loop import looped
 from unity_jax.residuals.pair import in_pairs
-from unity_jax.residuals.region import NoRegionError, around
+from unity_jax.residuals.region import NoRegionError, around, beside
 
 PARTS = (8, 32, 128)
 """How many chunks, few at first: an eighth of the largest array is seldom still the largest."""
@@ -26,31 +27,42 @@ def chunked(graph: Graph, seeds: Sequence[Tensor], dim: int, parts: int) -> Chan
 
     **Arguments:** `seeds`: made in the graph, or in the body of a loop of it.
     """
-    change = Change(graph, {})
+    change, vain = Change(graph, {}), _Vain(set(), set())
     for seed in seeds:
-        while (made := _within(change.graph, seed, dim, parts)) is not None:
+        while (made := _within(change.graph, seed, dim, parts, vain)) is not None:
             change = change.then(made)
     return None if change.graph is graph else change
 
 
-def _within(graph: Graph, seed: Tensor, dim: int, parts: int) -> Change | None:
+class _Vain(NamedTuple):
+    """Arrays around which there is no region: in layers that two scans have, and within a graph."""
+
+    layers: set[Tensor]
+    graphs: set[Tensor]
+
+
+def _within(graph: Graph, seed: Tensor, dim: int, parts: int, vain: _Vain) -> Change | None:
     """The graph with the last region around an array by chunks: in it, in a layer that two of its scans have forward
     and backward, or in the body of a loop."""
 
-    def here(inside: Graph) -> Change | None:
+    def here(inside: Graph, known: set[Tensor]) -> Change | None:
+        if seed in known or seed not in inside.producer:
+            return None
         region = around(inside, seed, dim, parts)
         with contextlib.suppress(NoRegionError):
-            return None if region is None else looped(inside, region, parts, inside.producer[seed])
+            if region is not None:
+                return looped(inside, region, parts, inside.producer[seed])
+        known.update(t for op in beside(inside, seed) for t in op.outputs if t.shape == seed.shape)
         return None
 
-    layers = in_pairs(graph, lambda pair: here(pair.joined))
+    layers = in_pairs(graph, lambda pair: here(pair.joined, vain.layers) if pair.makes(seed) else None)
     if layers.origin:
         return layers
     for i, op in enumerate(graph.ops):
         for k, body in enumerate(op.bodies):
-            made = _within(body, seed, dim, parts)
+            made = _within(body, seed, dim, parts, vain)
             if made is not None:
                 bodies = (*op.bodies[:k], made.graph, *op.bodies[k + 1 :])
                 ops = [*graph.ops[:i], dataclasses.replace(op, bodies=bodies), *graph.ops[i + 1 :]]
                 return Change(Graph(graph.inputs, graph.outputs, ops), made.origin)
-    return here(graph)
+    return here(graph, vain.graphs)

@@ -65,6 +65,10 @@ class Pair:
     def _roles(self) -> tuple[Scan, Scan]:
         return Scan.of(self.forward.params), Scan.of(self.backward.params)
 
+    def makes(self, t: Tensor) -> bool:
+        """Whether a tensor is made in one of both bodies."""
+        return any(t in body.producer for body in self._bodies)
+
     @property
     def carried(self) -> tuple[Tensor, ...]:
         """What a layer gives to the next one, in the forward body."""

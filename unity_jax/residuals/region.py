@@ -66,7 +66,7 @@ def around(graph: Graph, seed: Tensor, dim: int, parts: int) -> Region | None:
     """
     if parts < 2 or seed.shape[dim] % parts or seed not in graph.producer:
         return None
-    core = _beside(graph, seed)
+    core = beside(graph, seed)
     alone = _last(graph, core)
     if alone is None:
         return None
@@ -91,7 +91,7 @@ def _ordered(graph: Graph, ops: Set[Op]) -> tuple[Op, ...]:
     return tuple(op for op in graph.ops if op in ops)
 
 
-def _beside(graph: Graph, seed: Tensor) -> set[Op]:
+def beside(graph: Graph, seed: Tensor) -> set[Op]:
     """The ops that make or read arrays with as many elements, reached from one by such arrays, but not what makes one
     of smaller ones: masks and noise, which others read as well."""
     size = math.prod(seed.shape)

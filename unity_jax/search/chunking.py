@@ -79,6 +79,8 @@ def _chunked(start: Candidate, arrays: Sequence[Tensor], follow: Follow) -> Iter
             with contextlib.suppress(LookupError):
                 yield followed(start, [how], follow)
                 break
+        else:
+            return
 
 
 def _cuts(arrays: Sequence[Tensor], mesh: MeshAxes) -> Iterator[list[tuple[int, int]]]:
@@ -90,4 +92,5 @@ def _cuts(arrays: Sequence[Tensor], mesh: MeshAxes) -> Iterator[list[tuple[int, 
     sizes = {d: math.gcd(*(shape[d] // mesh.size(a) for a in axes[d])) for d in free}
     for few, many in itertools.pairwise((*PARTS, 4 * PARTS[-1])):
         parts = {d: [n for n in range(few, min(many, size + 1)) if size % n == 0] for d, size in sizes.items()}
-        yield [(d, ns[0]) for d, ns in parts.items() if ns]
+        if cuts := [(d, ns[0]) for d, ns in parts.items() if ns]:
+            yield cuts
