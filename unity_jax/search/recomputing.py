@@ -18,6 +18,9 @@ from unity_jax.search.following import Follow, followed, local
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
 
+FEW = 8
+"""How many ways are all tried."""
+
 
 def keeping(start: Candidate, limit: float, follow: Follow) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
@@ -49,8 +52,11 @@ def recomputable(start: Candidate) -> list[Recompute]:
 
 
 def by_sections(ways: int, make: Callable[[int], Candidate], limit: float) -> Iterator[Candidate]:
-    """Plans that keep less and less, in search of the fastest that fits, as if each were faster than the one before up
-    to some, and slower from there on."""
+    """Plans that keep less and less, in search of the fastest that fits: all of few, and of many as if each were faster
+    than the one before up to some, and slower from there on."""
+    if ways <= FEW:
+        yield from map(make, range(ways))
+        return
     made = dict[int, Candidate]()
     low, high = 0, ways - 1
     while low <= high:
