@@ -1,5 +1,6 @@
 """The strategies of an op, and what each of them means for its tensors and its work: all of them at once.
 
+    >>> from unity_jax.ops.rule import Factor
     >>> rule = Rule((Factor("m", 8), Factor("k", 8, "sum")), (((0,), (1,)),), (((0,),),))
     >>> strategies(rule, MeshAxes(("x",), (2,)))
     [(-1,), (0,), (1,)]

@@ -108,8 +108,9 @@ def _plan(
                 if found.lower_bound < (1 - LIMITS.finer) * found.seconds:
                     found = other.plan([mesh], [found], seeded=True)
             searched += other.searched(more)
-    if options.checkpoint != "keep":
-        found = keeping(found, planner.limit, planner.following)
+    if options.checkpoint != "keep":  # what rewrites have changed is not known for what the forward pass made
+        forms = [found] if found.program is program else [found, best(planner.sketch(few), planner.limit)]
+        found = best([keeping(form, planner.limit, planner.following) for form in forms], planner.limit)
     return found.noting(searched=searched)
 
 
