@@ -202,9 +202,12 @@ def test_devices_that_cannot_reach_the_host_are_refused(monkeypatch):
 # State that holds all layers
 
 
-def scanned(layers=8, width=WIDTH):
-    """A scan over layers, trained by Adam with weight decay and clipped gradients."""
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, eps=1e-3))
+ADAM = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, eps=1e-3))
+"""With weight decay and clipped gradients."""
+
+
+def scanned(layers=8, width=WIDTH, optimizer=ADAM):
+    """A scan over layers, trained by Adam or another optimizer."""
 
     def step(state, x):
         def loss(params):
@@ -271,20 +274,8 @@ def test_copies_inside_a_loop_are_those_of_the_plan():
 
 def test_an_update_that_needs_a_norm_is_no_loop():
     """That of LAMB: the trust ratio of a weight is of all its elements."""
-    optimizer, (_, make, x) = optax.lamb(1e-2), scanned()
-    params, _ = make()
-
-    def step(state, x):
-        def loss(params):
-            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w[0] + w[1]), None), x, params)
-            return (h**2).mean()
-
-        params, kept = state
-        value, gradients = jax.value_and_grad(loss)(params)
-        updates, kept = optimizer.update(gradients, kept, params)
-        return (optax.apply_updates(params, updates), kept), value
-
-    program = trace(step, ((params, optimizer.init(params)), x), {}, donate_argnums=0)
+    step, make, x = scanned(optimizer=optax.lamb(1e-2))
+    program = trace(step, (make(), x), {}, donate_argnums=0)
     assert by_layer(program.graph, sorted(set(program.ties.values()))).graph is program.graph
     step, make, x = scanned()
     program = trace(step, (make(), x), {}, donate_argnums=0)
