@@ -24,7 +24,7 @@ from experiments.tables import (
     unity_table,
     zoo_table,
 )
-from experiments.validation import against_jit, agreement, confirmed, limits, on_gpu, ranking
+from experiments.validation import against_jit, agreement, confirmed, limits, limits_on_gpu, on_gpu, ranking
 from experiments.validation.compiled import SETS, TOPOLOGIES
 
 RESULTS = ROOT / "experiments" / "results"
@@ -261,5 +261,13 @@ SECTIONS = (
         ablation.CODE,
     ),
     Section("Predicted and measured on a GPU", on_gpu, "gpu.csv", on_gpu.verdict, on_gpu.tables, on_gpu.CODE),
+    Section(
+        "Ways of saving memory, measured on a GPU",
+        limits_on_gpu,
+        "gpu_limits.csv",
+        limits_on_gpu.verdict,
+        lambda rows: [limits_on_gpu.table(rows)],
+        limits_on_gpu.CODE,
+    ),
     Section("What a GPU reaches", on_gpu, "calibration.csv", on_gpu.best, on_gpu.reached, on_gpu.MEASURING),
 )

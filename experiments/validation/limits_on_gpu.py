@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import itertools
+import statistics
 import sys
 import tempfile
 import time
@@ -75,6 +76,20 @@ def table(rows: Sequence[Row]) -> Table:
         limit = f"{size(float(row['limit']))} ({row['part']})"
         shown.add_row(row["model"], limit, row["by"], *cells, row.get("saving") or row.get("plan error", ""))
     return shown
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    ran = [r for r in rows if r.get("plan seconds")]
+    kept = sum(float(r["plan peak bytes"] or r["plan compiled bytes"]) <= float(r["limit"]) for r in ran)
+    picked = [r for r in ran if r["by"] == BY[0]]
+    times = [(f"{r['model']} at {r['part']}", float(r["plan seconds"]) / float(r["without"])) for r in picked]
+    chosen = ", ".join(f"{name} {ratio:.2f}" for name, ratio in times)
+    off = [float(r["predicted seconds"]) / float(r["plan seconds"]) for r in ran]
+    return (
+        f"{', '.join(dict.fromkeys(r['on'] for r in rows))}: {len(ran)} of {len(rows)} limits have a plan, {kept} of "
+        f"which stay within it; as the planner chooses, times the step without a limit: {chosen}; predicted over "
+        f"measured seconds median {statistics.median(off):.2f}, {min(off):.2f} to {max(off):.2f}"
+    )
 
 
 def main() -> int:
