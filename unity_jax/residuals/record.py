@@ -143,8 +143,7 @@ class Chunk:
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Chunk:
         """The same for another graph, whose tensors have their `like` in this one."""
-        seeds = set(at(graph, self.seeds))
-        return dataclasses.replace(self, seeds=positions(to, (t for t in made(to) if like.get(t, t) in seeds)))
+        return dataclasses.replace(self, seeds=_moved(self.seeds, graph, to, like))
 
 
 class NeedsWholeBatchError(LookupError):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.topological import followers, topological
 from unity_jax.rewrite.bind import Match, sums
 from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.emit import emit
@@ -173,26 +173,13 @@ def in_order(ops: Sequence[Op], place: Mapping[Op, int]) -> list[Op]:
     readers allow."""
     maker = {t: i for i, op in enumerate(ops) for t in op.outputs}
     before = [{maker[t] for t in op.inputs if t in maker} for op in ops]
-    after: list[list[int]] = [[] for _ in ops]
-    for i, needs in enumerate(before):
-        for j in needs:
-            after[j].append(i)
+    after = followers(before)
     outputs = {t: at for op, at in place.items() for t in op.outputs}
     rank = [min([outputs[t] for t in op.outputs if t in outputs], default=-1) for op in ops]
     for i in reversed(range(len(ops))):  # a new op goes where its first reader is
         if rank[i] < 0:
             rank[i] = min((rank[j] for j in after[i] if rank[j] >= 0), default=len(place))
-    waits = [len(needs) for needs in before]
-    ready = [(rank[i], i) for i, n in enumerate(waits) if n == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, i = heapq.heappop(ready)
-        order.append(ops[i])
-        for j in after[i]:
-            waits[j] -= 1
-            if waits[j] == 0:
-                heapq.heappush(ready, (rank[j], j))
+    order = topological(before, rank)
     if len(order) < len(ops):
         raise CannotEmit("the target needs what depends on its own results")
-    return order
+    return [ops[i] for i in order]

@@ -12,11 +12,11 @@ gradients: compilers begin copies as early as they can.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
+from unity_jax.pcg.topological import topological
 
 AT_ONCE = 2
 """How many turns are on the device at a time: one comes while another one goes."""
@@ -87,18 +87,4 @@ def _runnable(place: Mapping[Op, float]) -> list[Op]:
     """The ops in an order in which they can run, else by place."""
     ops = sorted(place, key=place.__getitem__)
     maker = {t: i for i, op in enumerate(ops) for t in op.outputs}
-    readers: list[list[int]] = [[] for _ in ops]
-    waits = [0] * len(ops)
-    for i, op in enumerate(ops):
-        for j in {maker[t] for t in op.inputs if t in maker}:
-            readers[j].append(i)
-            waits[i] += 1
-    ready, order = [i for i, n in enumerate(waits) if n == 0], list[Op]()
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(ops[i])
-        for j in readers[i]:
-            waits[j] -= 1
-            if waits[j] == 0:
-                heapq.heappush(ready, j)
-    return order
+    return [ops[i] for i in topological([{maker[t] for t in op.inputs if t in maker} for op in ops])]

@@ -14,12 +14,12 @@ The compilers differ in what they fuse (`xla.targets`).
 from __future__ import annotations
 
 import functools
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.ops.indexing import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.topological import topological
 from unity_jax.xla.aliases import Readers, base_tensors, is_alias
 from unity_jax.xla.cse import cse
 from unity_jax.xla.fusion_operands import Reading
@@ -192,19 +192,4 @@ def _is_all_reduce(op: Op) -> bool:
 def _runnable(made: list[Kernel]) -> list[Kernel]:
     """The kernels in an order in which they can run, as near to the given one as that allows."""
     maker = {t: i for i, k in enumerate(made) for t in k.writes}
-    before = [{maker[t] for t in (*k.reads, *k.waits) if t in maker} for k in made]
-    after: list[list[int]] = [[] for _ in made]
-    for i, needs in enumerate(before):
-        for j in needs:
-            after[j].append(i)
-    waits = [len(needs) for needs in before]
-    ready = [i for i, n in enumerate(waits) if n == 0]
-    order = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(made[i])
-        for j in after[i]:
-            waits[j] -= 1
-            if waits[j] == 0:
-                heapq.heappush(ready, j)
-    return order
+    return [made[i] for i in topological([{maker[t] for t in (*k.reads, *k.waits) if t in maker} for k in made])]
