@@ -85,6 +85,21 @@ def test_a_loop_is_told_by_what_is_live_in_it():
     assert found.kinds[memory.AGAIN] >= 4096 * 64 * 4
 
 
+def test_gradients_that_a_loop_adds_up_are_told_as_such():
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+    def step(w, x):
+        def add(total, x):
+            return total + jax.grad(loss)(w, x), None
+
+        return w - 1e-3 * jax.lax.scan(add, jnp.zeros_like(w), x)[0]
+
+    w, x = np.ones((256, 256), np.float32), np.ones((4, 64, 256), np.float32)
+    found = planned(step, w, x, machine="h100:1").memory()
+    assert {m.get(memory.GRADIENTS, 0) for _, m in found.over_step[1:-1]} == {w.nbytes}
+
+
 def test_as_text_and_as_a_picture(adam, tmp_path):
     step, state, x = adam
     plan = planned(step, state, x)

@@ -64,6 +64,15 @@ def embedding(table, ids, x):
     return table - jax.grad(lambda table: jnp.sum(jnp.tanh(table[ids] * x)))(table)
 
 
+def carried(w, x):
+    """Of what the first loop carries nothing is read behind it; the second one is given what another op reads, too."""
+    y, z = jax.lax.sort(x), jax.lax.sort(-x)
+    _, rows = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), jnp.sum(c)), y, w)
+    last, _ = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), jax.lax.sort(x + 1), w)
+    same, _ = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), z, w)
+    return rows, jax.lax.sort(last), jax.lax.sort(same) - z
+
+
 def two_sums(x, y):
     return jax.lax.sort(jnp.sum(x, 0)), jax.lax.sort(jnp.sum(y, 0))
 
@@ -103,6 +112,7 @@ GATHERED = (jax.lax.sort, (f32(64, 64),), By([WHOLE], [WHOLE], {"sort": 0}))
 
 PROGRAMS = {
     "loop_stacks": ("h100:1", scanned, LAYERS, "dp"),
+    "loop_carries": ("h100:1", carried, LAYERS, "dp"),
     "horizontal_loop_fusion": ("h100:1", scanned, (f32(4, 64, 64), f32(64, 64)), "dp"),
     "multi_output_fusion": ("h100:2", picked, (f32(64, 64), IDS), By([WHOLE, Layout((("x",),))], [Layout(())] * 2)),
     "softmax_rewriter": ("h100:1", softmax, (f32(64, 64),), "dp"),

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from unity_jax.cost.memory import held, scheduled
 from unity_jax.cost.program import local_bytes
 from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.loops import Scan
 from unity_jax.plan.value import PlanValue
 from unity_jax.program import Program
 from unity_jax.text import columns, render, short_source, size
@@ -43,7 +44,8 @@ WORKSPACE = "workspace"
 GAPS = "between buffers"
 KINDS = (WEIGHTS, STATE, ARGUMENTS, RESULTS, KEPT, AGAIN, GRADIENTS, GATHERED, WORKSPACE, GAPS)
 """What is in memory, in the order in which a picture stacks it. The first four are there all the time; gradients are
-what the update reads of the backward pass, workspace is what is left; compilers leave gaps between buffers."""
+what the update reads of the backward pass, and what loops that run both passes add up, workspace is what is left;
+compilers leave gaps between buffers."""
 
 LINES = 12
 """Lines of the user that are told, those with most bytes first."""
@@ -189,10 +191,26 @@ def _kinds(module: Module, forward: Set[int]) -> dict[Buffer, tuple[str, str]]:
             makers.update(dict.fromkeys(i.makes, i.kernel.root))
             for b in i.reads:
                 readers[b].append(i.kernel.root)
-    return {
-        b: ("", WORKSPACE) if op is None else (short_source(op.source), _kind(op, readers[b], forward, module.looped))
-        for b, op in makers.items()
-    }
+    added, found = _added_up(module.graph), dict[Buffer, tuple[str, str]]()
+    for b, op in makers.items():
+        loop = added.get(b.tensor)
+        if loop is not None:
+            found[b] = short_source(loop.source), GRADIENTS
+        else:
+            kind = WORKSPACE if op is None else _kind(op, readers[b], forward, module.looped)
+            found[b] = short_source(op.source) if op is not None else "", kind
+    return found
+
+
+def _added_up(graph: Graph) -> dict[Tensor, Op]:
+    """What loops add up that run forward and backward in each iteration (of microbatches, of chunks of a loss), before
+    them and after, and which loop does."""
+    found = dict[Tensor, Op]()
+    for op in graph.ops:
+        if op.name == "scan" and len({inner.backward for inner in op.bodies[0].ops}) == 2:
+            roles = Scan.of(op.params)
+            found.update(dict.fromkeys((*op.inputs[roles.carried], *op.outputs[roles.last]), op))
+    return found
 
 
 def _kind(op: Op, readers: Sequence[Op], forward: Set[int], looped: bool) -> str:

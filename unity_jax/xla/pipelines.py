@@ -22,6 +22,7 @@ from unity_jax.xla.host_memory_transfer_asyncifier import host_memory_transfer_a
 from unity_jax.xla.latencies import latency_estimates, memory_latencies
 from unity_jax.xla.latency_hiding_scheduler import latency_hiding_scheduler
 from unity_jax.xla.list_scheduler import list_scheduler
+from unity_jax.xla.loop_carries import loop_carries
 from unity_jax.xla.loop_stacks import loop_stacks
 from unity_jax.xla.memory_space_assignment import memory_space_assignment
 from unity_jax.xla.module import Module
@@ -34,9 +35,10 @@ from unity_jax.xla.zero_depth import start_at_zero_depth
 Pass = Callable[[Module], None]
 
 PIPELINES: dict[str, tuple[Pass, ...]] = {
-    "cpu": (loop_stacks, multi_output_fusion, list_scheduler),
+    "cpu": (loop_stacks, loop_carries, multi_output_fusion, list_scheduler),
     "gpu": (
         loop_stacks,
+        loop_carries,
         horizontal_loop_fusion,
         multi_output_fusion,
         softmax_rewriter,
@@ -47,6 +49,7 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
         latency_hiding_scheduler,
     ),
     "tpu": (
+        loop_carries,
         while_loop_invariant_code_motion,
         table_relayout,
         all_gather_relayout,
