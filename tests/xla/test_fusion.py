@@ -246,3 +246,20 @@ def test_what_reads_a_matmul_adds_up_the_parts_of_its_depth(reader, there):
     product = graph.ops[0]
     (kernel,) = [k for k in kernels(graph, "gpu") if product in k.ops]
     assert (product in kernel.in_parts) is there
+
+
+@pytest.mark.parametrize(("bias", "there"), [(True, 4), (False, 3)])
+def test_the_operand_of_a_function_that_is_written_out_is_in_memory_on_gpu(bias, there):
+    """As 147,456 x 4,096 values are for an H100: a matmul, of it erfc and GELU, and with a bias what erfc reads. The
+    backward pass would otherwise compute that again, as XLA:TPU does."""
+
+    def loss(w, b, x, v):
+        h = x @ w.astype(x.dtype)
+        h = h + b.astype(x.dtype) if bias else h
+        return jnp.sum(jnp.sin((jax.nn.gelu(h, approximate=False) @ v.astype(x.dtype)).astype(jnp.float32)))
+
+    x = jax.ShapeDtypeStruct((512, 64), jnp.bfloat16)
+    graph = trace(jax.grad(loss), (f32(64, 256), f32(256), x, f32(256, 64)), {}).graph
+    for compiler, expected in ("gpu", there), ("tpu", 1):
+        made = [k for k in kernels(graph, compiler) if not k.root.backward]
+        assert sum(t.shape == (512, 256) for k in made for t in k.writes) == expected

@@ -33,6 +33,12 @@ _CASTS = 6
 and backward; for the eight products of a ring it casts once."""
 _CACHED = 1 / 16
 """Operands of no more than this part of a result are read from a cache, as are the numbers that stand for rows."""
+_CACHE_READ = 0.1
+"""What reading such an operand takes XLA:GPU in its own estimate, as a part of reading the result from memory."""
+_WRITTEN_OUT = {"erfc": 29}
+"""How many kernels read the operand of a function that is written out in simpler ops before XLA:GPU fuses any
+(StableHLO's `erfc` of float32), when it decides whether they compute what they read
+(`CalculateProducerPriority` in https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/priority_fusion.cc)."""
 
 
 @dataclass(eq=False)
@@ -230,7 +236,8 @@ class _Absorber:
         apart = self.fusing.repeats and any(c not in self.found.loops for c in used)  # no kernel joins the readers
         if not (apart or not self._is_costly(op, used) or (self.fusing.grows and self._scales(op))):
             return False
-        return not self._grows(op, len({*used})) or (self.fusing.grows and all(c.name == "dot_general" for c in used))
+        readers = sum(_WRITTEN_OUT.get(c.name, 1) for c in {*used})
+        return not self._grows(op, readers) or (self.fusing.grows and all(c.name == "dot_general" for c in used))
 
     def _is_costly(self, op: Op, used: Sequence[Op]) -> bool:
         """Whether it is a function that is computed once. So is, on TPU, an activation where what is computed of it is
@@ -253,7 +260,7 @@ class _Absorber:
         above, made = self._above(op), sum(t.nbytes for t in op.outputs)
         if not self.fusing.repeats:
             return sum(t.nbytes for t in above) > made
-        taken = sum(t.nbytes for t in above if t.nbytes > made * _CACHED)
+        taken = sum(t.nbytes if t.nbytes > made * _CACHED else _CACHE_READ * made for t in above if t.shape)
         return taken * readers > taken + made + made * readers
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
