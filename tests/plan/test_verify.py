@@ -64,7 +64,7 @@ def test_text(plan, verified):
 def test_text_of_an_estimate_and_of_a_difference(verified):
     collectives = (Collective("all_gather", ("x",), 2**20, 3),)
     account = Account(Counter({"combined": 2}), ["compiled, not planned: 1 x all_gather"])
-    memory, cycles = CompiledMemory(4096, 2048, 1024, 2048, 512), Cycles(3_000_000, 5, 1, 1)
+    memory, cycles = CompiledMemory(4096, 2048, 1024, 2048, 512, 5120), Cycles(3_000_000, 5, 1, 1)
     compiled = Compiled(collectives, (), account, memory, cycles, 2e-3)
     other = dataclasses.replace(
         verified,

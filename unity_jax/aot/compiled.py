@@ -20,26 +20,32 @@ from unity_jax.pcg.mesh import MeshAxes
 
 @dataclass(frozen=True)
 class CompiledMemory:
-    """The compiler's own account, bytes per device: arguments, results, temporaries, results that reuse arguments
-    (counted in both), and what it keeps on the host."""
+    """The compiler's own account, bytes per device.
+
+    **Fields:** `argument`, `output`, `temp`, and `alias`, the results that reuse arguments (counted in both); `peak`:
+    all that must fit, which is their sum, or for a TPU less (`xla.buffer_assignment`); `host`: what is kept there.
+    """
 
     argument: int
     output: int
     temp: int
     alias: int
     host: int
+    peak: int
 
     @staticmethod
     def of(program: jax.stages.Compiled) -> CompiledMemory:
         memory = program.memory_analysis()
         kinds = ("argument", "output", "temp", "alias")
         sizes, host = ([getattr(memory, f"{on}{of}_size_in_bytes") for of in kinds] for on in ("", "host_"))
-        sizes.append(sum(host[:-1]) - host[-1])
-        return CompiledMemory(*sizes)
+        whole, beside = (sum(of[:-1]) - of[-1] for of in (sizes, host))
+        peak = memory.peak_memory_in_bytes if _platform(program) == "tpu" else whole
+        return CompiledMemory(*sizes, beside, peak)
 
-    @property
-    def peak(self) -> int:
-        return self.argument + self.output + self.temp - self.alias
+
+def _platform(program: jax.stages.Compiled) -> str:
+    shardings = jax.tree.leaves((program.input_shardings, program.output_shardings))
+    return next((device.platform for s in shardings for device in s.device_set), "")
 
 
 _USED = re.compile(r"Used ([0-9.]+)([KMGT]?) of")

@@ -18,7 +18,7 @@ import numpy as np
 from unity_jax.cost.tasks import Task
 from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.machine.machine import Machine
-from unity_jax.xla.buffer_assignment import temporary_bytes
+from unity_jax.xla.buffer_assignment import temporary
 from unity_jax.xla.module import Buffer, Module
 
 _APART = 8
@@ -116,7 +116,7 @@ def more_bytes(module: Module) -> int:
         every[[begin, ends[b] + 1]] += times * size, -times * size
     once, every = np.cumsum(once), np.cumsum(every)
     for position, bodies in loops.items():
-        needs = max(temporary_bytes(body)[0] for body in bodies) if within[position] else 0
+        needs = max(temporary(body).bytes for body in bodies) if within[position] else 0
         once[position] += needs
         every[position] += needs + within[position]
     return round(every.max() - once.max())

@@ -17,7 +17,7 @@ from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.xla.aliases import base_tensors
-from unity_jax.xla.buffer_assignment import temporary_bytes
+from unity_jax.xla.buffer_assignment import temporary
 from unity_jax.xla.emission import emit
 from unity_jax.xla.layout_assignment import Storage
 from unity_jax.xla.module import Module
@@ -27,9 +27,12 @@ from unity_jax.xla.traffic import Traffic
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak bytes per device, gaps between buffers included, and what is alive at the peak, largest first."""
+    """**Fields:** `peak_bytes` per device, gaps between buffers included; `reported_bytes`: the same as the compiler's
+    account adds up (`memory_analysis`: arguments, results, temporaries), which XLA:TPU overstates; `alive`: what is
+    alive at the peak, largest first."""
 
     peak_bytes: int
+    reported_bytes: int
     alive: tuple[tuple[Tensor, int], ...]
 
 
@@ -40,10 +43,10 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, don
     """
     module = scheduled(graph, traffic, mesh, machine)
     kept = held(graph, module.storage, donated)
-    peak, live = temporary_bytes(module)
-    peak += more_bytes(module)
-    ranked = sorted([*kept.items(), *((b.tensor, b.temporary) for b in live)], key=lambda item: -item[1])
-    return Memory(round(sum(kept.values()) + peak), tuple((t, round(n)) for t, n in ranked[:50]))
+    between, always = temporary(module), sum(kept.values()) + more_bytes(module)
+    ranked = sorted([*kept.items(), *((b.tensor, b.temporary) for b in between.live)], key=lambda item: -item[1])
+    alive = tuple((t, round(n)) for t, n in ranked[:50])
+    return Memory(round(always + between.bytes), round(always + between.reported), alive)
 
 
 def scheduled(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine) -> Module:
