@@ -7,9 +7,10 @@
 context (sequence) parallelism, of those plans that need no pipeline, for models of the zoo; which values of a layer are
 computed again in the backward pass (`models._layers.Remat`); and over how many microbatches gradients are accumulated.
 The slices v5p-128 and v5p-1024 have two cores per chip. Mist's plans are its tuner's answers of one stage. What is not
-taken over: quantization; what MaxText keeps on the host (`offloads`) is computed again, but layers' inputs, which stay
-on the device; slices joined by a data-center network. Where the published run has flash attention, the expert's plan
-runs attention by chunks if it does not fit else.
+taken over: quantization; slices joined by a data-center network; what MaxText keeps on the host (`offloads`): it is
+computed again, but layers' inputs, which stay on the device, of more microbatches if they do not fit else. Where the
+published run has flash attention, the expert's plan runs attention, and the loss, by chunks if it does not fit else.
+These stand-ins are in the column `expert saves`.
 
 An expert's plan is completed to every operation as in `unity_jax/search/experts.py`, with and without splitting
 activations between tensor-parallel blocks, with plain data parallelism or ZeRO-1, and on every mesh of its sizes; the
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import os
 import sys
 import time
@@ -49,18 +51,22 @@ from unity_jax.program import Program
 from unity_jax.residuals.record import Microbatch
 from unity_jax.search import chunking
 from unity_jax.search.batch import batch_arguments
-from unity_jax.search.candidate import Candidate, Pins, best, finish
+from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
+from unity_jax.search.fold import folded
+from unity_jax.search.following import followed
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.rule_cache import RuleCache
+from unity_jax.search.unfold import unfolded
 from unity_jax.text import seconds, size
 
 EXPERIMENTS = Path(__file__).parents[1]
 RESULTS = EXPERIMENTS / "results" / "expert_plans.csv"
 AXES = ("data", "fsdp", "tensor", "context")
-SETTINGS = ("model", "size", "length", "machine", "batch", *AXES, "remat", "accumulates")
-OWN = ("measure", "as_published", "experts_plans", "by_chunks", "pinned")
+SETTINGS = ("model", "size", "length", "vocabulary", "machine", "batch", *AXES, "remat", "accumulates")
+OWN = ("measure", "sizes_of", "expert_plan", "as_published", "follow", "experts_plans", "pinned")
+LAYERS_INPUTS = "decoder_layer_input"
 CODE = (*PLANNED, *(f"experiments/tables/expert_plans.py:{name}" for name in OWN))
 
 
@@ -73,47 +79,67 @@ def published() -> list[Mapping[str, str]]:
 def measure(what: Mapping[str, str]) -> dict[str, Any]:
     """One row: the expert's plan and ours."""
     machine = Machine.preset(what["machine"])
-    program = program_of(what["model"], what["size"], length=int(what["length"]), batch_size=int(what["batch"]))
+    program = program_of(what["model"], what["size"], **sizes_of(what))
     limit = machine.device.memory_bytes
-    start = time.perf_counter()
+    start = time.process_time()
     found = joint(program, machine)
-    took = time.perf_counter() - start
+    took = time.process_time() - start
     sizes = {a: int(what[a]) for a in AXES}
-    plans = list(experts_plans(as_published(what, machine), machine, sizes))
-    if what["flash"] and not best(plans, limit).fits(limit):
-        plans += [c for plan in plans for c in by_chunks(plan, limit)]
-    expert = best(plans, limit)
+    expert = expert_plan(what, machine)
     on_rewritten = experts_plans(found.program, machine, sizes) if found.program.rewrites else ()
-    row = {"devices": machine.num_devices, "planning seconds": took}
+    row: dict[str, Any] = {"devices": machine.num_devices, "planning seconds": took}
     row |= columns("expert", expert, limit) | columns("plan", found, limit)
     row |= columns(REWRITTEN, best([expert, *on_rewritten], limit), limit)
     row |= columns(SEARCH, unrewritten(program, machine, found), limit)
     row["plan plan"] = f"{found.label} on {found.mesh}"
+    row["expert saves"] = "; ".join(map(str, expert.program.savings))
     row["saves"] = "; ".join(map(str, found.program.savings))
     row["rewrites"] = "; ".join(f"{r.rule} x {r.count}" for r in found.program.rewrites)
     return row
 
 
-def as_published(what: Mapping[str, str], machine: Machine) -> Program:
-    """The program of a published plan: what its layers compute again, and its microbatches."""
-    remat: Remat = {"full": True, "none": False}.get(what["remat"], what["remat"])
-    remat = int(remat) if isinstance(remat, str) and remat.isdigit() else remat
-    settings = {"length": int(what["length"]), "batch_size": int(what["batch"]), "remat": remat}
-    program, parts = program_of(what["model"], what["size"], **settings), int(what["accumulates"])
-    if parts == 1:
-        return program
+def sizes_of(what: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a model's Config that were published."""
+    found = {"length": int(what["length"]), "batch_size": int(what["batch"])}
+    return found | ({"vocabulary": int(what["vocabulary"])} if what["vocabulary"] else {})
+
+
+def expert_plan(what: Mapping[str, str], machine: Machine) -> Candidate:
+    """The best of the complete plans that a published one may stand for. Where none fits, stand-ins are given to what
+    it has and they have not, until some do: chunks for fused attention, more microbatches for layers' inputs on the
+    host."""
+    sizes, limit = {a: int(what[a]) for a in AXES}, machine.device.memory_bytes
+    whole = as_published(what)
+    layers = folded(whole, NO_PINS)
+    program = whole if layers is None else layers.program
+    rows, few = int(what["batch"]) // (sizes["data"] * sizes["fsdp"]), int(what["accumulates"])
+    most = rows if LAYERS_INPUTS in what["offloads"].split() else few
     arguments = batch_arguments(program, RuleCache(), machine.num_devices)
-    how = Microbatch(arguments, parts, int(what["batch"]))
-    return program.saving(how.applied(program.graph), how)
+    at_once, plans = list(experts_plans(program, machine, sizes)), list[Candidate]()
+    for parts in (n for n in range(few, most + 1) if rows % n == 0):
+        how = Microbatch(arguments, parts, int(what["batch"]))
+        made = at_once if parts == 1 else [followed(plan, [how], follow) for plan in at_once]
+        plans += made
+        if not best(plans, limit).fits(limit):
+            plans += [c for plan in made for c in chunking.by_chunks(plan, limit, follow)]
+        if best(plans, limit).fits(limit):
+            break
+    chosen = best(plans, limit)
+    return chosen if layers is None else unfolded([(whole, layers)], chosen, math.inf, NO_PINS, ())
 
 
-def by_chunks(plan: Candidate, limit: float) -> Iterator[Candidate]:
-    """The same layouts with attention, and the loss, by chunks until they fit."""
+def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
+    """The plan of a variant of a program that does the same."""
+    return Planner(program, plan.machine).as_decided(plan, like)
 
-    def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
-        return Planner(program, plan.machine).as_decided(plan, like)
 
-    return chunking.by_chunks(plan, limit, follow)
+def as_published(what: Mapping[str, str]) -> Program:
+    """The program of a published plan by what its layers compute again; unrolled, if those are some: scanned, their
+    weights would be cut out of the others'."""
+    remat: Remat = {"full": True, "none": False}.get(what["remat"], what["remat"])
+    few = isinstance(remat, str) and remat.isdigit()
+    layers: dict[str, Any] = {"remat": int(remat), "scan": False} if few else {"remat": remat}
+    return program_of(what["model"], what["size"], **sizes_of(what), **layers)
 
 
 def experts_plans(program: Program, machine: Machine, sizes: Mapping[str, int]) -> Iterator[Candidate]:
