@@ -87,8 +87,9 @@ class Span(NamedTuple):
 class Residuals:
     """What is in memory from the forward to the backward pass.
 
-    **Fields:** `spans`; `profile`: bytes of all that is live while each kernel runs, arguments aside; `runs`: the first
-    kernel that each op is part of; `layers`: the first kernel in the backward pass of a layer that stands for several.
+    **Fields:** `spans`; `profile`: bytes of all that is live while each kernel runs, arguments and results aside, which
+    have memory for the whole step; `runs`: the first kernel that each op is part of; `layers`: the first kernel in the
+    backward pass of a layer that stands for several.
     """
 
     graph: Graph
@@ -108,12 +109,13 @@ class Residuals:
                 reads[t].append(i)
         change, ends, spans = np.zeros(len(kernels) + 1), set(graph.outputs), dict[Tensor, Span]()
         for t, first in born.items():
-            dead = len(kernels) - 1 if t in ends else max(reads[t], default=first)
+            dead = max(reads[t], default=first)
             early, after = ([i for i in reads[t] if late[i] == side] for side in (False, True))
             crosses = not late[first] and bool(after)
-            size = t.nbytes * (t.times if crosses else 1)  # of others one layer's is there at a time
-            change[first] += size
-            change[dead + 1] -= size
+            if t not in ends:
+                size = t.nbytes * (t.times if crosses else 1)  # of others one layer's is there at a time
+                change[first] += size
+                change[dead + 1] -= size
             made_by = graph.producer.get(t)
             repeats = made_by is not None and can_repeat(made_by) and not is_constant(made_by)
             if crosses and t not in ends and repeats:

@@ -96,7 +96,7 @@ def finish(
     """The planned graph of some decisions; its memory and its timeline when asked for."""
     mesh, machine = resharder.mesh, resharder.machine
     made = assemble(program.graph, decisions, resharder, rules, program.on_host)
-    if program.hosted and not target_of(machine.device).fusing.reads_host:
+    if program.hosted:
         made = in_turn(made)
     graph = decompose(made, decisions.rings, mesh, machine)
     return Candidate(program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound)

@@ -35,8 +35,8 @@ class Limits:
     """How many times as much memory as there is a plan for a coarser mesh takes, where a plan for a finer one without a
     limit is only to tell how fast one could be: it is made of seeds, and searched for if it wins."""
     needs: float = 1.25
-    """Times the limit that a plan of an expert takes by the problem's liveness that is not made: over the zoo that is
-    .66 to 1.01 of what plans need."""
+    """Times the limit that a plan of an expert takes by the problem's liveness that is not made, if that is more than
+    some plan needs: over the zoo that is .66 to 1.01 of what plans need."""
     tightened: int = 3
     """How often a problem is solved under a limit that is tightened."""
     packing_saves: float = 1e-2

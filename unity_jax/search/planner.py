@@ -243,16 +243,17 @@ class Planner:
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted.
-        None whose arguments alone are more than fits, and than what is there takes.
+        None whose arguments alone, or all that it has in memory, are more than fits, and than what is there takes.
 
         Of a variant none could be that was far behind for the program that it is made of. What gathers weights again is
         not faster than the same without (`keep`).
         """
         for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
             now, key = best(found, self.limit), (built.mesh, name, keep)
-            if argument_bytes(built, seed, self.program.on_host) > max(self.limit, now.memory.peak_bytes):
+            taken = now.memory.peak_bytes
+            if argument_bytes(built, seed, self.program.on_host) > max(self.limit, taken):
                 continue
-            if not now.fits(self.limit) and self._live(built).peak(seed) > LIMITS.needs * self.limit:
+            if not now.fits(self.limit) and self._live(built).peak(seed) > max(LIMITS.needs * self.limit, taken):
                 continue
             far = self._base is not None and self._base._behind.get(key, 0.0) > LIMITS.behind
             least, most = self._least.get((built.mesh, name), 0.0), (1 + self.near) * now.seconds

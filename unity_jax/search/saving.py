@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -123,19 +124,22 @@ class _Ways:
                 return
 
     def _accumulating(self, start: Candidate) -> Iterator[Candidate]:
-        """A plan with ever more microbatches, until it fits; with fewer, some values are computed again besides.
+        """A plan with ever more microbatches, until it fits, or more of them save nothing; with fewer, some values are
+        computed again besides.
 
         Raises `NeedsWholeBatchError` where there can be none.
         """
         batch = None if start.fits(self.limit) else _batch(start)
         if batch is None:
             return
+        least = math.inf
         for parts in batch.counts:
             how = dataclasses.replace(batch.whole, parts=parts)
             made = followed(start, [how], self.follow)
             yield made
-            if made.fits(self.limit):
+            if made.fits(self.limit) or made.memory.peak_bytes >= least:
                 return
+            least = made.memory.peak_bytes
             excess = parts * (made.memory.peak_bytes - self.limit)
             enough = next((again for again in self._again(start) if again.bytes >= excess), None)
             if enough is not None:
