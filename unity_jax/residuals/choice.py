@@ -87,9 +87,11 @@ class Span(NamedTuple):
 class Residuals:
     """What is in memory from the forward to the backward pass.
 
-    **Fields:** `spans`; `profile`: bytes of all that is live while each kernel runs, arguments and results aside, which
-    have memory for the whole step; `runs`: the first kernel that each op is part of; `layers`: the first kernel in the
-    backward pass of a layer that stands for several.
+    Arguments and results have memory for the whole step, so that a kernel that makes nothing but results, as the update
+    of a weight, runs as soon as what it reads is there: compilers keep no gradient for the end of the step.
+
+    **Fields:** `spans`; `profile`: bytes of all else that is live while each kernel runs; `runs`: the first kernel that
+    each op is part of; `layers`: the first kernel in the backward pass of a layer that stands for several.
     """
 
     graph: Graph
@@ -101,13 +103,14 @@ class Residuals:
     @staticmethod
     def of(flat: Flat, traffic: Traffic) -> Residuals:
         graph, kernels = flat.graph, flat.kernels(traffic)
-        late = [k.root.backward for k in kernels]
+        late, ends = [k.root.backward for k in kernels], set(graph.outputs)
         born = {t: i for i, k in enumerate(kernels) for t in k.writes}
         reads = defaultdict[Tensor, list[int]](list)
         for i, k in enumerate(kernels):
+            soon = max((born[t] for t in k.reads if t in born), default=i) if ends.issuperset(k.writes) else i
             for t in k.reads:
-                reads[t].append(i)
-        change, ends, spans = np.zeros(len(kernels) + 1), set(graph.outputs), dict[Tensor, Span]()
+                reads[t].append(soon)
+        change, spans = np.zeros(len(kernels) + 1), dict[Tensor, Span]()
         for t, first in born.items():
             dead = max(reads[t], default=first)
             early, after = ([i for i in reads[t] if late[i] == side] for side in (False, True))

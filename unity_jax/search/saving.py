@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -124,22 +123,24 @@ class _Ways:
                 return
 
     def _accumulating(self, start: Candidate) -> Iterator[Candidate]:
-        """A plan with ever more microbatches, until it fits, or more of them save nothing; with fewer, some values are
-        computed again besides.
+        """A plan with ever more microbatches, until it fits, or all that they would still save is not enough; with fewer,
+        some values are computed again besides.
 
         Raises `NeedsWholeBatchError` where there can be none.
         """
         batch = None if start.fits(self.limit) else _batch(start)
         if batch is None:
             return
-        least = math.inf
+        fewer, before = 0, 0
         for parts in batch.counts:
             how = dataclasses.replace(batch.whole, parts=parts)
             made = followed(start, [how], self.follow)
             yield made
-            if made.fits(self.limit) or made.memory.peak_bytes >= least:
+            peak = made.memory.peak_bytes  # what the batch takes of it is in proportion to 1 / parts
+            least = peak - fewer * (before - peak) / (parts - fewer) if fewer else 0
+            if made.fits(self.limit) or least > self.limit:
                 return
-            least = made.memory.peak_bytes
+            fewer, before = parts, peak
             excess = parts * (made.memory.peak_bytes - self.limit)
             enough = next((again for again in self._again(start) if again.bytes >= excess), None)
             if enough is not None:
