@@ -6,8 +6,8 @@
 Seen in what is compiled with jaxlib 0.10.2 and libtpu 0.0.42 for H100 and v5e: donated arguments there give their
 memory to results there, but what a loop stacks there is another array of the host until the loop ends. XLA:GPU makes no
 copy of an argument: the kernels that read it do so through the link, as they run; results are copied beside other
-kernels. XLA:TPU copies both ways beside other instructions, and begins as early as its memory allows, so that without
-barriers (`search.in_turn`) most of the state is on the device at once. XLA:CPU runs all this, in one memory.
+kernels. XLA:TPU copies both ways beside other instructions, and begins as early as its memory allows. So that not most
+of the state is on the device at once, barriers hold it back (`search.in_turn`). XLA:CPU runs all this, in one memory.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from unity_jax.search.decompose import decompose
 from unity_jax.search.in_turn import in_turn
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import UNKNOWN, Searched
-from unity_jax.xla.targets import target_of
 from unity_jax.xla.traffic import Traffic
 
 

@@ -6,7 +6,8 @@
 
 What is updated together (the moments of a weight) is one turn, and turns are in the order in which gradients come. An
 `optimization_barrier` ties the copies of each turn to those out of the second before it, of the first ones to their
-gradients: compilers begin copies as early as they can.
+gradients: XLA:TPU begins copies as early as it can, and XLA:GPU, whose kernels read the host where it is, makes all
+results of one shape by one kernel (`HorizontalLoopFusion`), which are on the device together until they are copied out.
 """
 
 from __future__ import annotations

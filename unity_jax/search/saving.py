@@ -123,7 +123,7 @@ class _Ways:
                 return
 
     def _accumulating(self, start: Candidate) -> Iterator[Candidate]:
-        """A plan with ever more microbatches, until it fits, or all that they would still save is not enough; with fewer,
+        """A plan with ever more microbatches, until it fits, or all that more would save is not enough; with fewer,
         some values are computed again besides.
 
         Raises `NeedsWholeBatchError` where there can be none.
