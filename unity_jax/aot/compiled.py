@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -35,12 +36,12 @@ class CompiledMemory:
 
     @staticmethod
     def of(program: jax.stages.Compiled) -> CompiledMemory:
-        memory = program.memory_analysis()
+        memory: Any = program.memory_analysis()
         kinds = ("argument", "output", "temp", "alias")
-        sizes, host = ([getattr(memory, f"{on}{of}_size_in_bytes") for of in kinds] for on in ("", "host_"))
-        whole, beside = (sum(of[:-1]) - of[-1] for of in (sizes, host))
+        here, there = ({of: getattr(memory, f"{on}{of}_size_in_bytes") for of in kinds} for on in ("", "host_"))
+        whole, host = (sum(of.values()) - 2 * of["alias"] for of in (here, there))
         peak = memory.peak_memory_in_bytes if _platform(program) == "tpu" else whole
-        return CompiledMemory(*sizes, beside, peak)
+        return CompiledMemory(**here, host=host, peak=peak)
 
 
 def _platform(program: jax.stages.Compiled) -> str:
