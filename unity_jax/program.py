@@ -20,6 +20,7 @@ from unity_jax.trace import build
 
 if TYPE_CHECKING:
     from unity_jax.residuals.change import Change
+    from unity_jax.residuals.ranges import Parts
     from unity_jax.residuals.record import Saving
     from unity_jax.rewrite.packing import Group, Packed
     from unity_jax.rewrite.record import Rewrite
@@ -39,7 +40,8 @@ class Program:
     `rewrites`: what has been rewritten since tracing; `savings`: how it was changed then to need less memory, and
     `keeping`: this program before that; `hosted`: the inputs that are in the memory of the host from step to step, as
     are the results that replace them; `packed`: inputs that are held as one, each group after all other
-    inputs, and its results after all other results (`rewrite.pack`); `unpacked`: this program before that.
+    inputs, and its results after all other results (`rewrite.pack`); `unpacked`: this program before that; `parts`: of
+    one that is folded, how it has some layers apart from the others.
     """
 
     name: str
@@ -60,10 +62,11 @@ class Program:
     hosted: frozenset[int] = frozenset()
     packed: tuple[Packed, ...] = ()
     unpacked: Program | None = None
+    parts: Parts | None = None
 
     def rewritten(self, graph: Graph, rewrites: tuple[Rewrite, ...]) -> Program:
         """The same function, by another graph."""
-        return dataclasses.replace(self, graph=graph, rewrites=rewrites, traced=self.traced or self)
+        return dataclasses.replace(self, graph=graph, rewrites=rewrites, traced=self.traced or self, parts=None)
 
     def saving(self, made: Change, how: Saving) -> Program:
         """The same function, so changed that it needs less memory."""

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from unity_jax import _compat
 from unity_jax.lower.moves import apply_move
 from unity_jax.lower.order import arrived, communicates, held, waits
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.pcg.loops import Scan, While
+from unity_jax.pcg.loops import START, Scan, While
 from unity_jax.pcg.mesh import MeshAxes
 
 
@@ -55,16 +56,21 @@ def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any = None)
 def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[Any]:
     roles = Scan.of(op.params)
     consts, init = operands[roles.constants], _typed(operands[roles.carried], op.outputs)
+    sliced, length, start = operands[roles.sliced], op.params["length"], op.params.get(START)
+    longer = [] if start is None else [i for i, x in enumerate(sliced) if len(x) > length]
 
-    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+    def body(carry: list[Any], given: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
+        xs, index = given
+        for i in longer:
+            xs[i] = jax.lax.dynamic_index_in_dim(sliced[i], index, 0, keepdims=False)
         outs = run(op.bodies[0], mesh, [*consts, *carry, *xs], until)
         return _typed(outs[roles.last], op.outputs), outs[roles.stacked]
 
     carry, ys = jax.lax.scan(
         body,
         init,
-        list(operands[roles.sliced]),
-        length=op.params["length"],
+        ([None if i in longer else x for i, x in enumerate(sliced)], start + np.arange(length) if longer else None),
+        length=length,
         reverse=op.params["reverse"],
         unroll=op.params["unroll"],
     )

@@ -5,6 +5,9 @@
     while       operands   of the condition, constants, carried
                 results    carried
 
+A scan over a range of layers has as many iterations, and may be given arrays of all layers to slice: of those longer
+than its length it takes the parts from its parameter `start` on.
+
 A role is a slice, of tensors or of anything that is given in the same order: layouts, arrays, nodes. Nothing else
 decodes the parameters of JAX's loops.
 """
@@ -16,6 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from unity_jax import _compat
+
+START = "start"
+"""The parameter of a scan over a range that JAX's have not."""
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Set
 import numpy as np
 
 from unity_jax.pcg.graph import Graph, Op, Tensor, part
-from unity_jax.residuals.change import Change
+from unity_jax.residuals.change import Change, made
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.flat import Flat
-from unity_jax.residuals.pair import Pair, in_pairs, reading
+from unity_jax.residuals.pair import Pair, in_loops, in_pairs, reading
 from unity_jax.rewrite.apply import in_order
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.trace import has_effects, is_rematerialized, without_dead_code
@@ -34,19 +34,20 @@ class Rematerialized:
 
     **Arguments:** `traffic`: of the graph; `seconds`: what a graph takes, see `rewrite.estimate`; `devices`: how many
     share the work.
-    **Fields:** `values`, as the backward pass makes them.
+    **Fields:** `values`, as the backward pass makes them, and `originals`, as the forward pass does.
     """
 
     def __init__(
         self, graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds], devices: int
     ) -> None:
         self.graph, self._seconds, self._devices = graph, seconds, devices
-        self.values = frozenset[Tensor]()
+        self.values, self.originals = frozenset[Tensor](), frozenset[Tensor]()
         if any(map(is_rematerialized, graph.walk())):
             self._flat = Flat(graph)
             self._originals = _originals(self._flat)
             written = {self._flat.origin.get(t, t) for k in self._flat.kernels(traffic) for t in k.writes}
             self.values = frozenset(t for t in self._originals if t in written)
+            self.originals = frozenset(self._originals.values())
 
     def keeping(self, again: Set[Tensor] = frozenset()) -> Choice | None:
         """All of them kept but those whose like in the forward pass is computed `again`; None if these are none.
@@ -55,9 +56,9 @@ class Rematerialized:
         backward pass saves.
         """
         values = frozenset(t for t in self.values if self._originals[t] not in again)
-        made = {t for op in kept(self.graph, values).graph.walk() for t in op.outputs}
+        left = {t for op in kept(self.graph, values).graph.walk() for t in op.outputs}
         origin, ops = self._flat.origin, self._flat.graph.ops
-        spared = [op for op in ops if made.isdisjoint(origin.get(t, t) for t in op.outputs)]
+        spared = [op for op in ops if left.isdisjoint(origin.get(t, t) for t in op.outputs)]
         rest = {t for op in ops if op not in set(spared) for t in op.inputs}
         read = {t: t.times for op in spared for t in op.outputs if t in rest}
         if not read:
@@ -70,14 +71,21 @@ class Rematerialized:
 def kept(graph: Graph, values: Set[Tensor]) -> Change:
     """The graph that reads what the forward pass made in place of these values of the backward pass, which are the
     same. Others are computed as before."""
+    return in_loops(graph, lambda inside: _kept(inside, values))
+
+
+def _kept(graph: Graph, values: Set[Tensor]) -> Change:
+    """The same, of a graph without the loops over microbatches in it."""
+    if values.isdisjoint(made(graph)):
+        return Change(graph, {})
     flat = Flat(graph)
     layers = set(flat.origin.values())
     same = {t: of for t, of in _originals(flat).items() if t in values}
 
     def within(pair: Pair) -> Change | None:
         inside = pair.joined
-        made = {t for op in inside.ops for t in op.outputs}
-        own = {t: of for t, of in same.items() if t in made and (of in made or of not in layers)}
+        there = {t for op in inside.ops for t in op.outputs}
+        own = {t: of for t, of in same.items() if t in there and (of in there or of not in layers)}
         if not own:
             return None
         late = reading((op for op in inside.ops if op.backward), own)

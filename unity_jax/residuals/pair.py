@@ -173,6 +173,32 @@ def in_pairs(graph: Graph, change: Callable[[Pair], Change | None]) -> Change:
     return Change(Graph(graph.inputs, graph.outputs, [replaced.get(op, op) for op in graph.ops]), origin)
 
 
+def loops(graph: Graph) -> list[Op]:
+    """The scans of a graph whose bodies have a forward and a backward pass: over microbatches, or chunks of a loss."""
+    halves = {op for pair in pairs(graph) for op in (pair.forward, pair.backward)}
+    scans = [op for op in graph.ops if op.name == "scan" and op not in halves]
+    return [op for op in scans if len({inner.backward for inner in op.bodies[0].ops}) == 2]
+
+
+def innermost(graph: Graph) -> Graph:
+    """The graph that most of a step is in: the body of its loop over microbatches, where it has one."""
+    half = sum(1 for _ in graph.walk()) / 2
+    bodies = (op.bodies[0] for op in loops(graph))
+    inside = next((body for body in bodies if sum(1 for _ in body.walk()) > half), None)
+    return graph if inside is None else innermost(inside)
+
+
+def in_loops(graph: Graph, change: Callable[[Graph], Change]) -> Change:
+    """The same change of the bodies of such loops, and then of the graph itself."""
+    bodies = {op: made for op in loops(graph) if (made := in_loops(op.bodies[0], change)).graph is not op.bodies[0]}
+    if not bodies:
+        return change(graph)
+    ops = [dataclasses.replace(op, bodies=(bodies[op].graph,)) if op in bodies else op for op in graph.ops]
+    origin = {t: o for made in bodies.values() for t, o in made.origin.items()}
+    changed = Change(Graph(graph.inputs, graph.outputs, ops), origin)
+    return changed.then(change(changed.graph))
+
+
 def reading(ops: Iterable[Op], names: Mapping[Tensor, Tensor]) -> list[Op]:
     """Ops of the backward pass that read other tensors."""
     known = names.keys()

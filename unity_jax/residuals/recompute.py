@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.residuals.change import Change, Origin
-from unity_jax.residuals.pair import LOSS, Pair, in_pairs
+from unity_jax.residuals.change import Change, Origin, made
+from unity_jax.residuals.pair import LOSS, Pair, in_loops, in_pairs
 from unity_jax.rewrite.apply import in_order
 from unity_jax.trace import has_effects, without_dead_code
 
@@ -54,9 +54,17 @@ def recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Chang
     a cotangent is held back at no cost.
     """
 
+    return in_loops(graph, lambda inside: _with_layers(inside, values, written))
+
+
+def _with_layers(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Change:
+    """The same, of a graph without the loops over microbatches in it."""
+    if values.isdisjoint(made(graph)):
+        return Change(graph, {})
+
     def within(pair: Pair) -> Change | None:
-        made = {t for op in pair.joined.ops for t in op.outputs}
-        again = values & made.difference(pair.carried)
+        own = {t for op in pair.joined.ops for t in op.outputs}
+        again = values & own.difference(pair.carried)
         return _recomputed(pair.joined, again, written) if again else None
 
     layers = in_pairs(graph, within)

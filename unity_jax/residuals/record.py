@@ -13,6 +13,7 @@ from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.keep import kept
 from unity_jax.residuals.microbatch import microbatched
+from unity_jax.residuals.ranges import Layers, cut
 from unity_jax.residuals.recompute import can_repeat, recomputed
 from unity_jax.residuals.region import NoRegionError
 from unity_jax.residuals.slices import by_layer
@@ -26,7 +27,8 @@ class Recompute:
 
     **Fields:** `values`: where they are made; `compiler`: the one whose kernels say what is in memory; `where`: the
     user's line of the largest one; `count`: how many need not be kept; `bytes` of these, and `seconds` to compute them
-    again, on each device.
+    again, on each device; `layers`: those that compute more of them again than the others, where not all do alike: then
+    the places are in the graph with these apart (`residuals.ranges`).
     """
 
     values: tuple[Position, ...]
@@ -35,6 +37,7 @@ class Recompute:
     count: int
     bytes: int
     seconds: float
+    layers: Layers | None = None
     name: ClassVar[str] = "recomputes"
     effect: ClassVar[str] = "saves memory"
 
@@ -46,19 +49,21 @@ class Recompute:
 
     def __str__(self) -> str:
         times = f"{self.count} values, " if self.count > 1 else ""
-        return f"recomputes {short_source(self.where)} ({times}{size(self.bytes)})"
+        few = f"more in {self.layers}, " if self.layers else ""
+        return f"recomputes {short_source(self.where)} ({times}{few}{size(self.bytes)})"
 
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
-        values = frozenset(at(graph, self.values))
-        makers = (op for op in graph.walk() if not values.isdisjoint(op.outputs))
+        apart = _apart(graph, self.layers)
+        values = frozenset(at(apart.graph, self.values))
+        makers = (op for op in apart.graph.walk() if not values.isdisjoint(op.outputs))
         if any(op.backward or not can_repeat(op) for op in makers):
             raise LookupError(f"something at {self.where} is not computed again")
-        return recomputed(graph, values, Traffic.of(graph, self.compiler).written)
+        return apart.then(recomputed(apart.graph, values, Traffic.of(apart.graph, self.compiler).written))
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Recompute:
         """The same for another graph, whose tensors have their `like` in this one."""
-        return dataclasses.replace(self, values=_moved(self.values, graph, to, like))
+        return dataclasses.replace(self, values=_moved(self.values, self.layers, graph, to, like))
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ class Keep:
     """Values that the user's `jax.checkpoint` has the backward pass compute again, and that are kept instead.
 
     **Fields:** `values`: where they are computed again; `where`: the user's line of the largest one; `count`: how many
-    are kept; `bytes` of these, and `seconds` that the backward pass takes less, on each device.
+    are kept; `bytes` of these, and `seconds` that the backward pass takes less, on each device; `layers`: those that
+    keep fewer of them than the others, as of `Recompute`.
     """
 
     values: tuple[Position, ...]
@@ -74,28 +80,31 @@ class Keep:
     count: int
     bytes: int
     seconds: float
+    layers: Layers | None = None
     name: ClassVar[str] = "keeps"
     effect: ClassVar[str] = "uses memory"
 
     @staticmethod
-    def of(graph: Graph, choice: Choice, nbytes: float) -> Keep:
+    def of(graph: Graph, choice: Choice, nbytes: float, layers: Layers | None = None) -> Keep:
         """A choice for a graph; `nbytes` that are kept on each device."""
         where, count = _largest(graph, choice), sum(choice.freed.values())
-        return Keep(positions(graph, choice.values), where, count, round(nbytes), choice.seconds)
+        return Keep(positions(graph, choice.values), where, count, round(nbytes), choice.seconds, layers)
 
     def __str__(self) -> str:
+        few = f"fewer in {self.layers}, " if self.layers else ""
         return (
             f"keeps {self.count} values that jax.checkpoint would recompute, as of {short_source(self.where)} "
-            f"({size(self.bytes)}, {seconds(self.seconds)} saved)"
+            f"({few}{size(self.bytes)}, {seconds(self.seconds)} saved)"
         )
 
     def applied(self, graph: Graph) -> Change:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
-        return kept(graph, frozenset(at(graph, self.values)))
+        apart = _apart(graph, self.layers)
+        return apart.then(kept(apart.graph, frozenset(at(apart.graph, self.values))))
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Keep:
         """The same for another graph, whose tensors have their `like` in this one."""
-        return dataclasses.replace(self, values=_moved(self.values, graph, to, like))
+        return dataclasses.replace(self, values=_moved(self.values, self.layers, graph, to, like))
 
 
 def _largest(graph: Graph, choice: Choice) -> str:
@@ -105,12 +114,19 @@ def _largest(graph: Graph, choice: Choice) -> str:
     return makers[largest][1].source
 
 
+def _apart(graph: Graph, layers: Layers | None) -> Change:
+    """The graph with the first layers apart, if some are."""
+    return cut(graph, layers) if layers else Change(graph, {})
+
+
 def _moved(
-    places: Sequence[Position], graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]
+    places: Sequence[Position], layers: Layers | None, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]
 ) -> tuple[Position, ...]:
     """The places of the same values in another graph."""
-    values = frozenset(at(graph, places))
-    return positions(to, (t for t in made(to) if like.get(t, t) in values))
+    near, far = _apart(graph, layers), _apart(to, layers)
+    like = {**like, **dict(far.alike(near, like))}
+    values = frozenset(at(near.graph, places))
+    return positions(far.graph, (t for t in made(far.graph) if like.get(t, t) in values))
 
 
 @dataclass(frozen=True)
@@ -229,7 +245,7 @@ def to_json(saving: Saving) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> Saving:
     """Of what `to_json` gives. Raises `LookupError` for a kind that there is not."""
-    kind = _KINDS[data["kind"]]
+    kind, data = _KINDS[data["kind"]], {"layers": None, **data}
     return kind(**{f.name: _READ[f.name](data[f.name]) for f in dataclasses.fields(kind)})
 
 
@@ -250,6 +266,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "count": int,
     "bytes": int,
     "seconds": float,
+    "layers": lambda data: data and Layers(*map(int, data)),
     "exposed": float,
     "by_layer": bool,
     "dim": int,

@@ -23,6 +23,7 @@ import numpy as np
 from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
 from unity_jax.pcg.layout import Layout
 from unity_jax.program import Program
+from unity_jax.residuals.ranges import Layers, Parts
 from unity_jax.rewrite.estimate import Seconds
 from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
 from unity_jax.rewrite.rule import Rule
@@ -44,15 +45,41 @@ layers of few ops are near the ends of the three."""
 
 class Folded(NamedTuple):
     """**Fields:** `program`: with the trees of the whole; `like`: what it has in place of each tensor of the whole;
-    `pins`: those of the whole that are left."""
+    `pins`: those of the whole that are left; `layers`: how many the deepest stack has."""
 
     program: Program
     like: Mapping[Tensor, Tensor]
     pins: Pins
+    layers: int
 
 
-def folded(program: Program, pins: Pins) -> Folded | None:
-    """The program with all layers but three of each run cut out; None if that is not much less of it."""
+class Folds:
+    """A program folded in several ways. **Fields:** `made`: all of them so far."""
+
+    def __init__(self, program: Program, pins: Pins) -> None:
+        self.whole, self.pins = program, pins
+        self.made = dict[Layers | None, Folded]()
+        every = folded(program, pins)
+        if every is not None:
+            pinned = pins.tensors or pins.outputs  # which are those of one way
+            parts = None if pinned else Parts(every.layers, self._apart)
+            self.made[None] = every._replace(program=dataclasses.replace(every.program, parts=parts))
+
+    def _apart(self, layers: Layers) -> tuple[Program, Mapping[Tensor, Tensor]]:
+        """The program folded with the first layers apart, and what it has in place of its tensors without that."""
+        if layers not in self.made:
+            found = folded(self.whole, self.pins, layers)
+            assert found is not None
+            self.made[layers] = found
+        found, every = self.made[layers], self.made[None].like
+        return found.program, {t: every[of] for of, t in found.like.items()}
+
+
+def folded(program: Program, pins: Pins, part: Layers | None = None) -> Folded | None:
+    """The program with all layers but three of each run cut out, or four; None if that is not much less of it.
+
+    **Arguments:** `part`: the first layers, for which another one stands than for the rest.
+    """
     graph = program.graph
     like: dict[Tensor, Tensor] = {}  # of tensors that are cut out those that are left
     times: dict[Tensor, int] = {}
@@ -60,6 +87,7 @@ def folded(program: Program, pins: Pins) -> Folded | None:
     layer_of: dict[Tensor, tuple[int, int]] = {}  # the stack of layers that a tensor belongs to, and which of them
     left: dict[int, set[int]] = {}  # of each stack, which layers stand for themselves
     turns: dict[int, int] = {}  # of each stack, how many layers take turns
+    count: dict[int, int] = {}  # of each stack, how many layers it has
     gone: set[Op] = set()
     for run in _runs(graph.ops, pins.tensors):
         layers = _cut_right(run, graph.ops, layer_of).split(graph.ops)
@@ -72,16 +100,21 @@ def folded(program: Program, pins: Pins) -> Folded | None:
         kept = {i for i, n in enumerate(which) if n in left.setdefault(stack, ends)}
         if is_chain or not kept:
             kept = ends
-        middle: dict[int, int] = {}  # the layer that stands for others, of each turn
-        cut = {i: m for i in range(len(layers)) if i not in kept and (m := middle.setdefault(which[i] % unit, i)) != i}
+        deep = count.setdefault(stack, len(layers))
+        first = part.among(deep, unit) if part else 0
+        turn = [(n < first, n % unit) for n in which]
+        middle: dict[tuple[bool, int], int] = {}  # the layer that stands for others, of each turn
+        cut = {i: m for i in range(len(layers)) if i not in kept and (m := middle.setdefault(turn[i], i)) != i}
         if not cut:
             continue
         made = ((t, i) for i, ops in enumerate(layers) for op in ops for t in op.outputs)
         layer_of.update((t, (stack, which[i])) for t, i in (*read.items(), *made) if t not in layer_of)
         stood = Counter(cut.values())
         times.update((t, 1 + stood[m]) for m in middle.values() for op in layers[m] for t in op.outputs)
-        last = max(middle.values())
-        crossing.update(_crossing(layers[last], layers[last + 1], layers[min(middle.values())]))
+        for early in {early for early, _ in middle}:
+            some = [m for (n, _), m in middle.items() if n == early]
+            if any(stood[m] for m in some):
+                crossing.update(_crossing(layers[max(some)], layers[max(some) + 1], layers[min(some)]))
         for i, m in cut.items():
             for op, by in zip(layers[i], layers[m], strict=True):
                 gone.add(op)
@@ -89,8 +122,9 @@ def folded(program: Program, pins: Pins) -> Folded | None:
                 for t, other in zip(op.inputs, by.inputs, strict=True):
                     if t in read and t not in graph.producer and t not in like and _end(other, like) is not t:
                         like[t] = other  # a parameter, or what an optimizer keeps of one
-    if len(graph.ops) > 2 * (len(graph.ops) - len(gone)):
-        return _made(program, [op for op in graph.ops if op not in gone], like, times, crossing, pins)
+    if part or len(graph.ops) > 2 * (len(graph.ops) - len(gone)):
+        ops = [op for op in graph.ops if op not in gone]
+        return _made(program, ops, like, times, crossing, pins, max(count.values()))
     return None
 
 
@@ -152,6 +186,7 @@ def _made(
     times: Mapping[Tensor, int],
     crossing: Mapping[Tensor, Tensor],
     pins: Pins,
+    layers: int,
 ) -> Folded:
     """The program of the ops that are left."""
     graph = program.graph
@@ -189,7 +224,7 @@ def _made(
         ties={new: place[arguments[program.ties[old]]] for new, old in enumerate(outputs) if old in program.ties},
     )
     fixed = {new: pins.outputs[old] for new, old in enumerate(outputs) if old in pins.outputs}
-    return Folded(small, stands, Pins({stands.get(t, t): layout for t, layout in pins.tensors.items()}, fixed))
+    return Folded(small, stands, Pins({stands.get(t, t): layout for t, layout in pins.tensors.items()}, fixed), layers)
 
 
 # Runs

@@ -8,7 +8,9 @@ from typing import Protocol
 from unity_jax.cost.program import local_bytes
 from unity_jax.pcg.graph import Tensor
 from unity_jax.program import Program
-from unity_jax.residuals.record import Saving
+from unity_jax.residuals.change import made
+from unity_jax.residuals.ranges import Layers
+from unity_jax.residuals.record import Keep, Recompute, Saving
 from unity_jax.search.candidate import Candidate
 
 
@@ -22,13 +24,42 @@ class Follow(Protocol):
 def followed(start: Candidate, savings: Sequence[Saving], follow: Follow) -> Candidate:
     """The plan of a program that needs less memory, each saving made of what those before it leave. Raises
     `LookupError` where one cannot be made."""
-    program, like = start.program, dict[Tensor, Tensor]()
+    layers = next((how.layers for how in savings if isinstance(how, Recompute | Keep) and how.layers), None)
+    program, found = apart(start.program, layers) if layers else (start.program, {})
+    like = dict(found)
     for how in savings:
-        made = how.applied(program.graph)
-        of = {t: origin for t, origin in made.origin.items() if isinstance(origin, Tensor)}
+        change = how.applied(program.graph)
+        of = {t: origin for t, origin in change.origin.items() if isinstance(origin, Tensor)}
         like.update((t, like.get(origin, origin)) for t, origin in of.items())
-        program = program.saving(made, how)
+        program = program.saving(change, how)
     return follow(start, program, like)
+
+
+def apart(program: Program, layers: Layers) -> tuple[Program, Mapping[Tensor, Tensor]]:
+    """A program, if it is folded with its first layers apart from the others, and what it has now in place of the
+    tensors of that."""
+    whole = program.keeping or program
+    if whole.parts is None:
+        return program, {}
+    found, like = whole.parts.apart(layers)
+    return saving(found, like, program) if program.keeping else (found, like)
+
+
+def saving(whole: Program, like: Mapping[Tensor, Tensor], small: Program) -> tuple[Program, Mapping[Tensor, Tensor]]:
+    """A whole program changed as the folded one was to need less memory, and what that has in place of its tensors.
+
+    **Arguments:** `like`: what the folded program has before that.
+    """
+    assert small.keeping is not None
+    graph = small.keeping.graph
+    for how in small.savings:
+        there = how.moved(graph, whole.graph, like)
+        near, far = how.applied(graph), there.applied(whole.graph)
+        like = {**like, **dict(far.alike(near, like))}
+        graph, whole = near.graph, whole.saving(far, there)
+    same = dict(zip(made(graph), made(small.graph), strict=True))  # the folded program was changed before, alike
+    every = (*whole.graph.inputs, *made(whole.graph))
+    return whole, {t: same.get(like.get(t, t), like.get(t, t)) for t in every}
 
 
 def local(found: Candidate) -> dict[Tensor, int]:

@@ -27,7 +27,7 @@ from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
-from unity_jax.search.fold import Folded, folded
+from unity_jax.search.fold import Folded, Folds, folded
 from unity_jax.search.identity import Alone, identity
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
@@ -66,10 +66,10 @@ def plan(
     """
     if not may_rewrite(machine, options) and machine.num_devices == 1:
         return _alone(program, machine, limit, meshes[0], options)
-    layers = folded(program, pins)
-    if layers is None:
+    folds = Folds(program, pins)
+    if not folds.made:
         return _plan(program, machine, limit, pins, meshes, rules, options, followed)
-    also, follows = list[tuple[Program, Folded]](), None
+    layers, also, follows = folds.made[None], list[tuple[Program, Folded]](), None
     single = [rule for rule in rules if rule not in stacking()]  # of towers none may be missing
     if followed is not None:
         deep = folded(followed, pins) if followed.graph is not program.graph else None
@@ -77,7 +77,7 @@ def plan(
     most = within = machine.device.memory_bytes if limit is None else limit
     for _ in range(LIMITS.tightened):
         small = _plan(layers.program, machine, within, layers.pins, meshes, single, options, follows)
-        found = unfolded([(program, layers), *also], small, limit, pins, rules)
+        found = unfolded([*((program, way) for way in folds.made.values()), *also], small, limit, pins, rules)
         if found.fits(most) or not small.fits(within):
             break
         within -= found.memory.peak_bytes - most  # the folded program says it needs less

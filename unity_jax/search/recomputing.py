@@ -2,60 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 from unity_jax import progress
 from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import WHOLE
-from unity_jax.residuals.change import at
+from unity_jax.residuals.change import at, made, positions
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.keep import Rematerialized
+from unity_jax.residuals.pair import innermost
+from unity_jax.residuals.ranges import Layers, cut, early, layer_count
 from unity_jax.residuals.record import Keep, Recompute
 from unity_jax.rewrite.estimate import Seconds, by_kernels
 from unity_jax.search.candidate import Candidate, best
-from unity_jax.search.following import Follow, followed, local
+from unity_jax.search.following import Follow, apart, followed, local
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
 
 FEW = 8
 """How many ways are all tried."""
 
+INTERPOLATED = 2
+"""How many numbers of layers are told from what fewer and more need; then the middle is tried."""
+
 
 def keeping(start: Candidate, limit: float, follow: Follow) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
-    `jax.checkpoint` what there is memory for."""
+    `jax.checkpoint` what there is memory for, in all layers or in the last ones."""
     if not start.fits(limit):
         return start
     graph, device, devices = start.program.graph, start.machine.device, start.machine.num_devices
-    again = Rematerialized(graph, Traffic.of(graph, device.compiler), _estimate(device), devices)
+    bytes_of = local(start)
+
+    def checkpoints(graph: Graph) -> Rematerialized:
+        return Rematerialized(innermost(graph), Traffic.of(graph, device.compiler), _estimate(device), devices)
+
+    again = checkpoints(graph)
     if not again.values:
         return start
     progress.stage("what jax.checkpoint would recompute, and there is memory for")
-    bytes_of = local(start)
 
     def kept(values: Set[Tensor]) -> Candidate:
         choice = again.keeping(values)
         return start if choice is None else followed(start, [Keep.of(graph, choice, _share(choice, bytes_of))], follow)
 
+    def partly(i: int, layers: Layers) -> Candidate:
+        part = Part.of(start, every[i - 1] if i else frozenset(), every[i], layers)
+        choice = checkpoints(part.graph).keeping(part.values)
+        if choice is None:
+            return start
+        near = {t: bytes_of[of] for t, of in part.like.items() if of in bytes_of}
+        return followed(start, [Keep.of(part.graph, choice, _share(choice, near), layers)], follow)
+
     free = kept(frozenset())
     ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
-    found = best([start, free, *by_sections(len(ways), lambda i: kept(ways[i]), limit)], limit)
+    made = dict(by_sections(len(ways), lambda i: kept(ways[i]), limit))
+    every = [*ways, again.originals]
+    more = by_layers(start, every, {-1: free, **made, len(ways): start}, partly, limit)
+    found = best([start, free, *made.values(), *more], limit)
     return found.noting(searched=start.searched)
 
 
 def recomputable(start: Candidate) -> list[Recompute]:
-    """What the program of a plan can compute again, ever more of it."""
+    """What the program of a plan can compute again, ever more of it; where it has a loop over microbatches, in each."""
     graph, device, bytes_of = start.program.graph, start.machine.device, local(start)
-    every = choices(graph, Traffic.of(graph, device.compiler), _estimate(device), start.machine.num_devices)
+    traffic, devices = Traffic.of(graph, device.compiler), start.machine.num_devices
+    every = choices(innermost(graph), traffic, _estimate(device), devices)
     return [Recompute.of(graph, choice, device.compiler, _share(choice, bytes_of)) for choice in every]
 
 
-def by_sections(ways: int, make: Callable[[int], Candidate], limit: float) -> Iterator[Candidate]:
+def recomputing(
+    start: Candidate, ways: Sequence[Recompute], made: Mapping[int, Candidate], follow: Follow, limit: float
+) -> Iterator[Candidate]:
+    """Plans of which the first layers compute again as much as fits if all do, and the others less.
+
+    **Arguments:** `made`: of ways, those that have been tried.
+    """
+    graph = start.program.graph
+    sets = [frozenset(at(graph, how.values)) for how in ways]
+
+    def partly(i: int, layers: Layers) -> Candidate:
+        part, of = Part.of(start, sets[i - 1] if i else frozenset(), sets[i], layers), ways[i]
+        few = ways[i - 1] if i else dataclasses.replace(of, count=0, bytes=0, seconds=0.0)
+        share = layers.first / layers.of
+        how = dataclasses.replace(
+            of,
+            values=positions(part.graph, part.values),
+            count=few.count + round(share * (of.count - few.count)),
+            bytes=few.bytes + round(share * (of.bytes - few.bytes)),
+            seconds=few.seconds + share * (of.seconds - few.seconds),
+            layers=layers,
+        )
+        return followed(start, [how], follow)
+
+    yield from by_layers(start, sets, {-1: start, **made}, partly, limit)
+
+
+class Part(NamedTuple):
+    """Values of a program whose first layers are apart. **Fields:** `like`: what the program has in place of each
+    tensor without that."""
+
+    graph: Graph
+    values: frozenset[Tensor]
+    like: Mapping[Tensor, Tensor]
+
+    @staticmethod
+    def of(start: Candidate, less: Set[Tensor], more: Set[Tensor], layers: Layers) -> Part:
+        """Of a plan's program: `less` of all layers, and `more` of the first ones."""
+        program, found = apart(start.program, layers)
+        ranges = cut(program.graph, layers)
+        origins = {t: o for t, o in ranges.origin.items() if isinstance(o, Tensor)}
+        every = [*ranges.graph.inputs, *made(ranges.graph)]
+        like = {t: found.get(origins.get(t, t), origins.get(t, t)) for t in every}
+        first = early(ranges.graph, (t for t in every if like[t] in more and like[t] not in less), layers)
+        return Part(ranges.graph, first.union(t for t in every if like[t] in less), like)
+
+
+def by_layers(
+    start: Candidate,
+    ways: Sequence[Set[Tensor]],
+    made: Mapping[int, Candidate],
+    make: Callable[[int, Layers], Candidate],
+    limit: float,
+) -> Iterator[Candidate]:
+    """Plans of which the first layers compute again what fits if all layers do, and the others what does not, which is
+    less: in search of the fewest layers. What these need is about linear between both.
+
+    **Arguments:** `ways`: what is computed again, ever more; `made`: of these, plans so far, and that of none as -1;
+    `make`: the plan whose first layers do as one of these, and the others as the one before.
+    """
+    i = min((i for i, plan in made.items() if plan.fits(limit)), key=lambda i: made[i].seconds, default=-1)
+    below, parts = made.get(i - 1), start.program.parts
+    if i < 0 or (below is not None and (below.fits(limit) or not _is_faster(below, made[i]))):
+        return
+    count = parts.count if parts else layer_count(start.program.graph, ways[i] - ways[i - 1] if i else ways[i])
+    few, enough, at_most = 0, count, made[i].memory.peak_bytes
+    tries = itertools.count()
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if below is not None and next(tries) < INTERPOLATED:
+            needs = below.memory.peak_bytes
+            middle = few + math.ceil((enough - few) * (needs - limit) / max(needs - at_most, 1))
+        layers = Layers(min(max(middle, few + 1), enough - 1), count)
+        plan = make(i, layers)
+        yield plan
+        if plan.fits(limit):
+            enough, at_most = layers.first, plan.memory.peak_bytes
+        else:
+            few, below = layers.first, plan
+
+
+def _is_faster(a: Candidate, b: Candidate) -> bool:
+    """By so much that it matters."""
+    return a.seconds < (1 - LIMITS.saves) * b.seconds
+
+
+def by_sections(ways: int, make: Callable[[int], Candidate], limit: float) -> Iterator[tuple[int, Candidate]]:
     """Plans that keep less and less, in search of the fastest that fits: all of few, and of many as if each were faster
-    than the one before up to some, and slower from there on."""
+    than the one before up to some, and slower from there on; each with which it is."""
     if ways <= FEW:
-        yield from map(make, range(ways))
+        yield from ((i, make(i)) for i in range(ways))
         return
     made = dict[int, Candidate]()
     low, high = 0, ways - 1
@@ -65,7 +177,7 @@ def by_sections(ways: int, make: Callable[[int], Candidate], limit: float) -> It
         for i in dict.fromkeys((left, right)):
             if i not in made:
                 made[i] = make(i)
-                yield made[i]
+                yield i, made[i]
         better = best([made[left], made[right]], limit)
         low, high = (low, right - 1) if better is made[left] else (left + 1, high)
 

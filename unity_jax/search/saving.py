@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from unity_jax import progress
 from unity_jax.program import Program
-from unity_jax.residuals.pair import pairs
+from unity_jax.residuals.pair import innermost, pairs
 from unity_jax.residuals.record import Microbatch, NeedsWholeBatchError, Offload, Recompute
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.chunking import by_chunks
 from unity_jax.search.following import Follow, followed
 from unity_jax.search.hosting import hostable, stacks
-from unity_jax.search.recomputing import by_sections, recomputable
+from unity_jax.search.recomputing import by_sections, recomputable, recomputing
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 
@@ -106,21 +106,26 @@ class _Ways:
         """
         if start.fits(self.limit) or (now.fits(self.limit) and now.seconds <= start.seconds):
             return
-        every, excess = more(start), start.memory.peak_bytes - self.limit
-        if more is self._again and pairs(start.program.graph):
+        every, excess, tried = more(start), start.memory.peak_bytes - self.limit, dict[int, Candidate]()
+        if more is self._again and pairs(innermost(start.program.graph)):
             ways = [how for how in every if how.bytes >= LEAST * excess]
-            yield from by_sections(len(ways), lambda i: followed(start, [ways[i]], self.follow), self.limit)
+            for i, plan in by_sections(len(ways), lambda i: followed(start, [ways[i]], self.follow), self.limit):
+                tried[i] = plan
+                yield plan
+            yield from recomputing(start, ways, tried, self.follow, self.limit)
             return
         few = sum(how.bytes < LEAST * excess for how in every) - 1
         enough = len(every)
         at = min(sum(how.bytes < excess for how in every), enough - 1)
         while few < at < enough:
-            made = followed(start, [every[at]], self.follow)
+            made = tried[at] = followed(start, [every[at]], self.follow)
             few, enough = (few, at) if made.fits(self.limit) else (at, enough)
             at = (few + enough) // 2
             yield made
             if not made.fits(self.limit) and now.fits(self.limit) and now.seconds <= made.seconds:
                 return
+        if more is self._again:
+            yield from recomputing(start, every, tried, self.follow, self.limit)
 
     def _accumulating(self, start: Candidate) -> Iterator[Candidate]:
         """A plan with ever more microbatches, until it fits, or all that more would save is not enough; with fewer,

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.program import Program
-from unity_jax.residuals.change import made
 from unity_jax.rewrite.rule import Rule
 from unity_jax.search.candidate import Candidate, Pins, best
 from unity_jax.search.fold import Folded, folded, replayed
+from unity_jax.search.following import saving
 from unity_jax.search.planner import Planner
 
 
@@ -62,21 +62,6 @@ def rewritten(
     numbers = {n: t for t, n in numbered(small.graph, known).items()}
     same = {t: numbers[n] for t, n in numbered(again.program.graph, known).items() if n in numbers}
     return program, {t: same.get(s) or deep.like.get(t, t) for t, s in again.like.items()}
-
-
-def saving(whole: Program, like: Mapping[Tensor, Tensor], small: Program) -> tuple[Program, Mapping[Tensor, Tensor]]:
-    """The whole program changed as the folded one was to need less memory, and what that has in place of its
-    tensors."""
-    assert small.keeping is not None
-    graph = small.keeping.graph
-    for how in small.savings:
-        there = how.moved(graph, whole.graph, like)
-        near, far = how.applied(graph), there.applied(whole.graph)
-        like = {**like, **dict(far.alike(near, like))}
-        graph, whole = near.graph, whole.saving(far, there)
-    same = dict(zip(made(graph), made(small.graph), strict=True))  # the folded program was changed before, alike
-    every = (*whole.graph.inputs, *made(whole.graph))
-    return whole, {t: same.get(like.get(t, t), like.get(t, t)) for t in every}
 
 
 def numbered(graph: Graph, known: dict[object, int]) -> dict[Tensor, int]:
