@@ -15,11 +15,12 @@ from tests.search.planning import mesh
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph
 from unity_jax.program import Program, trace
+from unity_jax.residuals.ranges import Layers
 from unity_jax.rewrite.library import searched
 from unity_jax.search import joint
 from unity_jax.search.candidate import NO_PINS, Candidate
 from unity_jax.search.experts import expert_seeds
-from unity_jax.search.fold import Folded, folded
+from unity_jax.search.fold import Folded, Folds, folded
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.planner import Planner
@@ -96,7 +97,7 @@ def test_what_an_op_reads_stands_for_what_its_like_read() -> None:
     weights read what enters the first layer that is cut out."""
     model = models.get("bert", "tiny", layers=12)
     whole = trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0)
-    small, like, _ = of(whole)
+    small, like, *_ = of(whole)
     maker = {t: op for op in small.graph.ops for t in op.outputs}
     others = [
         op.name
@@ -105,6 +106,20 @@ def test_what_an_op_reads_stands_for_what_its_like_read() -> None:
         if t.literal is None and like[t] is not stands and not (stands.enters or like[t].leaves)
     ]
     assert others == ["dot_general"] * 3
+
+
+@pytest.mark.parametrize("first", [1, 2, 5, 11])
+def test_the_first_layers_stand_apart_from_the_rest(first: int) -> None:
+    whole = program(12)
+    folds = Folds(whole, NO_PINS)
+    every = folds.made[None].program
+    assert every.parts is not None and every.parts.count == 12
+    small, like = every.parts.apart(Layers(first, 12))
+    assert counted(small.graph) == counted(whole.graph)
+    assert {like[t] for t in small.graph.inputs} == set(every.graph.inputs)
+    wide = [t.times for op in small.graph.ops if not op.backward for t in op.outputs if op.name == "tanh" and t.rank]
+    few = [n for n in (1, first - 1, 11 - first, 1) if n]
+    assert wide in ([1, *few], few)  # one before the layers
 
 
 def test_what_is_not_deep_is_not_folded() -> None:

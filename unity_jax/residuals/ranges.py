@@ -66,10 +66,11 @@ def cut(graph: Graph, layers: Layers) -> Change:
 
 
 def layer_count(graph: Graph, values: Set[Tensor]) -> int:
-    """Of how many layers these values of a graph are: those of its longest loop that can be cut, or of which there are
-    most alike."""
+    """Of how many layers these values of a graph are: those of its longest loop that can be cut, or else as many as
+    most of them have their like."""
     loops = [trips(pair.forward) for pair in pairs(innermost(graph)) if _can_be_cut(pair)]
-    return max(loops) if loops else max(_alike(graph, values).total.values(), default=1)
+    alike = Counter(_alike(graph, values).total.values())
+    return max(loops) if loops else max(alike, key=lambda n: (alike[n], -n), default=1)
 
 
 def early(graph: Graph, values: Iterable[Tensor], layers: Layers) -> frozenset[Tensor]:
@@ -84,8 +85,8 @@ def early(graph: Graph, values: Iterable[Tensor], layers: Layers) -> frozenset[T
 
 
 class _Alike(NamedTuple):
-    """Values in the order of the program, each with its kind and of how many layers it is, and how many there are of
-    each kind."""
+    """Values in the order of the program, each with what op makes it and of how many layers it is, and how many there
+    are of each such op."""
 
     members: Sequence[tuple[Tensor, int, int]]
     total: Mapping[int, int]
@@ -93,7 +94,7 @@ class _Alike(NamedTuple):
 
 def _alike(graph: Graph, values: Set[Tensor]) -> _Alike:
     flat, total = Flat(innermost(graph)), Counter[int]()
-    kind, members = Kinds(flat.graph, {}), list[tuple[Tensor, int, int]]()
+    kind, members = Kinds(flat.graph, {}, 0), list[tuple[Tensor, int, int]]()
     for t in (t for op in flat.graph.ops if not op.backward for t in op.outputs):
         of = flat.origin.get(t, t)
         if of in values:

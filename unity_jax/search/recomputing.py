@@ -64,7 +64,7 @@ def keeping(start: Candidate, limit: float, follow: Follow) -> Candidate:
     ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
     made = dict(by_sections(len(ways), lambda i: kept(ways[i]), limit))
     every = [*ways, again.originals]
-    more = by_layers(start, every, {-1: free, **made, len(ways): start}, partly, limit)
+    more = by_layers(start, every, {-1: free, **made, len(ways): start}, partly, limit, start.seconds)
     found = best([start, free, *made.values(), *more], limit)
     return found.noting(searched=start.searched)
 
@@ -78,11 +78,16 @@ def recomputable(start: Candidate) -> list[Recompute]:
 
 
 def recomputing(
-    start: Candidate, ways: Sequence[Recompute], made: Mapping[int, Candidate], follow: Follow, limit: float
+    start: Candidate,
+    ways: Sequence[Recompute],
+    made: Mapping[int, Candidate],
+    follow: Follow,
+    limit: float,
+    fastest: float,
 ) -> Iterator[Candidate]:
     """Plans of which the first layers compute again as much as fits if all do, and the others less.
 
-    **Arguments:** `made`: of ways, those that have been tried.
+    **Arguments:** `made`: of ways, those that have been tried; `fastest`: seconds of the best plan so far, if it fits.
     """
     graph = start.program.graph
     sets = [frozenset(at(graph, how.values)) for how in ways]
@@ -101,7 +106,7 @@ def recomputing(
         )
         return followed(start, [how], follow)
 
-    yield from by_layers(start, sets, {-1: start, **made}, partly, limit)
+    yield from by_layers(start, sets, {-1: start, **made}, partly, limit, fastest)
 
 
 class Part(NamedTuple):
@@ -130,30 +135,34 @@ def by_layers(
     made: Mapping[int, Candidate],
     make: Callable[[int, Layers], Candidate],
     limit: float,
+    fastest: float,
 ) -> Iterator[Candidate]:
     """Plans of which the first layers compute again what fits if all layers do, and the others what does not, which is
-    less: in search of the fewest layers. What these need is about linear between both.
+    less: in search of the fewest layers. What these need and take is about linear between both.
 
     **Arguments:** `ways`: what is computed again, ever more; `made`: of these, plans so far, and that of none as -1;
-    `make`: the plan whose first layers do as one of these, and the others as the one before.
+    `make`: the plan whose first layers do as one of these, and the others as the one before; `fastest`: seconds of
+    the best plan so far, if it fits.
     """
     i = min((i for i, plan in made.items() if plan.fits(limit)), key=lambda i: made[i].seconds, default=-1)
     below, parts = made.get(i - 1), start.program.parts
     if i < 0 or (below is not None and (below.fits(limit) or not _is_faster(below, made[i]))):
         return
     count = parts.count if parts else layer_count(start.program.graph, ways[i] - ways[i - 1] if i else ways[i])
-    few, enough, at_most = 0, count, made[i].memory.peak_bytes
-    tries = itertools.count()
+    few, enough, above, tries = 0, count, made[i], itertools.count()
     while enough - few > 1:
         middle = (few + enough) // 2
-        if below is not None and next(tries) < INTERPOLATED:
-            needs = below.memory.peak_bytes
-            middle = few + math.ceil((enough - few) * (needs - limit) / max(needs - at_most, 1))
+        if below is not None:
+            share = (below.memory.peak_bytes - limit) / max(below.memory.peak_bytes - above.memory.peak_bytes, 1)
+            if below.seconds + share * (above.seconds - below.seconds) >= fastest:
+                return
+            if next(tries) < INTERPOLATED:
+                middle = few + math.ceil(share * (enough - few))
         layers = Layers(min(max(middle, few + 1), enough - 1), count)
         plan = make(i, layers)
         yield plan
         if plan.fits(limit):
-            enough, at_most = layers.first, plan.memory.peak_bytes
+            enough, above = layers.first, plan
         else:
             few, below = layers.first, plan
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -107,12 +108,13 @@ class _Ways:
         if start.fits(self.limit) or (now.fits(self.limit) and now.seconds <= start.seconds):
             return
         every, excess, tried = more(start), start.memory.peak_bytes - self.limit, dict[int, Candidate]()
+        fastest = now.seconds if now.fits(self.limit) else math.inf
         if more is self._again and pairs(innermost(start.program.graph)):
             ways = [how for how in every if how.bytes >= LEAST * excess]
             for i, plan in by_sections(len(ways), lambda i: followed(start, [ways[i]], self.follow), self.limit):
                 tried[i] = plan
                 yield plan
-            yield from recomputing(start, ways, tried, self.follow, self.limit)
+            yield from recomputing(start, ways, tried, self.follow, self.limit, fastest)
             return
         few = sum(how.bytes < LEAST * excess for how in every) - 1
         enough = len(every)
@@ -125,7 +127,7 @@ class _Ways:
             if not made.fits(self.limit) and now.fits(self.limit) and now.seconds <= made.seconds:
                 return
         if more is self._again:
-            yield from recomputing(start, every, tried, self.follow, self.limit)
+            yield from recomputing(start, every, tried, self.follow, self.limit, fastest)
 
     def _accumulating(self, start: Candidate) -> Iterator[Candidate]:
         """A plan with ever more microbatches, until it fits, or all that more would save is not enough; with fewer,
