@@ -34,7 +34,7 @@ from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.recomputing import keeping
-from unity_jax.search.saving import fitting
+from unity_jax.search.saving import fitting, microbatches
 from unity_jax.search.searched import Searched
 from unity_jax.search.unfold import unfolded
 from unity_jax.search.variants import Moves, Search, is_better
@@ -110,7 +110,9 @@ def _plan(
             searched += other.searched(more)
     if options.checkpoint != "keep":  # what rewrites have changed is not known for what the forward pass made
         forms = [found] if found.program is program else [found, best(planner.sketch(few), planner.limit)]
-        found = best([keeping(form, planner.limit, planner.following) for form in forms], planner.limit)
+        found = best(
+            [keeping(form, planner.limit, planner.following, microbatches) for form in forms], planner.limit
+        )
     return found.noting(searched=searched)
 
 
@@ -201,7 +203,7 @@ def _alone(
 
     if not found.fits(most):
         found = fitting([found], most, follow, lambda _: found)
-    return keeping(found, most, follow) if options.checkpoint != "keep" else found
+    return keeping(found, most, follow, microbatches) if options.checkpoint != "keep" else found
 
 
 def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:

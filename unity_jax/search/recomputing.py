@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from unity_jax import progress
@@ -17,7 +18,7 @@ from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.keep import Rematerialized
 from unity_jax.residuals.pair import innermost
 from unity_jax.residuals.ranges import Layers, cut, early, layer_count
-from unity_jax.residuals.record import Keep, Recompute
+from unity_jax.residuals.record import Keep, Microbatch, NeedsWholeBatchError, Recompute
 from unity_jax.rewrite.estimate import Seconds, by_kernels
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.following import Follow, apart, followed, local
@@ -32,9 +33,17 @@ INTERPOLATED = 2
 """How many numbers of layers are told from what fewer and more need; then the middle is tried."""
 
 
-def keeping(start: Candidate, limit: float, follow: Follow) -> Candidate:
+def keeping(
+    start: Candidate,
+    limit: float,
+    follow: Follow,
+    microbatches: Callable[[Candidate], Iterable[Microbatch]] = lambda _: (),
+) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
-    `jax.checkpoint` what there is memory for, in all layers or in the last ones."""
+    `jax.checkpoint` what there is memory for, in all layers or in the last ones.
+
+    **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not.
+    """
     if not start.fits(limit):
         return start
     graph, device, devices = start.program.graph, start.machine.device, start.machine.num_devices
@@ -62,10 +71,20 @@ def keeping(start: Candidate, limit: float, follow: Follow) -> Candidate:
 
     free = kept(frozenset())
     ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
-    made = dict(by_sections(len(ways), lambda i: kept(ways[i]), limit))
+    made = {-1: free, **dict(by_sections(len(ways), lambda i: kept(ways[i]), limit)), len(ways): start}
     every = [*ways, again.originals]
-    more = by_layers(start, every, {-1: free, **made, len(ways): start}, partly, limit, start.seconds)
-    found = best([start, free, *made.values(), *more], limit)
+    more = by_layers(start, every, made, partly, limit, start.seconds)
+    found = best([start, *made.values(), *more], limit)
+    wanted = min((free, *made.values()), key=lambda c: c.seconds)
+    with contextlib.suppress(NeedsWholeBatchError):
+        for how in microbatches(start) if not wanted.fits(limit) else ():
+            few = followed(start, [how], follow)
+            if few.seconds - (start.seconds - wanted.seconds) >= found.seconds:
+                break
+            other = keeping(few, limit, follow)
+            if other.seconds >= found.seconds:
+                break
+            found = other
     return found.noting(searched=start.searched)
 
 

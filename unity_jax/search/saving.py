@@ -10,7 +10,6 @@ fit, its layouts as they were; microbatches are as few as do. For what is fastes
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -85,8 +84,11 @@ class _Ways:
         forms = list(by_chunks(start, self.limit, self.follow))
         made = [*forms]
         try:
-            made += self._accumulating(start)
-            made += by_chunks(made[-1], self.limit, self.follow)
+            parts = list(self._accumulating(start))
+            made += by_chunks(parts[-1] if parts else start, self.limit, self.follow)
+            made += parts
+            for least in [c for c in parts if not c.fits(self.limit)][-1:]:  # each computes some again
+                made += self._more(least, self._again, best(made, self.limit))
         except NeedsWholeBatchError as error:
             self.entire[str(error)] = None
         for form in forms:
@@ -130,29 +132,26 @@ class _Ways:
             yield from recomputing(start, every, tried, self.follow, self.limit, fastest)
 
     def _accumulating(self, start: Candidate) -> Iterator[Candidate]:
-        """A plan with ever more microbatches, until it fits, or all that more would save is not enough; with fewer,
-        some values are computed again besides.
+        """A plan with ever more microbatches, until it fits, or all that more would save is not enough.
 
         Raises `NeedsWholeBatchError` where there can be none.
         """
-        batch = None if start.fits(self.limit) else _batch(start)
-        if batch is None:
-            return
         fewer, before = 0, 0
-        for parts in batch.counts:
-            how = dataclasses.replace(batch.whole, parts=parts)
+        for how in microbatches(start) if not start.fits(self.limit) else ():
             made = followed(start, [how], self.follow)
             yield made
             peak = made.memory.peak_bytes  # what the batch takes of it is in proportion to 1 / parts
-            least = peak - fewer * (before - peak) / (parts - fewer) if fewer else 0
+            least = peak - fewer * (before - peak) / (how.parts - fewer) if fewer else 0
             if made.fits(self.limit) or least > self.limit:
                 return
-            fewer, before = parts, peak
-            excess = parts * (made.memory.peak_bytes - self.limit)
-            enough = next((again for again in self._again(start) if again.bytes >= excess), None)
-            if enough is not None:
-                with contextlib.suppress(NeedsWholeBatchError):  # what is computed again may have come in between
-                    yield followed(start, [enough, how], self.follow)
+            fewer, before = how.parts, peak
+
+
+def microbatches(start: Candidate) -> Iterator[Microbatch]:
+    """Ever more of them that the program of a plan may run by, if it does not yet."""
+    batch = None if any(isinstance(how, Microbatch) for how in start.program.savings) else _batch(start)
+    if batch is not None:
+        yield from (dataclasses.replace(batch.whole, parts=parts) for parts in batch.counts)
 
 
 class _Batch(NamedTuple):
