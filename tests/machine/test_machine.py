@@ -28,6 +28,8 @@ PRESETS = {
     "h100:8": 8,
     "h100:2x8": 16,
     "h200:4x8": 32,
+    "l4:4": 4,
+    "l4:2x8": 16,
     "v100-summit:4x6": 24,
 }
 
@@ -122,6 +124,7 @@ def tpus(kind, *extents, cores=1):
         ([device("NVIDIA H100 80GB HBM3")] * 8, "h100:8"),
         ([device("NVIDIA H100 80GB HBM3", i // 4) for i in range(8)], "h100:2x4"),
         ([device("Tesla V100-SXM2-16GB", i // 6) for i in range(12)], "v100-summit:2x6"),
+        ([device("NVIDIA L4")] * 8, "l4:8"),
         ([device("TPU v5e", 0, (x, 0, 0)) for x in range(3)], "v5e:3x1"),
         ([device("NVIDIA H100", i // 4) for i in range(7)], "h100:7x1"),  # no fast link is promised
     ],

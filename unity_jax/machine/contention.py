@@ -101,6 +101,9 @@ A100 = Contention(0.471, 0.008, 0.002, 0.622, 0.01)
 """Eight A100 on NVLink, from `experiments/validation/contention.py`: a collective takes half of its time from a matmul
 beside it, and copies, which have engines of their own, share only the link to the host."""
 
+L4 = Contention(0.098, 0.987, 0.966, 0.974, 0.957)
+"""Eight L4 on PCIe, from the same: copies from the host and to it are behind all else, one after the other."""
+
 PULL = 1e-2
 """The relative error of one measurement that weighs as much, in a fit, as a coefficient of 0 in place of 1."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from unity_jax.machine.contention import A100, Contention
+from unity_jax.machine.contention import A100, L4, Contention
 from unity_jax.machine.device import Device
 from unity_jax.machine.network import Level
 
@@ -197,6 +197,16 @@ _HOPPER: dict[str, Any] = {
 # https://docs.nvidia.com/dgx/dgxh100-user-guide/introduction-to-dgxh100.html (the DGX H200 is the same system)
 _HOPPER_NODES = _switched(("node", 5e10, INFINIBAND_LATENCY), ("gpu", 18 * HOPPER_NVLINK, NVLINK_LATENCY))
 
+
+def _l4_nodes(sizes: Sizes) -> tuple[Level, ...]:
+    """Two, four or eight L4 share PCIe, and nodes of eight one network card: collectives take latency and (n - 1) / n
+    of their bytes at these rates, an all-reduce twice of it, as Mist measured them (`gpu_gpu_comm_params` in
+    https://github.com/Dazz993/Mist/blob/d69e530/benchmark/mist/configs/experiment/template-l4.yaml)."""
+    rate, latency = {1: (4.5e9, 0.0), 2: (2.964e9, 1e-4), 4: (4.164e9, 4e-4)}.get(sizes[-1], (4.683e9, 3e-4))
+    inner = Level("gpu", sizes[-1], rate, latency, "shared")
+    return (*(Level("node", n, 4.9e8, 1.3e-3, "shared") for n in sizes[:-1]), inner)
+
+
 CHIPS: dict[str, Chip] = {
     # Virtual devices of one host (`--xla_force_host_platform_device_count`). There are no published numbers: medians of
     # three runs of `unity calibrate` with eight devices on two busy cores, which they share, so that each has a quarter
@@ -307,6 +317,27 @@ CHIPS: dict[str, Chip] = {
         kind=r".*\bh200\b.*",
         device=Device(kind="h200", memory_bytes=141e9, memory_bandwidth=4.8e12, **_HOPPER),
         levels=_HOPPER_NODES,
+    ),
+    # https://www.nvidia.com/en-us/data-center/l4/ (half of the rates quoted with sparsity): 121 TFLOP/s bf16 and f16,
+    # 60 TF32 and 30.3 float32, 24 GB at 300 GB/s; float64 a 64th of float32. Of that, products of fused_dense_func.json
+    # reach .45 and sums of torch.add.json .79, and the link to the host 5.75 GB/s (template-l4.yaml), in the operators
+    # that Mist measured (https://github.com/Dazz993/Mist/tree/d69e530/mist/node_database/cache_NVIDIA_L4).
+    "l4": Chip(
+        grammar="l4:GPUS or l4:NODESxGPUS",
+        ranks=(1, 2),
+        kind=r".*\bl4\b.*",
+        device=Device(
+            kind="l4",
+            peak_flops=_peaks(bfloat16=1.21e14, float16=1.21e14, float32=6e13, float64=4.7e11, vector=3.03e13),
+            memory_bytes=24e9,
+            memory_bandwidth=3e11,
+            host_bandwidth=5.75e9,
+            matmul_efficiency=0.45,
+            memory_efficiency=0.79,
+            kernel_overhead=LAUNCH,
+            contention=L4,
+        ),
+        levels=_l4_nodes,
     ),
     # https://docs.olcf.ornl.gov/systems/summit_user_guide.html : nodes of six V100 (16 GB at 900 GB/s), joined in pairs
     # and to their host by two NVLink bricks of 25 GB/s per direction, 23 GB/s of InfiniBand injection per node, shared.

@@ -150,9 +150,10 @@ def renamed(
         bodies = []
         for body in op.bodies:
             inner = {t: dataclasses.replace(t) for t in body.inputs}
+            given = tuple(inner.values())
             inside = renamed(body.ops, inner, dataclasses.replace, also)
             outs = tuple(inner.get(t, t) for t in body.outputs)
-            bodies.append(Graph(tuple(inner.values()), outs, inside))
+            bodies.append(Graph(given, outs, inside))
         inputs, outputs = tuple(names.get(t, t) for t in op.inputs), tuple(names[t] for t in op.outputs)
         found.append(also(dataclasses.replace(op, inputs=inputs, outputs=outputs, bodies=tuple(bodies))))
     return found
