@@ -78,8 +78,8 @@ def early(graph: Graph, values: Iterable[Tensor], layers: Layers) -> frozenset[T
     alike, found = _alike(graph, set(values)), set[Tensor]()
     before = dict.fromkeys(alike.total, 0)
     for t, kind, times in alike.members:
-        before[kind] += times
-        if before[kind] * layers.of <= alike.total[kind] * layers.first:
+        middle, before[kind] = before[kind] + times / 2, before[kind] + times  # some have their like in few layers
+        if middle * layers.of < alike.total[kind] * layers.first:
             found.add(t)
     return frozenset(found)
 

@@ -24,7 +24,7 @@ class Follow(Protocol):
 def followed(start: Candidate, savings: Sequence[Saving], follow: Follow) -> Candidate:
     """The plan of a program that needs less memory, each saving made of what those before it leave. Raises
     `LookupError` where one cannot be made."""
-    layers = next((how.layers for how in savings if isinstance(how, Recompute | Keep) and how.layers), None)
+    layers = some_layers(savings)
     program, found = apart(start.program, layers) if layers else (start.program, {})
     like = dict(found)
     for how in savings:
@@ -33,6 +33,11 @@ def followed(start: Candidate, savings: Sequence[Saving], follow: Follow) -> Can
         like.update((t, like.get(origin, origin)) for t, origin in of.items())
         program = program.saving(change, how)
     return follow(start, program, like)
+
+
+def some_layers(savings: Sequence[Saving]) -> Layers | None:
+    """The layers that do otherwise than the rest, if there are any."""
+    return next((how.layers for how in savings if isinstance(how, Recompute | Keep) and how.layers), None)
 
 
 def apart(program: Program, layers: Layers) -> tuple[Program, Mapping[Tensor, Tensor]]:

@@ -28,6 +28,7 @@ from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.fold import Folded, Folds, folded
+from unity_jax.search.following import some_layers
 from unity_jax.search.identity import Alone, identity
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
@@ -80,6 +81,9 @@ def plan(
         found = unfolded([*((program, way) for way in folds.made.values()), *also], small, limit, pins, rules)
         if found.fits(most) or not small.fits(within):
             break
+        if some_layers(small.program.savings) is not None:  # the folded program tells less well what they need
+            layers = layers._replace(program=dataclasses.replace(layers.program, parts=None))
+            continue
         within -= found.memory.peak_bytes - most  # the folded program says it needs less
     return found if options.compile_candidates else found.noting(rivals=())
 
