@@ -21,6 +21,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.residuals.change import Change, Origin
 from unity_jax.trace import without_dead_code
+from unity_jax.xla.op_classes import PRODUCTS
 
 LOSS = "loss"
 """The op of a joined graph that stands for all between both scans: of what the last layer gives it makes cotangents."""
@@ -181,11 +182,14 @@ def loops(graph: Graph) -> list[Op]:
 
 
 def innermost(graph: Graph) -> Graph:
-    """The graph that most of a step is in: the body of its loop over microbatches, where it has one."""
-    half = sum(1 for _ in graph.walk()) / 2
+    """The graph that most products of a step are in: the body of its loop over microbatches, where it has one."""
     bodies = (op.bodies[0] for op in loops(graph))
-    inside = next((body for body in bodies if sum(1 for _ in body.walk()) > half), None)
+    inside = next((body for body in bodies if 2 * _products(body) > _products(graph)), None)
     return graph if inside is None else innermost(inside)
+
+
+def _products(graph: Graph) -> int:
+    return sum(op.name in PRODUCTS for op in graph.walk())
 
 
 def in_loops(graph: Graph, change: Callable[[Graph], Change]) -> Change:

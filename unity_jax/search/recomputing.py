@@ -61,8 +61,8 @@ def keeping(
         choice = again.keeping(values)
         return start if choice is None else followed(start, [Keep.of(graph, choice, _share(choice, bytes_of))], follow)
 
-    def partly(i: int, layers: Layers) -> Candidate:
-        part = Part.of(start, every[i - 1] if i else frozenset(), every[i], layers)
+    def partly(less: int, more: int, layers: Layers) -> Candidate:
+        part = Part.of(start, every[less] if less >= 0 else frozenset(), every[more], layers)
         choice = checkpoints(part.graph).keeping(part.values)
         if choice is None:
             return start
@@ -111,9 +111,9 @@ def recomputing(
     graph = start.program.graph
     sets = [frozenset(at(graph, how.values)) for how in ways]
 
-    def partly(i: int, layers: Layers) -> Candidate:
-        part, of = Part.of(start, sets[i - 1] if i else frozenset(), sets[i], layers), ways[i]
-        few = ways[i - 1] if i else dataclasses.replace(of, count=0, bytes=0, seconds=0.0)
+    def partly(less: int, more: int, layers: Layers) -> Candidate:
+        part, of = Part.of(start, sets[less] if less >= 0 else frozenset(), sets[more], layers), ways[more]
+        few = ways[less] if less >= 0 else dataclasses.replace(of, count=0, bytes=0, seconds=0.0)
         share = layers.first / layers.of
         how = dataclasses.replace(
             of,
@@ -152,7 +152,7 @@ def by_layers(
     start: Candidate,
     ways: Sequence[Set[Tensor]],
     made: Mapping[int, Candidate],
-    make: Callable[[int, Layers], Candidate],
+    make: Callable[[int, int, Layers], Candidate],
     limit: float,
     fastest: float,
 ) -> Iterator[Candidate]:
@@ -160,25 +160,26 @@ def by_layers(
     less: in search of the fewest layers. What these need and take is about linear between both.
 
     **Arguments:** `ways`: what is computed again, ever more; `made`: of these, plans so far, and that of none as -1;
-    `make`: the plan whose first layers do as one of these, and the others as the one before; `fastest`: seconds of
-    the best plan so far, if it fits.
+    `make`: the plan all of whose layers do as one of these, and the first as another; `fastest`: seconds of the best
+    plan so far, if it fits.
     """
     i = min((i for i, plan in made.items() if plan.fits(limit)), key=lambda i: made[i].seconds, default=-1)
-    below, parts = made.get(i - 1), start.program.parts
-    if i < 0 or (below is not None and (below.fits(limit) or not _is_faster(below, made[i]))):
+    faster = [j for j, plan in made.items() if j < i and not plan.fits(limit) and _is_faster(plan, made[i])]
+    if not faster:
         return
-    count = parts.count if parts else layer_count(start.program.graph, ways[i] - ways[i - 1] if i else ways[i])
+    less = max(faster)
+    below, parts = made[less], start.program.parts
+    more = ways[i] if less < 0 else ways[i] - ways[less]
+    count = parts.count if parts else layer_count(start.program.graph, more)
     few, enough, above, tries = 0, count, made[i], itertools.count()
     while enough - few > 1:
-        middle = (few + enough) // 2
-        if below is not None:
-            share = (below.memory.peak_bytes - limit) / max(below.memory.peak_bytes - above.memory.peak_bytes, 1)
-            if below.seconds + share * (above.seconds - below.seconds) >= fastest:
-                return
-            if next(tries) < INTERPOLATED:
-                middle = few + math.ceil(share * (enough - few))
+        share = (below.memory.peak_bytes - limit) / max(below.memory.peak_bytes - above.memory.peak_bytes, 1)
+        if below.seconds + share * (above.seconds - below.seconds) >= fastest:
+            return
+        interpolated = few + math.ceil(share * (enough - few))
+        middle = interpolated if next(tries) < INTERPOLATED else (few + enough) // 2
         layers = Layers(min(max(middle, few + 1), enough - 1), count)
-        plan = make(i, layers)
+        plan = make(less, i, layers)
         yield plan
         if plan.fits(limit):
             enough, above = layers.first, plan
