@@ -4,6 +4,7 @@ import itertools
 import random
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -62,6 +63,18 @@ def test_activations_come_before_products(mlp):
 def test_layers_are_chosen_together(mlp):
     wide = [sum(t.shape == (ROWS, INNER) for t in choice.freed) for choice in found(mlp)]
     assert max(after - before for before, after in itertools.pairwise(wide)) >= LAYERS - 4  # but at the ends
+
+
+def test_neither_new_weights_nor_their_gradients_are_in_the_way():
+    """Weights are most of it, and updated as soon as their gradients are there: what is left are their casts."""
+
+    def narrow(params, x):
+        return steps.mlp(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), x.astype(jnp.bfloat16))
+
+    step = steps.program(steps.sgd(narrow), [(shape(WIDTH, INNER), shape(INNER, WIDTH))] * LAYERS, shape(16, WIDTH))
+    *_, last = found(step)
+    casts = 2 * LAYERS * 2 * WIDTH * INNER
+    assert casts / 2 < last.bytes <= peak(step.graph) < 1.5 * casts
 
 
 def test_what_one_layer_gives_to_the_next_is_kept(mlp):

@@ -87,8 +87,9 @@ class Span(NamedTuple):
 class Residuals:
     """What is in memory from the forward to the backward pass.
 
-    Arguments and results have memory for the whole step, so that a kernel that makes nothing but results, as the update
-    of a weight, runs as soon as what it reads is there: compilers keep no gradient for the end of the step.
+    Arguments and results have memory for the whole step. So a kernel that makes nothing but results, as the update of a
+    weight, runs as soon as what it reads is there, and one that reads nothing but arguments, as their cast, when what
+    it makes is wanted: compilers keep no gradient for the end of the step, and cast no weight at its beginning.
 
     **Fields:** `spans`; `profile`: bytes of all else that is live while each kernel runs; `runs`: the first kernel that
     each op is part of; `layers`: the first kernel in the backward pass of a layer that stands for several.
@@ -110,6 +111,9 @@ class Residuals:
             soon = max((born[t] for t in k.reads if t in born), default=i) if ends.issuperset(k.writes) else i
             for t in k.reads:
                 reads[t].append(soon)
+        for k in kernels:
+            if born.keys().isdisjoint(k.reads):
+                born.update((t, min(reads[t])) for t in k.writes if reads[t])
         change, spans = np.zeros(len(kernels) + 1), dict[Tensor, Span]()
         for t, first in born.items():
             dead = max(reads[t], default=first)
