@@ -132,7 +132,7 @@ class _Ways:
             yield from recomputing(start, every, tried, self.follow, self.limit, fastest)
 
     def _accumulating(self, start: Candidate) -> Iterator[Candidate]:
-        """A plan with ever more microbatches, until it fits, or all that more would save is not enough.
+        """A plan with ever more microbatches, until it fits, or twice all that more would save is not enough.
 
         Raises `NeedsWholeBatchError` where there can be none.
         """
@@ -140,9 +140,9 @@ class _Ways:
         for how in microbatches(start) if not start.fits(self.limit) else ():
             made = followed(start, [how], self.follow)
             yield made
-            peak = made.memory.peak_bytes  # what the batch takes of it is in proportion to 1 / parts
-            least = peak - fewer * (before - peak) / (how.parts - fewer) if fewer else 0
-            if made.fits(self.limit) or least > self.limit:
+            peak = made.memory.peak_bytes  # what rows take of it is about in proportion to 1 / parts
+            more = fewer * (before - peak) / (how.parts - fewer) if fewer else math.inf
+            if made.fits(self.limit) or peak - 2 * more > self.limit:
                 return
             fewer, before = how.parts, peak
 
