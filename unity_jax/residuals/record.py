@@ -63,7 +63,7 @@ class Recompute:
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Recompute:
         """The same for another graph, whose tensors have their `like` in this one."""
-        return dataclasses.replace(self, values=_moved(self.values, self.layers, graph, to, like))
+        return dataclasses.replace(self, values=_moved(self.values, graph, to, like, self.layers))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Keep:
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Keep:
         """The same for another graph, whose tensors have their `like` in this one."""
-        return dataclasses.replace(self, values=_moved(self.values, self.layers, graph, to, like))
+        return dataclasses.replace(self, values=_moved(self.values, graph, to, like, self.layers))
 
 
 def _largest(graph: Graph, choice: Choice) -> str:
@@ -120,7 +120,11 @@ def _apart(graph: Graph, layers: Layers | None) -> Change:
 
 
 def _moved(
-    places: Sequence[Position], layers: Layers | None, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]
+    places: Sequence[Position],
+    graph: Graph,
+    to: Graph,
+    like: Mapping[Tensor, Tensor],
+    layers: Layers | None = None,
 ) -> tuple[Position, ...]:
     """The places of the same values in another graph."""
     near, far = _apart(graph, layers), _apart(to, layers)

@@ -113,10 +113,13 @@ def _plan(
                     found = other.plan([mesh], [found], seeded=True)
             searched += other.searched(more)
     if options.checkpoint != "keep":  # what rewrites have changed is not known for what the forward pass made
-        forms = [found] if found.program is program else [found, best(planner.sketch(few), planner.limit)]
-        found = best(
-            [keeping(form, planner.limit, planner.following, microbatches) for form in forms], planner.limit
-        )
+        as_it_is = [] if found.program is program else [best(planner.sketch(few), planner.limit)]
+        found = keeping(found, planner.limit, planner.following, microbatches)
+        for form in as_it_is:
+            rival = found.seconds if found.fits(planner.limit) else math.inf
+            found = best(
+                [found, keeping(form, planner.limit, planner.following, microbatches, rival)], planner.limit
+            )
     return found.noting(searched=searched)
 
 

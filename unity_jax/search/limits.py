@@ -39,6 +39,9 @@ class Limits:
     some plan needs: over the zoo that is .66 to 1.01 of what plans need."""
     tightened: int = 3
     """How often a problem is solved under a limit that is tightened."""
+    recomputed: float = 0.01
+    """The part of a step that computing something again may save where there is memory for all: over the tuning
+    programs .4 %."""
     packing_saves: float = 1e-2
     """The part of a step that packed state must save: what others see of it they pay for (`lower.parts`)."""
 
@@ -92,6 +95,8 @@ class Limits:
     """Exact solutions over restricted domains in each round."""
     gap: float = 0.005
     """What is not worth another round."""
+    proved: float = 1e-6
+    """The gap, as a part of its cost, that rounding alone may leave between an assignment and its lower bound."""
     fixing: float = 0.8
     """Dead ends are looked for, and bounds made, again where less than this part of strategies is left."""
     steps: int = 20_000

@@ -46,11 +46,14 @@ def optimum(
     if plan is not None and plan.work <= LIMITS.tried_work:
         return _exact(small, net, plan)
     here = Local(model, np.zeros(len(model.domains)))
-    best, floor = improved(here, min((*seeds(), _first(small)), key=lambda s: _around(here, s).total())), -np.inf
-    for _ in range(rounds):
+    best, floor = Optimum(_first(small), np.inf, -np.inf), -np.inf
+    for turn in range(rounds):
         bound = lower_bound(network(small, table_limit, relaxed=True), LIMITS.sweeps, table_limit)
         floor = max(floor, bound.value)
         best = min(best, improved(here, small.original(bound.assignment)), key=lambda k: k.cost)
+        if turn == 0 and not abs(best.cost - floor) <= LIMITS.proved * abs(floor):  # else no seed is better
+            start = min((*seeds(), _first(small)), key=lambda s: _around(here, s).total())
+            best = min(improved(here, start), best, key=lambda k: k.cost)
         if _is_close(best, floor) and plan is None:
             break
         fixed = _fixed(small, bound, best.cost)

@@ -38,9 +38,6 @@ from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
 from unity_jax.xla.traffic import Traffic
 
-PROVED = 1e-6
-"""The gap, as a part of its cost, that rounding alone may leave between an assignment and its lower bound."""
-
 
 class Planner:
     """Plans one program on one machine; caches what meshes share. **Fields:** `held`: where memory is short, the best
@@ -320,7 +317,7 @@ class Planner:
                 assignment, exact = by_axis(built, seeds()), False
             else:
                 solution = solve(built.problem, seeds=seeds, store=store)
-                assignment, exact = solution.assignment, solution.gap < PROVED
+                assignment, exact = solution.assignment, solution.gap < LIMITS.proved
             self._solutions[mesh] = Solved(built, assignment, coarse, known[0] if known else None, exact)
         return self._solutions[mesh]
 
@@ -379,7 +376,8 @@ class Planner:
         **Arguments:** `like`: what that program has in place of tensors of this one.
         """
         built, decisions = self._builder(plan.mesh).build(plan.decisions.keep), plan.decisions
-        assignment = decided(decisions, built, store_for(built.problem), like)
+        store = self.common.stores[plan.mesh] = store_for(built.problem, self.common.stores.get(plan.mesh))
+        assignment = decided(decisions, built, store, like)
         made = self._finish(built, assignment, decisions.keep, plan.label)
         if not decisions.rings:
             return made

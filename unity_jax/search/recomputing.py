@@ -38,11 +38,14 @@ def keeping(
     limit: float,
     follow: Follow,
     microbatches: Callable[[Candidate], Iterable[Microbatch]] = lambda _: (),
+    rival: float = math.inf,
 ) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
     `jax.checkpoint` what there is memory for, in all layers or in the last ones.
 
-    **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not.
+    **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not;
+    `rival`: seconds of a plan that there is already: if all can be kept, and that is not near it, what is computed
+    again is not looked at.
     """
     if not start.fits(limit):
         return start
@@ -70,6 +73,8 @@ def keeping(
         return followed(start, [Keep.of(part.graph, choice, _share(choice, near), layers)], follow)
 
     free = kept(frozenset())
+    if free.fits(limit) and (1 - LIMITS.recomputed) * free.seconds > rival:
+        return best([start, free], limit).noting(searched=start.searched)
     ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
     made = {-1: free, **dict(by_sections(len(ways), lambda i: kept(ways[i]), limit)), len(ways): start}
     every = [*ways, again.originals]
