@@ -54,7 +54,7 @@ class Planner:
         self._problems: dict[MeshAxes, Built] = {}
         self._solutions: dict[MeshAxes, Solved] = {}
         self._proposals: dict[MeshAxes, Candidate] = {}
-        self._experts: dict[tuple[MeshAxes, bool], dict[str, np.ndarray]] = {}
+        self._experts: dict[tuple[MeshAxes, bool, bool], dict[str, np.ndarray]] = {}
         self._completions: defaultdict[MeshAxes, dict[Expert, np.ndarray]] = defaultdict(dict)
         self._competed: set[MeshAxes] = set()
         self._limited: set[MeshAxes] = set()
@@ -199,7 +199,8 @@ class Planner:
         }
         self._contend(found, solved.built, True, others)
         if self.rivals or best(found, self.limit).seconds > least_seconds(solved.built):
-            self._contend(found, solved.built, True, self._expert_seeds(mesh))
+            near = best(found, self.limit).fits(self.limit) and not self.rivals
+            self._contend(found, solved.built, True, self._expert_seeds(mesh, near))
             self._competed.add(mesh)
         if not own.fits(self.limit):
             self._within_limit(found, mesh, own)
@@ -252,18 +253,22 @@ class Planner:
                 continue
             if not now.fits(self.limit) and self._live(built).peak(seed) > max(LIMITS.needs * self.limit, taken):
                 continue
-            far = self._base is not None and self._base._behind.get(key, 0.0) > LIMITS.behind
+            far = self._is_far(*key)
             least, most = self._least.get((built.mesh, name), 0.0), (1 + self.near) * now.seconds
             if not far and least < most:
                 least = max(least, self.floor(built, seed, most))
             may_win = not now.fits(self.limit) or not (far or least >= most)
             if may_win or self.rivals:
                 made = self._finish(built, seed, keep, name)
-                self._behind[key] = made.seconds / now.seconds
                 found.append(made)
                 least = made.seconds
+            self._behind[key] = least / now.seconds
             if keep:
                 self._least[built.mesh, name] = least
+
+    def _is_far(self, mesh: MeshAxes, name: str, keep: bool) -> bool:
+        """Whether a seed was far behind for the program that this one is a variant of."""
+        return self._base is not None and self._base._behind.get((mesh, name, keep), 0.0) > LIMITS.behind
 
     def _live(self, built: Built) -> Problem:
         """What is in memory, of a problem: about what plans need, as its peaks."""
@@ -326,18 +331,18 @@ class Planner:
         coarse = (self._proposals.get(m) for m, _ in coarser(mesh))
         return any(plan is not None and plan.memory.peak_bytes > LIMITS.short * self.limit for plan in coarse)
 
-    def _expert_seeds(self, mesh: MeshAxes) -> dict[str, np.ndarray]:
-        """The expert plans of a mesh, but those that took part on coarser meshes."""
+    def _expert_seeds(self, mesh: MeshAxes, near: bool = False) -> dict[str, np.ndarray]:
+        """The expert plans of a mesh, but those that took part on coarser meshes; `near`: only what is not far."""
         solved, coarse = self._solved(mesh), [m for m, _ in coarser(mesh)]
         took_part = bool(coarse) and len(solved.lifted) == len(coarse) and self._competed.issuperset(coarse)
-        return self._experts_of(solved.built, took_part or mesh in self._sketched)
+        return self._experts_of(solved.built, took_part or mesh in self._sketched, near)
 
-    def _experts_of(self, built: Built, new: bool) -> dict[str, np.ndarray]:
+    def _experts_of(self, built: Built, new: bool, near: bool = False) -> dict[str, np.ndarray]:
         """Expert plans; `new`: only those that no coarser mesh can express for all tensors: what two axes together do
-        not split one of them may."""
-        mesh, key = built.mesh, (built.mesh, new)
+        not split one of them may; `near`: only what is not far."""
+        mesh, key = built.mesh, (built.mesh, new, near)
         if key not in self._experts:
-            styles = experts(mesh)
+            styles = (e for e in experts(mesh) if not (near and self._is_far(mesh, e.name, True)))
             if new:
                 styles = (e for e in styles if e.is_combined and (len(mesh.names) == 2 or e.over or len(e.data) == 2))
             self._experts[key] = self._completed(built, styles)
