@@ -17,18 +17,17 @@ in `rewrite/ops`, one entry each.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class RuleError(ValueError):
     """A term or rule that means nothing: the message says which part and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dim:
+class Dim(NamedTuple):
     """A symbolic size: a name, a sum (`n+o`) or a multiple (`p*n`; element i of block b is at b n + i)."""
 
     name: str
@@ -69,8 +68,7 @@ def unified(a: Dim, b: Dim) -> dict[str, Dim] | None:
     return None if a.name in b.names() else {a.name: b}
 
 
-@dataclass(frozen=True, slots=True)
-class Type:
+class Type(NamedTuple):
     """Dimensions in order, the device axes a value lies on, and, for row numbers, the dimension they count in."""
 
     dims: tuple[Dim, ...]
@@ -115,16 +113,17 @@ class Term:
 
 
 def variable(name: str, type: Type) -> Term:
-    return Term("", (), (), checked(type, name), name)
+    return Term("", (), (), checked(type, lambda: name), name)
 
 
-def checked(type: Type, where: str) -> Type:
+def checked(type: Type, where: Callable[[], str]) -> Type:
     """The type, if no dimension appears twice in it; `where` it was found."""
     for group in (type.dims, type.devices):
         if not all(isinstance(d, Dim) for d in group):
-            raise RuleError(f"{where}: a dimension has a name")
-        if twice := next((d for i, d in enumerate(group) if d in group[:i]), None):
-            raise RuleError(f"{where}: dimension {twice} appears twice")
+            raise RuleError(f"{where()}: a dimension has a name")
+        if len({*group}) < len(group):
+            twice = next(d for i, d in enumerate(group) if d in group[:i])
+            raise RuleError(f"{where()}: dimension {twice} appears twice")
     return type
 
 
@@ -150,7 +149,7 @@ def replaced(x: Type, dim: Dim | int, by: Sequence[Dim | int]) -> Type:
     at = place(x, dim)
     dims = (*x.dims[:at], *by, *x.dims[at + 1 :])
     need(len(set(dims)) == len(dims), f"{x} has {', '.join(map(str, by))} already")
-    return dataclasses.replace(x, dims=dims)  # type: ignore[arg-type]
+    return x._replace(dims=dims)  # type: ignore[arg-type]
 
 
 def are_values(*types: Type) -> None:

@@ -44,6 +44,9 @@ class Rule:
             if not same or frozenset(a.type.devices) != frozenset(b.type.devices):
                 raise RuleError(f"{self.name}: {a} is {a.type}, but {b} is {b.type}")
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def unbound(self) -> tuple[str, ...]:
         """Variables of the target that the source does not mention: such a rule can never be applied."""
@@ -93,13 +96,13 @@ def make_rule(
     """A rule from text: `make_rule("f-of-slice", ["x[m,n+o]"], ["f(slice(x; n+o, 0))"], ["slice(f(x); n+o, 0)"])`."""
     try:
         variables = tuple(parse_variable(v) for v in given)
-        known = {v.name: v for v in variables}
+        known = {v.name: _TERMS.setdefault(v, v) for v in variables}
         if len(known) < len(variables):
             raise RuleError("a variable is given twice")
         before, after = (tuple(parse_term(t, known) for t in side) for side in (source, target))
     except RuleError as error:
         raise RuleError(f"{name}: {error}") from error
-    return Rule(name, variables, before, after, tuple(when), proof)
+    return Rule(name, tuple(known.values()), before, after, tuple(when), proof)
 
 
 def _program(results: Sequence[Term]) -> Iterator[str]:
@@ -232,4 +235,9 @@ def _term(tokens: _Tokens, known: Mapping[str, Term]) -> Term:
         tokens.take()
         attrs = tokens.separated(lambda t: int(t.take()) if t.next.isdigit() else _dim(t), ")")
     tokens.take(")")
-    return apply(name, *args, attrs=attrs)
+    found = apply(name, *args, attrs=attrs)
+    return _TERMS.setdefault(found, found)
+
+
+_TERMS: dict[Term, Term] = {}
+"""Equal terms that were read are one object, so that tables of them need not look inside."""

@@ -131,15 +131,18 @@ def apply(op: str, *args: Term, attrs: Sequence[Dim | int] = ()) -> Term:
     if op not in OPS:
         raise RuleError(f"unknown op {op!r}: one of {', '.join(OPS)}")
     entry = OPS[op]
-    shown = f"{op}({', '.join(str(a.type) for a in args)}; {', '.join(map(str, attrs))})"
+
+    def shown() -> str:
+        return f"{op}({', '.join(str(a.type) for a in args)}; {', '.join(map(str, attrs))})"
+
     if entry.arity is not None and len(args) != entry.arity:
-        raise RuleError(f"{shown}: takes {entry.arity} operands")
+        raise RuleError(f"{shown()}: takes {entry.arity} operands")
     if "parallel" not in entry.traits and len({frozenset(a.type.devices) for a in args}) > 1:
-        raise RuleError(f"{shown}: operands lie on different device axes")
+        raise RuleError(f"{shown()}: operands lie on different device axes")
     try:
-        found = checked(entry.type(tuple(a.type for a in args), tuple(attrs)), shown)
+        found = checked(entry.type(tuple([a.type for a in args]), tuple(attrs)), shown)
     except RuleError:
         raise
     except (IndexError, TypeError, AttributeError, ValueError) as error:
-        raise RuleError(f"{shown}: wrong attributes") from error
+        raise RuleError(f"{shown()}: wrong attributes") from error
     return Term(op, args, tuple(attrs), found)

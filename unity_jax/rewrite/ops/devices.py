@@ -5,7 +5,6 @@ A view shows none of them: layouts are chosen by the search.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -44,12 +43,12 @@ def _reduce_type(types: Types, attrs: Attrs) -> Type:
 
 def _on(x: Type, p: Dim | int) -> Type:
     need(isinstance(p, Dim), f"{p} is not a device axis")
-    return dataclasses.replace(x, devices=(*x.devices, p))  # type: ignore[arg-type]
+    return x._replace(devices=(*x.devices, p))  # type: ignore[arg-type]
 
 
 def _off(x: Type, p: Dim | int) -> Type:
     need(p in x.devices, f"{x} does not lie on {p}")
-    return dataclasses.replace(x, devices=tuple(d for d in x.devices if d != p))
+    return x._replace(devices=tuple(d for d in x.devices if d != p))
 
 
 def _axes(letters: Letters, types: Sequence[Type]) -> Iterator[Attrs]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,13 +14,13 @@ TRANSPOSE, SPLIT = "transpose", "split"
 
 
 def _broadcast_type(types: Types, attrs: Attrs) -> Type:
-    return dataclasses.replace(types[0], dims=(*types[0].dims, *attrs))  # type: ignore[arg-type]
+    return types[0]._replace(dims=(*types[0].dims, *attrs))  # type: ignore[arg-type]
 
 
 def _transpose_type(types: Types, attrs: Attrs) -> Type:
     (x,) = types
     need(set(attrs) == set(x.dims), f"not an order of the dimensions of {x}")
-    return dataclasses.replace(x, dims=attrs)  # type: ignore[arg-type]
+    return x._replace(dims=attrs)  # type: ignore[arg-type]
 
 
 def _split_type(types: Types, attrs: Attrs) -> Type:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ def _stack_type(types: Types, attrs: Attrs) -> Type:
     """Operands of one type along a new first dimension, whose size is their number."""
     need(not attrs[0].parts, f"{attrs[0]} is not a name")  # type: ignore[union-attr]
     need(len({(frozenset(t.dims), t.ids) for t in types}) == 1, "operands differ in their types")
-    return dataclasses.replace(types[0], dims=(attrs[0], *types[0].dims))  # type: ignore[arg-type]
+    return types[0]._replace(dims=(attrs[0], *types[0].dims))  # type: ignore[arg-type]
 
 
 def _unstack_type(types: Types, attrs: Attrs) -> Type:
