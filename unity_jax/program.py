@@ -84,7 +84,8 @@ class Program:
         """Equal for programs that were traced equal, in any process: the key of saved plans."""
         if self.traced is not None:
             return self.traced.hash
-        text = [str(self.graph), *(f"{op.signature[:4]}" for op in self.graph.walk()), str(sorted(self.ties.items()))]
+        signed = functools.cache(lambda signature: f"{signature[:4]}")
+        text = [str(self.graph), *(signed(op.signature) for op in self.graph.walk()), str(sorted(self.ties.items()))]
         text += [*self.in_paths, *self.out_paths, str(self.donated)]
         text = re.sub(r"0x[0-9a-f]+", "", "\n".join(text))  # parameters that are functions print their addresses
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -72,7 +72,7 @@ def counted(graph: Graph) -> Counter[str]:
 def assert_no_expert_is_faster(plan: Candidate, whole: Program) -> None:
     """Of those for eight H100 whose plans fit."""
     planner = Planner(whole, H100)
-    built = planner._problem(mesh(8))
+    built = planner.problem(mesh(8))
     for name, seed in expert_seeds(whole, built, mesh(8), planner.rules).items():
         expert = planner._finish(built, seed, True, name)
         assert plan.seconds <= expert.seconds * (1 + LIMITS.saves) or not expert.fits(planner.limit), name
@@ -132,7 +132,7 @@ def test_experts_take_as_long_and_as_much_as_on_the_whole(sizes: tuple[int, ...]
     found = []
     for one in (whole, of(whole).program):
         planner = Planner(one, H100)
-        built = planner._problem(axes)
+        built = planner.problem(axes)
         seeds = expert_seeds(one, built, axes, planner.rules)
         plans = ((name, planner._finish(built, x, True, name), built.problem.cost(x)) for name, x in seeds.items())
         found.append({name: (plan, cost) for name, plan, cost in plans})

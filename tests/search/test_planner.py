@@ -55,7 +55,7 @@ def test_never_worse_than_an_expert_on_several_axes(name: str) -> None:
 
 def test_a_plan_that_is_there_is_not_made_again() -> None:
     plan = planner(program("mlp"))
-    built, own = plan._problem(mesh(8)), plan._proposed(mesh(8))
+    built, own = plan.problem(mesh(8)), plan._proposed(mesh(8))
     seconds = own.seconds
     same = built.decisions(plan._solved(mesh(8)).assignment, True)
     again = plan.common.finished(plan.program, same, mesh(8), "again", 1.0)

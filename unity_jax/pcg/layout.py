@@ -121,6 +121,7 @@ def layouts(shape: tuple[int, ...], mesh: MeshAxes, *, even: bool = False, parti
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=256)
 def short_dtype(dtype: object) -> str:
     """`float32` -> `f32`, `bfloat16` -> `bf16`; other names stay as they are."""
     name = str(np.dtype(dtype)) if isinstance(dtype, type) else str(dtype)

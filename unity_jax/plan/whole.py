@@ -8,6 +8,7 @@ rightly computed everywhere, since a collective takes longer.
 
 from __future__ import annotations
 
+import functools
 import math
 
 from unity_jax.machine.device import Device
@@ -41,11 +42,13 @@ def replicated(graph: Graph, device: Device) -> tuple[str, ...]:
     shows what they work on.
     """
     ops = {op: repeat for _, inner, repeat in nested(graph) for op in inner.ops if op.shard}
-    full = {op: _reason(op) for op in ops if _in_full(op)}
+    reason_of = functools.cache(_reason)
+    full = {op: reason_of(op.shard) for op in ops if _in_full(op)}
     if not full:
         return ()
-    work = {op: repeat * _operations(op.shard) for op, repeat in ops.items()}
-    took = {op: repeat * _seconds(op.shard, device) for op, repeat in ops.items()}
+    operations, seconds = functools.cache(_operations), functools.cache(lambda shard: _seconds(shard, device))
+    work = {op: repeat * operations(op.shard) for op, repeat in ops.items()}
+    took = {op: repeat * seconds(op.shard) for op, repeat in ops.items()}
     everything = sum(took.values())
     lines = {
         f"{_describe(op)}: {reason}": took[op]
@@ -85,12 +88,12 @@ def _in_full(op: Op) -> bool:
     return all(s < 0 for s in shard.strategy) and (shard.rule.fallback or not has_effects(op))
 
 
-def _reason(op: Op) -> str:
-    rule, mesh = op.shard.rule, op.shard.mesh
+def _reason(shard: Shard) -> str:
+    rule, mesh = shard.rule, shard.mesh
     if rule.fallback:
         return NO_RULE
-    for axis in zip(mesh.names, mesh.sizes, strict=True):
-        if any(0 <= s < len(rule.factors) for (s,) in strategies(rule, MeshAxes(*((x,) for x in axis)))):
+    for name, size in zip(mesh.names, mesh.sizes, strict=True):
+        if any(0 <= s < len(rule.factors) for (s,) in strategies(rule, MeshAxes((name,), (size,)))):
             return SLOWER
     return WHOLE if all(f.kind == "replicate" for f in rule.factors) else INDIVISIBLE
 

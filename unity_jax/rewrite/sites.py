@@ -173,9 +173,10 @@ class Finder:
     def _surroundings(self, members: tuple[Tensor, ...]) -> object:
         """Equal in graphs where a rule finds the same at some tensors: the ops around are the same ones, and make the
         same results of the program."""
-        ops = {self.view.maker[t] for t in members}
+        ops = last = {self.view.maker[t] for t in members}
         for _ in range(DEPTH):
-            ops = ops.union(*map(self._next_to, ops))
+            last = set[Op]().union(*map(self._next_to, last)) - ops
+            ops = ops | last
         return members, frozenset(ops), self.results.intersection(t for op in ops for t in op.outputs)
 
     def _neighbours(self, op: Op) -> frozenset[Op]:
@@ -322,7 +323,7 @@ def counterparts(place: Place, view: View, graph: Graph) -> frozenset[Op]:
     """The selections of a rewritten graph that are from the user's lines of what was rewritten: rows that are chosen in
     the forward pass are put back in the backward one."""
     lines = {view.maker[r.tensor].source for m in place.found for r in m.roots}
-    return frozenset(op for op in graph.ops if op.source in lines and not SELECTING.isdisjoint(names_of(op)))
+    return frozenset(op for op in graph.ops if not SELECTING.isdisjoint(names_of(op)) and op.source in lines)
 
 
 def _anchors(graph: Graph, view: View, near: Iterable[Op] | None) -> dict[str, list[Tensor]]:

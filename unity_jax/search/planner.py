@@ -36,6 +36,7 @@ from unity_jax.search.rings import with_rings
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 from unity_jax.search.solver import solve, store_for
+from unity_jax.search.transfer import rings_of, transferred
 from unity_jax.xla.traffic import Traffic
 
 
@@ -49,7 +50,6 @@ class Planner:
         self.program, self.machine, self.pins, self.rivals = program, machine, pins, rivals
         self.limit = machine.device.memory_bytes if limit is None else limit
         self.common = Common(machine)
-        self.traffic = Traffic.of(program.graph, machine.device.compiler)
         self._builders: dict[MeshAxes, Builder] = {}
         self._problems: dict[MeshAxes, Built] = {}
         self._solutions: dict[MeshAxes, Solved] = {}
@@ -82,6 +82,11 @@ class Planner:
         other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins, self.rivals)
         other.common, other._base, other._follows = self.common, self, follows
         return other
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """What the program moves through memory on one device."""
+        return Traffic.of(self.program.graph, self.machine.device.compiler)
 
     @property
     def rules(self) -> RuleCache:
@@ -130,7 +135,7 @@ class Planner:
         if now is None or self.rivals or not now.fits(self.limit) or now is not self._proposals.get(now.mesh):
             return True
         there = self._solved(now.mesh)
-        longer = arithmetic_seconds(there.built, there.assignment) - least_seconds(self._problem(mesh))
+        longer = arithmetic_seconds(there.built, there.assignment) - least_seconds(self.problem(mesh))
         return now.timeline.exposed_communication_seconds + longer >= LIMITS.mesh_saves * now.seconds
 
     def _is_enough(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
@@ -292,7 +297,7 @@ class Planner:
             )
         return self._builders[mesh]
 
-    def _problem(self, mesh: MeshAxes) -> Built:
+    def problem(self, mesh: MeshAxes) -> Built:
         """The problem of a mesh without a memory limit."""
         if mesh not in self._problems:
             self._problems[mesh] = self._builder(mesh).build(keep=True)
@@ -301,7 +306,7 @@ class Planner:
     def _solved(self, mesh: MeshAxes) -> Solved:
         """The problem of a mesh without a memory limit and its solution."""
         if mesh not in self._solutions:
-            built = self._problem(mesh)
+            built = self.problem(mesh)
             store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
             base = None if self._base is None else self._base._solutions.get(mesh)
             known = [] if base is None else [carried(base.built, base.assignment, built, store)]
@@ -376,23 +381,16 @@ class Planner:
         return self.like(program).as_decided(plan, like)
 
     def as_decided(self, plan: Candidate, like: Mapping[Tensor, Tensor]) -> Candidate:
-        """What a plan of another program does, for this one.
-
-        **Arguments:** `like`: what that program has in place of tensors of this one.
-        """
-        built, decisions = self._builder(plan.mesh).build(plan.decisions.keep), plan.decisions
-        store = self.common.stores[plan.mesh] = store_for(built.problem, self.common.stores.get(plan.mesh))
-        assignment = decided(decisions, built, store, like)
-        made = self._finish(built, assignment, decisions.keep, plan.label)
-        if not decisions.rings:
-            return made
-        at = {t: (op, side) for op, side in decisions.rings for t in op.outputs}
-        places = ((op, at[t][1]) for op in self.program.graph.walk() for o in op.outputs if (t := like.get(o, o)) in at)
-        return self.common.ringed(made, frozenset(places))
-
-    def least_seconds(self, mesh: MeshAxes) -> float:
-        """No plan for this mesh takes less."""
-        return least_seconds(self._problem(mesh))
+        """What a plan of another program does, for this one; `like`: what that one has in place of its tensors."""
+        decisions, mesh = plan.decisions, plan.mesh
+        same = transferred(plan, self.program, like, self.pins, self.rules)
+        if same is not None:
+            made = self.common.finished(self.program, same, mesh, plan.label, plan.lower_bound)
+        else:
+            built = self._builder(mesh).build(decisions.keep)
+            store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
+            made = self._finish(built, decided(decisions, built, store, like), decisions.keep, plan.label)
+        return self.common.ringed(made, rings_of(plan, self.program.graph, like)) if decisions.rings else made
 
     def _finish(self, built: Built, assignment: np.ndarray, keep: bool, label: str) -> Candidate:
         decisions, bound = built.decisions(assignment, keep), least_seconds(built)

@@ -22,11 +22,12 @@ def gemm_rewriter(graph: Graph, readers: Readers) -> dict[Op, Op]:
     """The sums that a matmul computes, and that matmul: one of the two operands is all that reads its products, the
     other is an argument of this type and shape."""
     found: dict[Op, Op] = {}
+    arguments = {*graph.inputs}
     for op in graph.ops:
         if op.name in ("add", "add_any") and all(t.shape == op.outputs[0].shape for t in op.inputs):
             for product, other in zip(op.inputs, reversed(op.inputs), strict=True):
                 made_by, given = graph.producer.get(_base(graph, product)), _base(graph, other)
-                if made_by is not None and given in graph.inputs and _is_added(made_by, op, readers):
+                if made_by is not None and given in arguments and _is_added(made_by, op, readers):
                     found[op] = made_by
     return found
 

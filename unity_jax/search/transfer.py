@@ -1,0 +1,89 @@
+"""The decisions of a folded program, for the whole one: op by op, where every op of the whole has its like.
+
+Nothing is left to choose then, so that no problem has to be built of a program that is as deep as it was written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+
+from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.layout import Layout
+from unity_jax.program import Program
+from unity_jax.search.assemble import Decisions, is_free, passes_layouts
+from unity_jax.search.candidate import Candidate, Pins
+from unity_jax.search.decompose import Place
+from unity_jax.search.rule_cache import RuleCache
+
+
+def transferred(
+    plan: Candidate, program: Program, like: Mapping[Tensor, Tensor], pins: Pins, rules: RuleCache
+) -> Decisions | None:
+    """What a plan decides, for a program that computes the same by as many ops, those counted for which one stands
+    (`Tensor.times`); None where something has no like, or cannot do the same.
+
+    **Arguments:** `like`: what the program of the plan has in place of tensors of this one; `pins`: of this one.
+    """
+    graph, small = program.graph, plan.program.graph
+    if len(graph.ops) != sum(op.times for op in small.ops):
+        return None
+    try:
+        return _transferred(plan, program, like, pins, rules)
+    except LookupError:
+        return None
+
+
+def _transferred(
+    plan: Candidate, program: Program, like: Mapping[Tensor, Tensor], pins: Pins, rules: RuleCache
+) -> Decisions:
+    """The same; raises `LookupError` in place of None."""
+    graph, before = program.graph, plan.decisions
+    made_by = {t: op for op in before.strategies for t in op.outputs}
+    read = Counter(t for op in graph.walk() for t in op.inputs)
+    read.update(t for op in graph.walk() for body in op.bodies for t in body.outputs)
+    read.update(graph.outputs)
+    strategies, layouts = dict[Op, tuple[int, ...]](), dict[Tensor, Layout]()
+
+    def layout(t: Tensor) -> Layout:
+        source = like.get(t, t)
+        if source.shape != t.shape:
+            raise LookupError
+        return before.layouts[source]
+
+    def decide(inner: Graph) -> None:
+        for op in inner.ops:
+            if is_free(op) or passes_layouts(op):
+                continue
+            for body in op.bodies:
+                layouts.update((t, layout(t)) for t in body.inputs)
+                decide(body)
+            if op.bodies:
+                layouts.update((t, layout(t)) for t in op.outputs if like.get(t, t) in before.layouts)
+                continue
+            source = made_by[like.get(op.outputs[0], op.outputs[0])]
+            strategy = strategies[op] = before.strategies[source]
+            if op.signature is not source.signature and strategy not in rules.strategies(op, plan.mesh):
+                raise LookupError
+            shared = [t for t in op.outputs if read[t] > 1]  # one reduction serves all that read a partial sum
+            if shared and any(lay.partial for lay in rules.shard(op, plan.mesh, strategy).result_layouts):
+                layouts.update((t, layout(t)) for t in shared)
+
+    layouts.update((t, pins.tensors.get(t) or layout(t)) for t in graph.inputs)
+    decide(graph)
+    results = dict(zip(plan.program.graph.outputs, before.outputs, strict=True))
+
+    def result(i: int, t: Tensor) -> Layout:
+        if i in program.ties:
+            return layouts[graph.inputs[program.ties[i]]]
+        return pins.outputs.get(i) or results[like.get(t, t)]
+
+    outputs = tuple([result(i, t) for i, t in enumerate(graph.outputs)])
+    return dataclasses.replace(before, strategies=strategies, layouts=layouts, outputs=outputs, rings=frozenset())
+
+
+def rings_of(plan: Candidate, graph: Graph, like: Mapping[Tensor, Tensor]) -> frozenset[Place]:
+    """The places of another graph that are like those of a plan whose collectives are rings."""
+    at = {t: (op, side) for op, side in plan.decisions.rings for t in op.outputs}
+    return frozenset((op, at[t][1]) for op in graph.walk() for o in op.outputs if (t := like.get(o, o)) in at)
