@@ -323,7 +323,7 @@ def without_dead_code(graph: Graph) -> Graph:
         if op.name == "optimization_barrier":
             pairs = [(i, o) for i, o in zip(op.inputs, op.outputs, strict=True) if o in live]
             op = replace(op, inputs=tuple(i for i, _ in pairs), outputs=tuple(o for _, o in pairs))
-        if any(t in live for t in op.outputs) or has_effects(op):
+        if not live.isdisjoint(op.outputs) or has_effects(op):
             live.update(op.inputs)
             kept.append(op)
     return Graph(graph.inputs, graph.outputs, kept[::-1])

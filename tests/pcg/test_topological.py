@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unity_jax.pcg.topological import followers, topological
+from unity_jax.pcg.topological import topological
 
 
 @st.composite
@@ -22,8 +22,3 @@ def test_each_comes_once_after_what_it_needs_lowest_first(before: list[set[int]]
         assert i == min(could, key=lambda j: (j if rank is None else rank[j], j))
         came.add(i)
     assert all(not needed <= came for i, needed in enumerate(before) if i not in came)  # these wait for themselves
-
-
-@given(needs())
-def test_followers_are_who_needs_it(before: list[set[int]]) -> None:
-    assert followers(before) == [[i for i, needed in enumerate(before) if j in needed] for j in range(len(before))]

@@ -1,18 +1,9 @@
-"""Orders in which things can come that need others before them."""
+"""The order in which things can come that need others before them."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence, Set
-
-
-def followers(before: Sequence[Set[int]]) -> list[list[int]]:
-    """Which need each directly, of which each needs some."""
-    found: list[list[int]] = [[] for _ in before]
-    for i, needs in enumerate(before):
-        for j in needs:
-            found[j].append(i)
-    return found
 
 
 def topological(before: Sequence[Set[int]], rank: Sequence[float] | None = None) -> list[int]:
@@ -21,7 +12,11 @@ def topological(before: Sequence[Set[int]], rank: Sequence[float] | None = None)
 
     **Arguments:** `before`: which each needs; `rank`: their own order, if not that of `before`.
     """
-    after, waits = followers(before), [len(needs) for needs in before]
+    after: list[list[int]] = [[] for _ in before]
+    for i, needs in enumerate(before):
+        for j in needs:
+            after[j].append(i)
+    waits = [len(needs) for needs in before]
     rank = range(len(before)) if rank is None else rank
     ready = [(rank[i], i) for i, n in enumerate(waits) if n == 0]
     heapq.heapify(ready)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.pcg.topological import followers, topological
+from unity_jax.pcg.topological import topological
 from unity_jax.rewrite.bind import Match, sums
 from unity_jax.rewrite.dims import CannotEmit
 from unity_jax.rewrite.emit import emit
@@ -33,7 +33,7 @@ def rewritten(graph: Graph, found: Sequence[Match], view: View) -> tuple[Graph, 
     outputs = tuple(_final(t, replaced) for t in graph.outputs)
     result = without_dead_code(Graph(graph.inputs, outputs, in_order(ops, {op: i for i, op in enumerate(graph.ops)})))
     made = {t for op in fresh for t in op.outputs}
-    return result, frozenset(op for op in result.ops if any(t in made for t in op.outputs))
+    return result, frozenset(op for op in result.ops if not made.isdisjoint(op.outputs))
 
 
 def target_ops(match: Match, view: View) -> tuple[list[Op], dict[Tensor, Tensor]]:
@@ -105,9 +105,11 @@ def flattened(ops: Sequence[Op], maker: Mapping[Tensor, Op] = MappingProxyType({
 
     **Arguments:** `maker`: what makes tensors that none of these ops makes.
     """
-    made = {t: op for op in ops for t in op.outputs}
+    made = {t: op for op in ops if op.name in _FLATTENED for t in op.outputs}
 
     def flat(op: Op) -> Op:
+        if op.name not in _FLATTENED:
+            return op
         before = [made.get(t) or maker.get(t) for t in op.inputs]
         if op.name == "slice" and (inner := before[0]) is not None and _follows(op, inner):
             return flat(_slice_of_slice(op, inner))
@@ -117,6 +119,9 @@ def flattened(ops: Sequence[Op], maker: Mapping[Tensor, Op] = MappingProxyType({
         return op
 
     return [flat(op) for op in ops]
+
+
+_FLATTENED = ("slice", "concatenate")
 
 
 def _follows(op: Op, inner: Op) -> bool:
@@ -165,21 +170,41 @@ def _without_copies(ops: Sequence[Op], old: int, replaced: dict[Tensor, Tensor])
             kept.append(op)
         else:
             replaced.update(zip(op.outputs, same.outputs, strict=True))
-    return _renamed(kept, replaced)
+    return _renamed(kept, replaced) if len(kept) < len(ops) else kept
 
 
 def in_order(ops: Sequence[Op], place: Mapping[Op, int]) -> list[Op]:
     """Ops after what they read, otherwise as near to the order of the program as can be: new ones as late as their
     readers allow."""
     maker = {t: i for i, op in enumerate(ops) for t in op.outputs}
+    moved = {t for op in ops if op not in place for t in op.outputs}
+    at = {t: i for op, i in place.items() for t in op.outputs if t in moved}
+    rank = [place[op] if op in place else min([at[t] for t in op.outputs if t in at], default=-1) for op in ops]
+    new = [i for i, r in enumerate(rank) if r < 0]
+    made, readers = {t: i for i in new for t in ops[i].outputs}, dict[int, list[int]]()
+    for j, op in enumerate(ops) if made else ():
+        if not made.keys().isdisjoint(op.inputs):
+            for i in {made[t] for t in op.inputs if t in made}:
+                readers.setdefault(i, []).append(j)
+    for i in reversed(new):  # a new op goes where its first reader is, ahead of it
+        rank[i] = min((rank[j] for j in readers.get(i, ()) if rank[j] >= 0), default=len(place))
+    ahead = dict.fromkeys(new, 0)
+    order = sorted(range(len(ops)), key=lambda i: (rank[i], ahead.get(i, 1), i))
+    return [ops[i] for i in (order if _is_possible(order, ops, maker) else _waiting(rank, ops, maker))]
+
+
+def _is_possible(order: Sequence[int], ops: Sequence[Op], maker: Mapping[Tensor, int]) -> bool:
+    """Whether each op comes after what it reads."""
+    turn = [0] * len(ops)
+    for n, i in enumerate(order):
+        turn[i] = n
+    return all(turn[j] < n for n, i in enumerate(order) for t in ops[i].inputs if (j := maker.get(t, -1)) >= 0)
+
+
+def _waiting(rank: Sequence[int], ops: Sequence[Op], maker: Mapping[Tensor, int]) -> list[int]:
+    """Always the op of the lowest rank of those that wait for nothing more."""
     before = [{maker[t] for t in op.inputs if t in maker} for op in ops]
-    after = followers(before)
-    outputs = {t: at for op, at in place.items() for t in op.outputs}
-    rank = [min([outputs[t] for t in op.outputs if t in outputs], default=-1) for op in ops]
-    for i in reversed(range(len(ops))):  # a new op goes where its first reader is
-        if rank[i] < 0:
-            rank[i] = min((rank[j] for j in after[i] if rank[j] >= 0), default=len(place))
     order = topological(before, rank)
     if len(order) < len(ops):
         raise CannotEmit("the target needs what depends on its own results")
-    return [ops[i] for i in order]
+    return order

@@ -53,13 +53,17 @@ class View:
         self.graph = graph
         self.emitted = {} if emitted is None else emitted
         self.maker = dict(graph.producer)
-        self.sources: dict[Tensor, Tensor] = {}
+        self.sources: dict[Tensor, Tensor] = {}  # of what was relabelled
+        for op in graph.ops:
+            if relabels(op):
+                t = op.inputs[0]
+                self.sources[op.outputs[0]] = self.sources.get(t, t)
         self.made_as: dict[tuple[Outline, Tensor], bool] = {}
         self.outputs = {self.source(t) for t in graph.outputs}
         self.rests: dict[Op, Op] = {}
         self.readers: dict[Tensor, list[Op]] = {}
         for op in graph.ops:
-            for t in dict.fromkeys(self.source(t) for t in op.inputs):
+            for t in {self.sources.get(t, t): None for t in op.inputs}:
                 self.readers.setdefault(t, []).append(op)
 
     def computing(self, op: Op) -> Op | None:
@@ -86,11 +90,7 @@ class View:
 
     def source(self, t: Tensor) -> Tensor:
         """The tensor that `t` is without its relabelling."""
-        found = self.sources.get(t)
-        if found is None:
-            op = self.maker.get(t)
-            found = self.sources[t] = self.source(op.inputs[0]) if op is not None and relabels(op) else t
-        return found
+        return self.sources.get(t, t)
 
     def cast_from(self, t: Tensor) -> Tensor:
         """The tensor that `t` is before a change of type: `jnp.pad` casts its zero, an integer, in the program."""
@@ -178,6 +178,13 @@ SUMS = ("add", "add_any")
 
 def names_of(op: Op) -> tuple[str, ...]:
     """The ops of the language that an op may be seen as."""
+    known = op.__dict__  # as of a cached property: every view of a graph asks
+    if "names_of" not in known:
+        known["names_of"] = _names_of(op)
+    return known["names_of"]
+
+
+def _names_of(op: Op) -> tuple[str, ...]:
     if op.bodies:
         return ()
     return (*SEEN_AS.get(op.name, ()), *(SEEN_AS[POINTWISE] if _is_function(op) else ()))

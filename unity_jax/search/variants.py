@@ -174,7 +174,7 @@ class Moves:
             made = stacked(move.finder.graph, move.place.pairs, self.stacking, self.emitted)
         else:
             first = self._first(whole, move)
-            made = None if first is None else self._followed(first, self.number(move.finder.graph))
+            made = None if first is None else self._followed(first, move.finder.graph)
         if made is None:
             return None
         graph, steps = made
@@ -196,14 +196,14 @@ class Moves:
                 self._firsts[place] = First(graph, near, step, self.number(with_graph(whole, move.path, graph)))
         return self._firsts[place]
 
-    def _followed(self, first: First, before: tuple[int, ...]) -> tuple[Graph, list[Step]] | None:
+    def _followed(self, first: First, before: Graph) -> tuple[Graph, list[Step]] | None:
         """The graph after a first step and all that follows from it, and the steps; None if a rule that says the same
         as the first one undoes it.
 
-        **Arguments:** `before`: the fingerprint of the graph before.
+        **Arguments:** `before`: the graph before.
         """
         graph, near, steps = first.graph, first.near, [first.step]
-        total, touched, left = self.apart(graph).work, near, list[Place]()
+        total, work, touched, left = self.apart(graph).work, self.apart(before).work, near, list[Place]()
         while True:
             finder, undoing = Finder(graph, self.apart, emitted=self.emitted), {inverse(step.rule) for step in steps}
             rules = [rule for rule in self.rules if rule.name not in undoing]
@@ -218,7 +218,7 @@ class Moves:
             if following is None:
                 return graph, steps
             old, (graph, new, step, total, left) = graph, following
-            if self.number(graph) == before:
+            if math.isclose(total, work) and self.number(graph) == self.number(before):
                 return None
             near = still(near | new, graph)
             read = {t for op in {*old.ops}.difference(graph.ops) for t in op.inputs}  # and maybe no more
