@@ -50,7 +50,7 @@ def without(rule, absent):
 
     def term(t):
         if not t.op:
-            return variable(t.name, dataclasses.replace(t.type, dims=tuple(d for d in t.type.dims if d not in absent)))
+            return variable(t.name, t.type._replace(dims=tuple(d for d in t.type.dims if d not in absent)))
         attrs = tuple(a for a in t.attrs if a not in absent)
         if attrs != t.attrs and (t.op not in ("dot", "sum", "fold", "put", "scatter") or (not attrs and t.op != "dot")):
             raise RuleError(f"{t} needs one of {absent}")
