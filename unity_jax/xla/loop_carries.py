@@ -9,33 +9,35 @@ A `while` of XLA writes over its operands; what something else reads as well is 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from unity_jax.pcg.loops import Scan
-from unity_jax.xla.module import Buffer, Instruction, Module
+from unity_jax.xla.module import Buffer, Module
 
 
 def loop_carries(module: Module) -> None:
     readers = Counter(b for i in module.instructions for b in i.reads)
-    makers = {b: i for i in module.instructions for b in i.makes}
+    makes = {b for i in module.instructions for b in i.makes}
+    place = dict[Buffer, Buffer]()  # of what a loop is given, that of what this is at the end
     for loop in module.instructions:
         if loop.opcode != "scan" or loop.kernel is None:
             continue
         root = loop.kernel.root
         roles, given = Scan.of(root.params), [module.base.get(t, t) for t in root.inputs]
         for t, last in zip(given[roles.carried], root.outputs[roles.last], strict=True):
-            before = module.of.get(t)
-            if before in makers and readers[before] == given.count(t) == 1 and not before.result:
-                _in_place(loop, makers[before], before, module.of.get(last))
+            before, after = module.of.get(t), module.of.get(last)
+            if before not in makes or not readers[before] == given.count(t) == 1 or before.result:
+                continue
+            if after is None:
+                loop.workspace -= before.size
+            elif after in loop.makes and after.size == before.size:
+                loop.makes.remove(after)
+                place[before] = after
+    for i in module.instructions if place else ():
+        i.reads, i.makes = ([_final(b, place) for b in some] for some in (i.reads, i.makes))
 
 
-def _in_place(loop: Instruction, maker: Instruction, before: Buffer, after: Buffer | None) -> None:
-    """Have a loop write over what it is given.
-
-    **Arguments:** `maker`: of what the loop is given, `before`; `after`: what this is at the end, if that is read.
-    """
-    if after is None:
-        loop.workspace -= before.size
-    elif after in loop.makes and after.size == before.size:
-        maker.makes[maker.makes.index(before)] = after
-        loop.reads[loop.reads.index(before)] = after
-        loop.makes.remove(after)
+def _final(b: Buffer, place: Mapping[Buffer, Buffer]) -> Buffer:
+    while b in place:
+        b = place[b]
+    return b
