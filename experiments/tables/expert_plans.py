@@ -15,8 +15,8 @@ These stand-ins are in the column `expert saves`.
 An expert's plan is completed to every operation as in `unity_jax/search/experts.py`, with and without splitting
 activations between tensor-parallel blocks, with plain data parallelism or ZeRO-1, and on every mesh of its sizes; the
 best that fits counts; beside it the same on the program as the planner rewrites it. With context
-parallelism, which no such expert has, its layouts are pins: the batch is split over both axes, the parameters are whole
-and the optimizer's state is sharded; the planner decides the rest. The exit code tells whether the planner's plan is
+parallelism, which no such expert has, its layouts are pins: the batch is split over both axes, and so is the state; the
+planner decides the rest. Seconds of planning are those of the processor. The exit code tells whether the planner's plan is
 never slower.
 """
 
@@ -167,17 +167,14 @@ def experts_plans(program: Program, machine: Machine, sizes: Mapping[str, int]) 
 
 
 def pinned(program: Program, mesh: MeshAxes) -> Pins:
-    """Context parallelism: sequences over the outer axis, positions over the inner one, parameters whole, and the other
-    state over both."""
+    """Context parallelism: sequences over the outer axis, positions over the inner one, the state over both: whole
+    parameters are gathered of it, once or again (Megatron's distributed optimizer has float32 masters so)."""
     outer, inner = mesh.names
     state = {program.graph.inputs[i] for i in program.ties.values()}
-    forward = {t for op in program.graph.walk() if not op.backward for t in op.inputs}
     pins: dict[Any, Layout] = {}
     for t in program.graph.inputs:
         if t not in state and t.rank == 2:
             pins[t] = Layout(((outer,), (inner,)))
-        elif t in state and t in forward:
-            pins[t] = Layout.replicated(t.rank)
         elif t in state and (dims := [d for d, n in enumerate(t.shape) if n % mesh.num_devices == 0]):
             widest = max(dims, key=lambda d: t.shape[d])
             pins[t] = Layout(tuple((outer, inner) if d == widest else () for d in range(t.rank)))

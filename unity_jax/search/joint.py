@@ -103,7 +103,7 @@ def _plan(
     left."""
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     few = [mesh for mesh in meshes if len(mesh.names) < 3] or meshes
-    found = _on_meshes(planner, few, rules, not may_rewrite(machine, options), followed)
+    found = _on_meshes(planner, few, rules, options, followed)
     searched, more = found.searched, [mesh for mesh in meshes if mesh not in few]
     if found.fits(planner.limit) and not found.program.savings:
         for of in dict.fromkeys((found.program, program)):  # as it is, it may win there where it does not elsewhere
@@ -124,18 +124,22 @@ def _plan(
 
 
 def _on_meshes(
-    planner: Planner, meshes: Sequence[MeshAxes], rules: Sequence[Rule], as_it_is: bool, followed: Program | None
+    planner: Planner,
+    meshes: Sequence[MeshAxes],
+    rules: Sequence[Rule],
+    options: SearchOptions,
+    followed: Program | None,
 ) -> Candidate:
     """The best plan over meshes of one or two axes, or over those that are given, and rewrites."""
-    if as_it_is:
-        found = _fitting(planner, planner.plan(meshes), meshes)
+    if not may_rewrite(planner.machine, options):
+        found = _fitting(planner, planner.plan(meshes), meshes, options)
         return found.noting(searched=planner.searched(meshes) + found.searched)
     if followed is not None:
-        return _following(planner, meshes, followed)
+        return _following(planner, meshes, followed, options)
     sketches = planner.sketch(meshes)
     first = best(sketches, planner.limit)
     if not first.fits(planner.limit):
-        first, sketches = _fitting(planner, planner.plan(meshes), meshes), []
+        first, sketches = _fitting(planner, planner.plan(meshes), meshes, options), []
         if first.program.savings or not first.fits(planner.limit):
             return first.noting(searched=planner.searched(meshes) + first.searched)
     found, searched = _rewritten(planner, first, rules)
@@ -182,7 +186,9 @@ def _divided(
     return [(proved, False), ([m for m in likely if m not in proved], True)]
 
 
-def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) -> Candidate:
+def _following(
+    planner: Planner, meshes: Sequence[MeshAxes], followed: Program, options: SearchOptions
+) -> Candidate:
     """The best plan of a program as it is, or as it is rewritten in `followed`."""
     chosen, searched = planner.plan(meshes), planner.searched(meshes)
     if followed.graph is not planner.program.graph:
@@ -193,7 +199,7 @@ def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program) 
             rewrites = shared_out(followed.rewrites, chosen.seconds - better.seconds)
             better = dataclasses.replace(better, program=followed.rewritten(followed.graph, rewrites))
         chosen = better
-    found = _fitting(planner, chosen, meshes)
+    found = _fitting(planner, chosen, meshes, options)
     return found.noting(searched=searched + found.searched)
 
 
@@ -209,18 +215,19 @@ def _alone(
         return identity(other, machine, mesh).noting(lower_bound=bound)
 
     if not found.fits(most):
-        found = fitting([found], most, follow, lambda _: found)
+        found = fitting([found], most, follow, lambda _: found, options.checkpoint == "keep")
     return keeping(found, most, follow, microbatches) if options.checkpoint != "keep" else found
 
 
-def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:
+def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes], options: SearchOptions) -> Candidate:
     """A plan, or where it does not fit one that needs less memory, for the meshes that were planned for."""
     if found.fits(planner.limit):
         return found
     tried = planner.tried(meshes)
     free = min(planner.sketch(tried), key=lambda c: c.seconds)
     starts = [free] if free is found else [free, found]
-    return fitting(starts, planner.limit, planner.following, lambda program: planner.like(program).plan(tried))
+    again = options.checkpoint == "keep"
+    return fitting(starts, planner.limit, planner.following, lambda form: planner.like(form).plan(tried), again)
 
 
 def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:

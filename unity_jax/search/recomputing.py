@@ -41,13 +41,14 @@ def keeping(
     rival: float = math.inf,
 ) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
-    `jax.checkpoint` what there is memory for, in all layers or in the last ones.
+    `jax.checkpoint` what there is memory for, in all layers or in the last ones; the same where that has been chosen
+    before.
 
     **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not;
     `rival`: seconds of a plan that there is already: if all can be kept, and that is not near it, what is computed
     again is not looked at.
     """
-    if not start.fits(limit):
+    if not start.fits(limit) or any(isinstance(how, Keep) for how in start.program.savings):
         return start
     graph, device, devices = start.program.graph, start.machine.device, start.machine.num_devices
     bytes_of = local(start)

@@ -25,7 +25,7 @@ from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.chunking import by_chunks
 from unity_jax.search.following import Follow, followed
 from unity_jax.search.hosting import hostable, stacks
-from unity_jax.search.recomputing import by_sections, recomputable, recomputing
+from unity_jax.search.recomputing import by_sections, keeping, recomputable, recomputing
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 
@@ -40,12 +40,17 @@ More = Callable[[Candidate], Sequence[Recompute | Offload]]
 
 
 def fitting(
-    starts: Sequence[Candidate], limit: float, follow: Follow, plan: Callable[[Program], Candidate]
+    starts: Sequence[Candidate],
+    limit: float,
+    follow: Follow,
+    plan: Callable[[Program], Candidate],
+    checkpoints: bool,
 ) -> Candidate:
     """The fastest plan that fits of those that need less memory than some that do not; else that which needs least.
 
     **Arguments:** `starts`: plans of a program as it is: the fastest, and that which needs least memory; `follow` makes
-    plans of other forms of it that do the same, and `plan` the best one of such a form.
+    plans of other forms of it that do the same, and `plan` the best one of such a form; `checkpoints`: whether what the
+    user's `jax.checkpoint` has computed again must be.
     """
     progress.stage("what needs less memory")
     first, *others = starts
@@ -57,6 +62,8 @@ def fitting(
             made += [start, followed(start, now.program.savings, follow)]
         else:
             made += ways.of(start)
+    if not checkpoints:
+        made += ways.of(keeping(first, math.inf, follow), best(made, limit))
     now = best(made, limit)
     forms = [c.program for c in (now, *_nearly(made, now, limit)) if c.program.savings]
     found = best([now, *map(plan, forms)], limit)
@@ -79,23 +86,31 @@ class _Ways:
         self.entire = dict[str, None]()
         self._again = functools.cache(recomputable)
 
-    def of(self, start: Candidate) -> list[Candidate]:
-        """The plan itself, and others that do the same, until some fit."""
+    def of(self, start: Candidate, now: Candidate | None = None) -> list[Candidate]:
+        """The plan itself, and others that do the same, until some fit.
+
+        **Arguments:** `now`: the best plan so far, if there is one: what is slower is not made to fit.
+        """
+        known = [] if now is None else [now]
+        most = min((c.seconds for c in known if c.fits(self.limit)), default=math.inf)
+        if start.seconds >= most:
+            return []
         forms = list(by_chunks(start, self.limit, self.follow))
         made = [*forms]
         try:
-            parts = list(self._accumulating(start))
-            made += by_chunks(parts[-1] if parts else start, self.limit, self.follow)
+            parts = list(self._accumulating(start, most))
+            last = [*forms, *parts][-1]
+            made += by_chunks(last, self.limit, self.follow) if last.seconds < most else ()
             made += parts
             for least in [c for c in parts if not c.fits(self.limit)][-1:]:  # each computes some again
-                made += self._more(least, self._again, best(made, self.limit))
+                made += self._more(least, self._again, best([*made, *known], self.limit))
         except NeedsWholeBatchError as error:
             self.entire[str(error)] = None
-        for form in forms:
+        for form in _least(forms):
             for more in (self._again, hostable, stacks):
-                made += self._more(form, more, best(made, self.limit))
+                made += self._more(form, more, best([*made, *known], self.limit))
         for more in (stacks, self._again):  # besides what needs least so far
-            if not (least := best(made, self.limit)).fits(self.limit):
+            if not (least := best([*made, *known], self.limit)).fits(self.limit):
                 made += self._more(least, more, least)
         return made
 
@@ -131,8 +146,9 @@ class _Ways:
         if more is self._again:
             yield from recomputing(start, every, tried, self.follow, self.limit, fastest)
 
-    def _accumulating(self, start: Candidate) -> Iterator[Candidate]:
-        """A plan with ever more microbatches, until it fits, or twice all that more would save is not enough.
+    def _accumulating(self, start: Candidate, most: float) -> Iterator[Candidate]:
+        """A plan with ever more microbatches, until it fits or takes as many seconds as this, or twice all that more
+        would save is not enough.
 
         Raises `NeedsWholeBatchError` where there can be none.
         """
@@ -142,7 +158,7 @@ class _Ways:
             yield made
             peak = made.memory.peak_bytes  # what rows take of it is about in proportion to 1 / parts
             more = fewer * (before - peak) / (how.parts - fewer) if fewer else math.inf
-            if made.fits(self.limit) or peak - 2 * more > self.limit:
+            if made.fits(self.limit) or made.seconds >= most or peak - 2 * more > self.limit:
                 return
             fewer, before = how.parts, peak
 
@@ -152,6 +168,15 @@ def microbatches(start: Candidate) -> Iterator[Microbatch]:
     batch = None if any(isinstance(how, Microbatch) for how in start.program.savings) else _batch(start)
     if batch is not None:
         yield from (dataclasses.replace(batch.whole, parts=parts) for parts in batch.counts)
+
+
+def _least(plans: Sequence[Candidate]) -> list[Candidate]:
+    """The plans than which none before them is as fast and needs as little memory."""
+    found = list[Candidate]()
+    for plan in plans:
+        if not any(c.seconds <= plan.seconds and c.memory.peak_bytes <= plan.memory.peak_bytes for c in found):
+            found.append(plan)
+    return found
 
 
 class _Batch(NamedTuple):
