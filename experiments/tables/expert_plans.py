@@ -14,10 +14,9 @@ These stand-ins are in the column `expert saves`.
 
 An expert's plan is completed to every operation as in `unity_jax/search/experts.py`, with and without splitting
 activations between tensor-parallel blocks, with plain data parallelism or ZeRO-1, and on every mesh of its sizes; the
-best that fits counts; beside it the same on the program as the planner rewrites it. With context
-parallelism, which no such expert has, its layouts are pins: the batch is split over both axes, and so is the state; the
-planner decides the rest. Seconds of planning are those of the processor. The exit code tells whether the planner's plan is
-never slower.
+best that fits counts; beside it the same on the program as the planner rewrites it. With context parallelism, which no
+such expert has, its layouts are pins: the batch is split over both axes, and so is the state; the planner decides the
+rest. Seconds of planning are those of the processor. The exit code tells whether the planner's plan is never slower.
 """
 
 from __future__ import annotations
