@@ -114,10 +114,11 @@ def expert_plan(what: Mapping[str, str], machine: Machine) -> Candidate:
     rows, few = int(what["batch"]) // (sizes["data"] * sizes["fsdp"]), int(what["accumulates"])
     most = rows if LAYERS_INPUTS in what["offloads"].split() else few
     arguments = batch_arguments(program, RuleCache(), machine.num_devices)
-    at_once, plans = list(experts_plans(program, machine, sizes)), list[Candidate]()
+    at_once = {(c.seconds, c.memory.peak_bytes): c for c in experts_plans(program, machine, sizes)}.values()
+    plans = list[Candidate]()
     for parts in (n for n in range(few, most + 1) if rows % n == 0):
         how = Microbatch(arguments, parts, int(what["batch"]))
-        made = at_once if parts == 1 else [followed(plan, [how], follow) for plan in at_once]
+        made = list(at_once) if parts == 1 else [followed(plan, [how], follow) for plan in at_once]
         plans += made
         if not best(plans, limit).fits(limit):
             plans += [c for plan in made for c in chunking.by_chunks(plan, limit, follow)]

@@ -10,7 +10,7 @@ from tests.residuals import steps
 from tests.residuals.test_keep import scanned, unrolled
 from tests.residuals.test_pair import mlp, stack
 from unity_jax.plan.verify import verify_on
-from unity_jax.residuals import Keep, Recompute
+from unity_jax.residuals import Keep, Microbatch, Recompute
 
 LAYERS, ROWS, INNER = 6, 4096, 512
 OPTIONS = unity.Options(cache=None)
@@ -94,6 +94,19 @@ def test_as_much_is_kept_as_there_is_memory_for():
     plan = planned(step, *args, limit=limit)
     assert plan.fits and kinds(plan) == {Keep}
     assert written.predicted.step_seconds > plan.predicted.step_seconds >= free.predicted.step_seconds
+
+
+def test_what_checkpoints_would_compute_again_is_chosen_anew_within_a_limit():
+    """As if there were none: what microbatches leave memory for is not known before."""
+    step, *args = programs()["scanned checkpoints"]
+    as_written = {"machine": "cpu:1", "options": unity.Options(cache=None, checkpoint="keep")}
+    limit = 0.6 * planned(step, *args, **as_written).predicted.peak_bytes
+    obeyed = planned(step, *args, limit=limit, **as_written)
+    run = unity.auto_shard(step, mesh=jax.devices()[:1], memory_limit=limit, options=OPTIONS)
+    plan = run.plan(*args)
+    assert plan.fits and obeyed.fits and {Keep, Microbatch} <= kinds(plan) and Keep not in kinds(obeyed)
+    assert plan.predicted.step_seconds < 0.9 * obeyed.predicted.step_seconds
+    close(run(*args), jax.jit(step)(*args))
 
 
 @pytest.mark.parametrize("name", ["scanned checkpoints", "unrolled checkpoints"])
