@@ -171,10 +171,11 @@ def by_layers(
     """
     i = min((i for i, plan in made.items() if plan.fits(limit)), key=lambda i: made[i].seconds, default=-1)
     faster = [j for j, plan in made.items() if j < i and not plan.fits(limit) and _is_faster(plan, made[i])]
-    if not faster:
-        return
+    parts = start.program.parts
+    if not faster or (parts is None and any(op.times > 1 for op in start.program.graph.ops)):
+        return  # what is folded has its layers as one
     less = max(faster)
-    below, parts = made[less], start.program.parts
+    below = made[less]
     more = ways[i] if less < 0 else ways[i] - ways[less]
     count = parts.count if parts else layer_count(start.program.graph, more)
     few, enough, above, tries = 0, count, made[i], itertools.count()
