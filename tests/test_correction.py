@@ -27,8 +27,9 @@ def no_cache(monkeypatch):
     [
         ([(90, 95)], 0, 0),  # beyond the prediction, and within the limit
         ([(90, 120), (65, 80)], 1, 30),
-        ([(90, 120), (65, 110), (50, 100)], 2, 45),
-        ([(90, 120), (65, 110), (50, 105), (40, 101)], 3, 61),  # it is within no limit: the plan says so
+        ([(90, 101), (88, 103), (70, 99)], 2, 30),  # what was to save memory did not: twice as much
+        ([(90, 120), (65, 110), (50, 100)], 2, 50),  # needs too much by prediction, and does not as compiled
+        ([(95, 104), (88, 103), (70, 102), (60, 101)], 3, 41),  # it is within no limit: the plan says so
         ([(90, 120), (85, 99)], 1, 14),  # needs too much by prediction, and does not as compiled
         ([(90, 120), (85, 110), (60, 70)], 1, 25),  # no plan fits, and this one does not either
         ([(90, math.inf), (75, 85)], 1, 20),  # the compiler does not say how much
