@@ -72,17 +72,17 @@ def measure(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]
     if largest is None:
         return
     yield "kept", facts(*largest)
-    batch, tried = TIMES * largest[0], list[float]()
+    batch = TIMES * largest[0]
     whole = program(batch_size=batch)
     plan, _ = corrected(
         options.model,
         joint(whole, machine, limit),
         limit,
-        needs=lambda plan: tried.append(needs(plan)) or tried[-1],
+        needs=needs,
         predicted=lambda plan: plan.memory.peak_bytes,
         again=lambda margin: joint(whole, machine, max(limit - margin, 1.0)),
     )
-    yield "chosen", facts(batch, plan, tried[-1])
+    yield "chosen", facts(batch, plan, needs(plan))  # what has been compiled is known
 
 
 def verdict(rows: Sequence[Row]) -> str:
