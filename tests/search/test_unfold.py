@@ -52,3 +52,26 @@ def test_plans_and_rivals_of_a_second_signature_are_of_two_programs(monkeypatch:
         assert {len(c.program.rewrites) for c in (whole, *whole.rivals)} == {0, len(first.rewrites)}
         assert len(plan.rewrites) == len(whole.program.rewrites)
     assert not all(small.program.rewrites for small, _ in found[1:])  # rivals are rewritten, and it is not
+
+
+def test_what_a_folded_program_decides_is_done_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a problem of the whole is built, in which nothing but the layouts of results is left to choose."""
+    wide = Shape((1024, 1024), BF16)
+    asked, transferred = list[bool](), planner.transferred
+
+    def planned(to: Any) -> unity.Plan:
+        def noted(*of: Any) -> Any:
+            made = to(*of)
+            asked.append(made is not None)
+            return made
+
+        monkeypatch.setattr(planner, "transferred", noted)
+        arguments = ([wide] * 18, wide, wide), Shape((4096, 1024), BF16)
+        return unity.plan(step, *arguments, machine="h100:8", mesh=MESH, options=unity.Options(cache=None))
+
+    by_op, by_problem = planned(transferred), planned(lambda *_: None)
+    assert asked[:1] == [True] and asked[-1:] == [False]
+    assert by_op.predicted.step_seconds == pytest.approx(by_problem.predicted.step_seconds, rel=1e-4)
+    assert by_op.predicted.lower_bound_seconds == pytest.approx(by_problem.predicted.lower_bound_seconds)
+    specs = [[str(s.spec) for s in jax.tree.leaves(p.in_shardings)] for p in (by_op, by_problem)]
+    assert specs[0] == specs[1]
