@@ -17,7 +17,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -30,9 +30,6 @@ from unity_jax.residuals.loop import computed
 from unity_jax.residuals.pair import Pair, in_loops, innermost, pairs
 from unity_jax.residuals.turn import renamed
 from unity_jax.rewrite.sites import Kinds
-
-if TYPE_CHECKING:
-    from unity_jax.program import Program
 
 
 class Layers(NamedTuple):
@@ -57,7 +54,7 @@ class Parts:
     """
 
     count: int
-    apart: Callable[[Layers], tuple[Program, Mapping[Tensor, Tensor]]]
+    apart: Callable[[Layers], tuple[Any, Mapping[Tensor, Tensor]]]
 
 
 def cut(graph: Graph, layers: Layers) -> Change:
