@@ -111,7 +111,7 @@ def _cut(graph: Graph, layers: Layers) -> Change:
     for pair in filter(_can_be_cut, pairs(graph)):
         length = trips(pair.forward)
         first = layers.among(length)
-        if not 0 < first < length:
+        if not 1 < first < length - 1:  # of one iteration XLA makes no loop, and hoists what it computes
             continue
         ranges = _Range(0, first), _Range(first, length - first)
         if pair.forward.params["reverse"]:
