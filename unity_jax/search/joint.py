@@ -215,7 +215,7 @@ def _alone(
         return identity(other, machine, mesh).noting(lower_bound=bound)
 
     if not found.fits(most):
-        found = fitting([found], most, follow, lambda _: found, options.checkpoint == "keep")
+        found = fitting([found], most, follow, lambda _: found, list, options.checkpoint == "keep")
     return keeping(found, most, follow, microbatches) if options.checkpoint != "keep" else found
 
 
@@ -226,8 +226,14 @@ def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes], opt
     tried = planner.tried(meshes)
     free = min(planner.sketch(tried), key=lambda c: c.seconds)
     starts = [free] if free is found else [free, found]
-    again = options.checkpoint == "keep"
-    return fitting(starts, planner.limit, planner.following, lambda form: planner.like(form).plan(tried), again)
+
+    def plan(form: Program) -> Candidate:
+        return planner.like(form).plan(tried)
+
+    def beside() -> Sequence[Candidate]:
+        return planner.experts(free.mesh, (1 + LIMITS.alike) * free.seconds)
+
+    return fitting(starts, planner.limit, planner.following, plan, beside, options.checkpoint == "keep")
 
 
 def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:

@@ -2,8 +2,7 @@
 
 For every candidate mesh the planner builds the problem (`build`), solves it (`solver`) and turns the answer into a
 planned graph (`assemble`). The problem adds times up and so only proposes; the simulated time of the planned graph
-(`cost.timeline`) and its true peak memory decide. Expert plans are seeds: the result is never worse than any that fits,
-because each is simulated too unless its floor (`floors`) shows that it cannot win.
+(`cost.timeline`) and its true peak memory decide, of expert plans too, unless their `floors` show that they cannot win.
 """
 
 from __future__ import annotations
@@ -56,10 +55,7 @@ class Planner:
         self._proposals: dict[MeshAxes, Candidate] = {}
         self._experts: dict[tuple[MeshAxes, bool, bool], dict[str, np.ndarray]] = {}
         self._completions: defaultdict[MeshAxes, dict[Expert, np.ndarray]] = defaultdict(dict)
-        self._competed: set[MeshAxes] = set()
-        self._limited: set[MeshAxes] = set()
-        self._seeded: set[MeshAxes] = set()
-        self._sketched: set[MeshAxes] = set()
+        self._competed, self._limited, self._seeded, self._sketched = (set[MeshAxes]() for _ in range(4))
         self.held: dict[MeshAxes, Held] = {}
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._floors: dict[Built, Floors] = {}
@@ -190,6 +186,13 @@ class Planner:
         found: list[Candidate] = []
         self._compete(found, mesh)
         return found
+
+    def experts(self, mesh: MeshAxes, most: float) -> list[Candidate]:
+        """What experts would do on a mesh without a memory limit, as far as it may take less than so many seconds."""
+        built = self._problem(mesh)
+        seeds = self._completed(built, experts(mesh)).items()
+        made = (self._finish(built, x, True, name) for name, x in seeds if self.floor(built, x, most) < most)
+        return [plan for plan in made if plan.seconds < most]
 
     def _compete(self, found: list[Candidate], mesh: MeshAxes) -> None:
         """Add the planner's answer for one mesh, and the seeds that could be better than all that is there."""

@@ -44,13 +44,15 @@ def fitting(
     limit: float,
     follow: Follow,
     plan: Callable[[Program], Candidate],
+    beside: Callable[[], Sequence[Candidate]],
     checkpoints: bool,
 ) -> Candidate:
     """The fastest plan that fits of those that need less memory than some that do not; else that which needs least.
 
     **Arguments:** `starts`: plans of a program as it is: the fastest, and that which needs least memory; `follow` makes
-    plans of other forms of it that do the same, and `plan` the best one of such a form; `checkpoints`: whether what the
-    user's `jax.checkpoint` has computed again must be.
+    plans of other forms of it that do the same, and `plan` the best one of such a form; `beside`: other plans of it on
+    the mesh of the first, nearly as fast; `checkpoints`: whether what the user's `jax.checkpoint` has computed again
+    must be.
     """
     progress.stage("what needs less memory")
     first, *others = starts
@@ -65,6 +67,9 @@ def fitting(
     if not checkpoints:
         made += ways.of(keeping(first, math.inf, follow), best(made, limit))
     now = best(made, limit)
+    if now.fits(limit) and now.mesh == first.mesh and now.program.savings:
+        made += [followed(other, now.program.savings, follow) for other in beside()]
+        now = best(made, limit)
     forms = [c.program for c in (now, *_nearly(made, now, limit)) if c.program.savings]
     found = best([now, *map(plan, forms)], limit)
     return found.noting(searched=found.searched + Searched(entire=tuple(ways.entire)))
