@@ -134,12 +134,11 @@ def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> 
 
 
 def as_published(what: Mapping[str, str]) -> Program:
-    """The program of a published plan by what its layers compute again; unrolled, if those are some: scanned, their
-    weights would be cut out of the others'."""
+    """The program of a published plan by what its layers compute again. If those are some, the others' weights are cut
+    out of the stacked ones: unrolled, layers with `jax.checkpoint` have no microbatches."""
     remat: Remat = {"full": True, "none": False}.get(what["remat"], what["remat"])
-    few = isinstance(remat, str) and remat.isdigit()
-    layers: dict[str, Any] = {"remat": int(remat), "scan": False} if few else {"remat": remat}
-    return program_of(what["model"], what["size"], **sizes_of(what), **layers)
+    remat = int(remat) if isinstance(remat, str) and remat.isdigit() else remat
+    return program_of(what["model"], what["size"], **sizes_of(what), remat=remat, scan=what["remat"] != "0")
 
 
 def experts_plans(program: Program, machine: Machine, sizes: Mapping[str, int]) -> Iterator[Candidate]:
