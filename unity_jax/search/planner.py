@@ -189,7 +189,7 @@ class Planner:
 
     def experts(self, mesh: MeshAxes, most: float) -> list[Candidate]:
         """What experts would do on a mesh without a memory limit, as far as it may take less than so many seconds."""
-        built = self._problem(mesh)
+        built = self.problem(mesh)
         seeds = self._completed(built, experts(mesh)).items()
         made = (self._finish(built, x, True, name) for name, x in seeds if self.floor(built, x, most) < most)
         return [plan for plan in made if plan.seconds < most]
