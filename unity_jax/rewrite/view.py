@@ -34,10 +34,13 @@ class Outline:
     args: frozenset[Outline]
 
 
-@functools.cache
 def outline(term: Term) -> Outline:
     """The outline of a term that is no variable."""
-    return _outline(term.op, frozenset(outline(a) for a in term.args if a.op))
+    known = term.__dict__  # as of a cached property: every match asks
+    if "outline" not in known:
+        known["outline"] = _outline(term.op, frozenset(outline(a) for a in term.args if a.op))
+    found: Outline = known["outline"]
+    return found
 
 
 _outline = functools.cache(Outline)

@@ -70,7 +70,7 @@ class Messages:
             if other != axis:
                 place = int(other > axis)
                 rest = (1,) * (table.ndim - 1 - place)
-                table = (table - given[other].reshape(-1, *rest)).min(axis=place)
+                table = np.minimum.reduce(table - given[other].reshape(-1, *rest), axis=place)
         return table - given[axis]
 
     def sweep(self, backward: bool) -> float:
