@@ -200,11 +200,8 @@ class Planner:
         solved, own = self._solved(mesh), self._proposed(mesh)
         found.append(own)
         took_part = {m for m, plan in self._proposals.items() if any(c is plan for c in found)}
-        others = {
-            f"search on ({m})": x
-            for m, x in solved.lifted.items()
-            if m not in took_part and not np.array_equal(x, solved.assignment)
-        }
+        lifted = {m: x for m, x in solved.lifted.items() if m not in took_part}
+        others = {f"search on ({m})": x for m, x in lifted.items() if not np.array_equal(x, solved.assignment)}
         self._contend(found, solved.built, True, others)
         if self.rivals or best(found, self.limit).seconds > least_seconds(solved.built):
             near = best(found, self.limit).fits(self.limit) and not self.rivals
