@@ -3,7 +3,7 @@
     print(plan.verify("v5e:2x4"))
     train_step compiled for v5e:2x4: mesh (x=2, y=4)
       lowered  50 collectives, exactly as planned
-      memory   588.4 MiB per device, 0.97x the predicted 606 MiB, within the limit of 14.9 GiB
+      memory   588.4 MiB per device, 0.97x the predicted 606 MiB, within the limit of 15.8 GiB
            = 488 MiB arguments + 484 MiB results - 484 MiB in place + 100.4 MiB temporaries
       compute  4.61 ms by the compiler's own estimate, 1.03x the predicted 4.5 ms
            = 6.92e+06 cycles at 1.5 GHz of 91 instructions; 15 more have no estimate
