@@ -34,7 +34,8 @@ and backward; for the eight products of a ring it casts once."""
 _CACHED = 1 / 16
 """Operands of no more than this part of a result are read from a cache, as are the numbers that stand for rows."""
 _CACHE_READ = 0.1
-"""What reading such an operand takes XLA:GPU in its own estimate, as a part of reading the result from memory."""
+"""What reading such an operand takes XLA:GPU in its own estimate, as a part of reading the result from memory. It
+counts where as many kernels read it as a function is that is written out."""
 _WRITTEN_OUT = {"erfc": 29}
 """How many kernels read the operand of a function that is written out in simpler ops before XLA:GPU fuses any
 (StableHLO's `erfc` of float32), when it decides whether they compute what they read
@@ -225,7 +226,7 @@ class _Absorber:
         cast = self.fusing.grows and op.name == "convert_element_type"
         if cast and not kept and op not in self.at_hand and any(c.name in REDUCTIONS for c in used):
             return False  # the reduction writes it for the others
-        if kept and self._grows(op, len({*used})):
+        if kept and self._grows(op, {*used}):
             return False
         if len(used) == 1 and not kept:
             return True
@@ -236,8 +237,7 @@ class _Absorber:
         apart = self.fusing.repeats and any(c not in self.found.loops for c in used)  # no kernel joins the readers
         if not (apart or not self._is_costly(op, used) or (self.fusing.grows and self._scales(op))):
             return False
-        readers = sum(_WRITTEN_OUT.get(c.name, 1) for c in {*used})
-        return not self._grows(op, readers) or (self.fusing.grows and all(c.name == "dot_general" for c in used))
+        return not self._grows(op, {*used}) or (self.fusing.grows and all(c.name == "dot_general" for c in used))
 
     def _is_costly(self, op: Op, used: Sequence[Op]) -> bool:
         """Whether it is a function that is computed once. So is, on TPU, an activation where what is computed of it is
@@ -251,8 +251,8 @@ class _Absorber:
         by = self.graph.producer.get(op.inputs[1]) if op.name == "div" else None
         return by is not None and by.name == "broadcast_in_dim"
 
-    def _grows(self, op: Op, readers: int) -> bool:
-        """Whether more bytes move if every reader computes it from what is above.
+    def _grows(self, op: Op, used: Set[Op]) -> bool:
+        """Whether more bytes move if all that use it compute it from what is above.
 
         XLA:GPU weighs all that moves: either every reader reads the operands, or one kernel does and writes the result,
         which the readers read.
@@ -260,7 +260,9 @@ class _Absorber:
         above, made = self._above(op), sum(t.nbytes for t in op.outputs)
         if not self.fusing.repeats:
             return sum(t.nbytes for t in above) > made
-        taken = sum(t.nbytes if t.nbytes > made * _CACHED else _CACHE_READ * made for t in above if t.shape)
+        readers = sum(_WRITTEN_OUT.get(c.name, 1) for c in used)
+        cached = _CACHE_READ * made if readers > len(used) else 0.0
+        taken = sum(t.nbytes if t.nbytes > made * _CACHED else cached for t in above if t.shape)
         return taken * readers > taken + made + made * readers
 
     def _takes(self, consumer: Op, producer: Op) -> bool:
