@@ -24,7 +24,7 @@ from experiments.tables import (
     unity_table,
     zoo_table,
 )
-from experiments.validation import against_jit, agreement, confirmed, limits, limits_on_gpu, on_gpu, ranking
+from experiments.validation import against_jit, agreement, batches, confirmed, limits, limits_on_gpu, on_gpu, ranking
 from experiments.validation.compiled import SETS, TOPOLOGIES
 
 RESULTS = ROOT / "experiments" / "results"
@@ -239,6 +239,13 @@ SECTIONS = (
         "limits.csv",
         limits.verdict,
         lambda rows: [limits.table(rows), limits.verdict(rows)],
+    ),
+    Section(
+        "Twice the batch in the same memory, as Tempo",
+        batches,
+        "batches.csv",
+        batches.verdict,
+        lambda rows: [batches.table(rows), batches.verdict(rows)],
     ),
     Section(
         "The solver on published problems",
