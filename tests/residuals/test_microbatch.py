@@ -75,18 +75,6 @@ def test_loops_over_layers_are_within_the_loop_over_microbatches():
     assert [op.params["length"] for op in loop(changed).bodies[0].ops if op.name == "scan"] == [3, 3]
 
 
-def test_the_barriers_of_checkpointed_layers_let_weights_pass_outside():
-    def checkpointed(params, x):
-        for v, w in params:
-            x = x + jax.checkpoint(lambda x, v, w: jnp.tanh(jax.nn.gelu(x @ v) @ w))(x, v, w)
-        return (x**2).mean()
-
-    changed = check(checkpointed, (steps.parameters(), steps.batch()), {1}, 4)
-    for graph, inside in ((changed.graph, False), (loop(changed).bodies[0], True)):
-        barriers = [op for op in graph.ops if op.name == "optimization_barrier"]
-        assert barriers and all((t.shape[0] == 4) is inside for op in barriers for t in op.outputs)
-
-
 def test_random_bits_within_loops_over_layers_are_those_of_the_whole_batch():
     def dropped(params, x, key):
         def layer(x, now):

@@ -13,7 +13,6 @@ https://arxiv.org/abs/1811.06965; Mist, section 4, https://arxiv.org/abs/2503.19
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -40,39 +39,19 @@ def microbatched(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: i
     **Arguments:** `arguments`: those that hold rows of the batch, each with the dimension that they are.
     **Raises:** `NoRegionError` with the line that needs the whole batch in the middle.
     """
-    rows, size = _rows(graph, arguments, parts)
-    graph = _barriers_apart(graph, rows)
-    region = _region(graph, rows, size, parts)
+    region = _region(graph, arguments, parts)
     source = max((op for op in region.ops if op.name in PRODUCTS), key=lambda op: op.outputs[0].nbytes, default=None)
     return looped(graph, region, parts, source or region.ops[0])
 
 
-def _rows(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: int) -> tuple[dict[Tensor, int], int]:
-    """What has rows, as which dimension, and how many there are."""
+def _region(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: int) -> Region:
     sizes = {t.shape[d] for t, d in arguments}
     if len(sizes) != 1 or parts < 2 or min(sizes) % parts:
         raise NoRegionError
     (size,) = sizes
     found = Paths(graph, rule_of).everywhere(arguments)
     whole = ((t, d) for (t, d), major in found.items() if major == 1 and t.shape[d] % size == 0)
-    return dict(whole), size  # of others no part is a block of rows
-
-
-def _barriers_apart(graph: Graph, rows: Mapping[Tensor, int]) -> Graph:
-    """The graph whose barriers, as those of `jax.checkpoint`, let what has rows pass for itself, and in the loop, and
-    the rest, as weights, for itself."""
-    ops = list[Op]()
-    for op in graph.ops:
-        passed = [*zip(op.inputs, op.outputs, strict=True)] if op.name == "optimization_barrier" else []
-        sides = [[pair for pair in passed if (pair[1] in rows) is side] for side in (False, True)]
-        if all(sides):
-            ops += [dataclasses.replace(op, inputs=i, outputs=o) for i, o in (zip(*s, strict=True) for s in sides)]
-        else:
-            ops.append(op)
-    return Graph(graph.inputs, graph.outputs, ops)
-
-
-def _region(graph: Graph, rows: Mapping[Tensor, int], size: int, parts: int) -> Region:
+    rows = dict(whole)  # of others no part is a block of rows
     largest = max((t.nbytes for t in rows), default=0)
     walk = _Walk(graph, rows, parts, SMALL * largest)
     walk.through()
