@@ -22,7 +22,7 @@ from unity_jax.xla.traffic import Traffic
 MESH, MACHINE = MeshAxes(("x",), (1,)), Machine.preset("h100:1")
 N = 64 * 64 * 4
 TUPLE = 2**14
-"""Bytes of a tuple on a TPU. They are not alive in the eyes of the compiler, and so count twice."""
+"""Bytes of a tuple on a TPU. They are not alive in the eyes of the compiler, and so count twice in what it reports."""
 
 
 def f32(*dims):
