@@ -27,6 +27,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
 from unity_jax.plan.value import PlanValue
 from unity_jax.program import Program
+from unity_jax.residuals.pair import loops
 from unity_jax.text import columns, render, short_source, size
 from unity_jax.xla.buffer_assignment import live_ranges
 from unity_jax.xla.module import Buffer, Module
@@ -206,10 +207,9 @@ def _added_up(graph: Graph) -> dict[Tensor, Op]:
     """What loops add up that run forward and backward in each iteration (of microbatches, of chunks of a loss), before
     them and after, and which loop does."""
     found = dict[Tensor, Op]()
-    for op in graph.ops:
-        if op.name == "scan" and len({inner.backward for inner in op.bodies[0].ops}) == 2:
-            roles = Scan.of(op.params)
-            found.update(dict.fromkeys((*op.inputs[roles.carried], *op.outputs[roles.last]), op))
+    for op in loops(graph):
+        roles = Scan.of(op.params)
+        found.update(dict.fromkeys((*op.inputs[roles.carried], *op.outputs[roles.last]), op))
     return found
 
 
