@@ -36,6 +36,14 @@ def threefry(key: tuple[jax.Array, jax.Array], high: jax.Array, low: jax.Array) 
     return x ^ y
 
 
+def product(a: jax.Array, b: int) -> tuple[jax.Array, jax.Array]:
+    """The upper and the lower word of the product of uint32 numbers, each of less than 32 bits."""
+    high, low, half = a >> 16, a & 0xFFFF, jnp.uint32(16)
+    over = high * jnp.uint32(b & 0xFFFF) + (low * jnp.uint32(b & 0xFFFF) >> half)
+    more = low * jnp.uint32(b >> 16) + (over & 0xFFFF)
+    return high * jnp.uint32(b >> 16) + (over >> half) + (more >> half), a * jnp.uint32(b)
+
+
 def is_kept(bits: jax.Array, keep: float) -> jax.Array:
     """`jax.random.bernoulli(key, keep)` of these bits: a float32 of their upper ones is below `keep`."""
     drawn = lax.shift_right_logical(bits, jnp.uint32(32 - MANTISSA)).astype(jnp.int32)

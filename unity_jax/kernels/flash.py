@@ -4,7 +4,7 @@
     dq, dk, dv = backward(spec, x, found, cotangent, "tpu")
 
 Scores of a block of keys and a block of queries are computed where they are needed, and again in the backward pass from
-the logarithm of each row's sum (FlashAttention-2, Dao 2023, https://arxiv.org/abs/2307.08691). They lie with keys along
+what is known of each query (FlashAttention-2, Dao 2023, https://arxiv.org/abs/2307.08691). They lie with keys along
 rows: what is known of each query is one row then, which broadcasts at no cost along the sublanes of a TPU. Dropped are
 the same probabilities as by `jax.random.bernoulli` on the array of all of them (`bits`); which are kept is drawn once,
 and a bit each.
@@ -34,8 +34,8 @@ Refs = Mapping[str, Any]
 Platform = Literal["tpu", "gpu", "cpu"]
 """For what kernels are compiled; on CPUs they are interpreted."""
 
-HIDDEN = -0.7 * float(jnp.finfo(jnp.float32).max)
-"""The score of a key that no query may see: its probability is zero, and no difference of two of these overflows."""
+LEAST = float(jnp.finfo(jnp.float32).min)
+"""The score of a key that a mask hides, if nothing else is said: where all are hidden, all are alike."""
 
 LANES = 128
 """What blocks are multiples of."""
@@ -44,7 +44,8 @@ AXES = {
     **dict.fromkeys(("q", "output", "cotangent", "dq"), "bhqf"),
     **dict.fromkeys(("k", "v", "dk", "dv"), "bgkf"),
     **dict.fromkeys(("bias", "mask"), "bhkq"),
-    **dict.fromkeys(("lse", "delta"), "bh1q"),
+    "sums": "bhsq",
+    "delta": "bh1q",
     "kept": "bhwq",
 }
 """How arrays lie: batch, heads, groups of heads that share keys, queries, keys or words of them, features."""
@@ -64,16 +65,16 @@ class Spec:
     scale: float = 1.0
     causal: bool = False
     keep: float = 1.0
-    fill: float = HIDDEN
+    fill: float = LEAST
 
 
 class Operands(NamedTuple):
     """What an attention reads.
 
-    **Fields:** `q`: [batch, heads, queries, features]; `k`, `v`: [batch, groups, keys, features], heads being a multiple
-    of groups; `bias`, which is added to the scaled scores, and `mask`, true where a key is seen: [batch, heads, queries,
-    keys], where any of the first three may be 1; `seeds`: of dropout, uint32 [batch, heads, 4]: the words of its key,
-    and those of the index that a head's first probability has in the array of all.
+    **Fields:** `q`: [batch, heads, queries, features]; `k`, `v`: [batch, groups, keys, features], heads being a
+    multiple of groups; `bias`, which is added to the scaled scores, and `mask`, true where a key is seen:
+    [batch, heads, queries, keys], where any of the first three may be 1; `seeds`: of dropout, uint32 [batch, heads, 4]:
+    the words of its key, and those of the index that a head's first probability has in the array of all.
     """
 
     q: Any
@@ -98,13 +99,14 @@ BLOCKS: Mapping[Platform, Blocks] = {"tpu": Blocks(512, 512), "gpu": Blocks(64, 
 class Residuals(NamedTuple):
     """What the backward pass reads of the forward pass.
 
-    **Fields:** `output`: [batch, heads, queries, features of v]; `lse`: of each query the logarithm of the sum of its
-    exponentials, float32 [batch, heads, 1, queries]; `kept`: by dropout, a bit each, uint32
+    **Fields:** `output`: [batch, heads, queries, features of v]; `sums`: of each query its largest score, and the sum
+    of the exponentials of how its scores differ from that, float32 [batch, heads, 2, queries]: their logarithms added
+    up would not tell a mask's large negative scores apart; `kept`: by dropout, a bit each, uint32
     [batch, heads, words, queries].
     """
 
     output: jax.Array
-    lse: jax.Array
+    sums: jax.Array
     kept: jax.Array | None
 
 
@@ -113,12 +115,12 @@ def forward(spec: Spec, x: Operands, platform: Platform, blocks: Blocks | None =
     (batch, heads, queries, _), sizes = x.q.shape, _Sizes.of(x, platform, blocks)
     results = {
         "output": jax.ShapeDtypeStruct((batch, heads, queries, x.v.shape[-1]), x.q.dtype),
-        "lse": jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32),
+        "sums": jax.ShapeDtypeStruct((batch, heads, 2, queries), jnp.float32),
     }
     if spec.keep < 1:
-        results["kept"] = jax.ShapeDtypeStruct((batch, heads, sizes.whole("w"), queries), jnp.uint32)
+        results["kept"] = jax.ShapeDtypeStruct((batch, heads, -(-sizes.keys // WORD), queries), jnp.uint32)
     found = sizes.call(_forward, spec, "q", _lying(x), results)
-    return Residuals(found["output"], found["lse"], found.get("kept"))
+    return Residuals(found["output"], found["sums"], found.get("kept"))
 
 
 def backward(
@@ -126,7 +128,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The cotangents of `q`, `k` and `v`, of what `forward` found and the cotangent of its output."""
     delta = jnp.sum(found.output.astype(jnp.float32) * cotangent.astype(jnp.float32), axis=-1)[:, :, None]
-    given = {**_lying(x), "cotangent": cotangent.astype(x.q.dtype), "lse": found.lse, "delta": delta}
+    given = {**_lying(x), "cotangent": cotangent.astype(x.q.dtype), "sums": found.sums, "delta": delta}
     given |= {} if found.kept is None else {"kept": found.kept}
     given.pop("seeds", None)
     sizes, results = _Sizes.of(x, platform, blocks), {f"d{of}": _like(getattr(x, of)) for of in "qkv"}
@@ -203,11 +205,13 @@ class _Sizes(NamedTuple):
         return {of: found[of][tuple(map(slice, t.shape))] for of, t in results.items()}
 
     def _shape(self, of: str, t: Any) -> tuple[int, ...]:
+        shared = of in ("bias", "mask")  # by all, where there is one
         axes = zip(AXES[of], t.shape, strict=True)
-        return tuple(self.whole(axis) if axis in "qkw" and n > 1 else n for axis, n in axes)
+        return tuple(self.whole(axis) if axis in "qkw" and not (shared and n == 1) else n for axis, n in axes)
 
     def _padded(self, of: str, t: jax.Array) -> jax.Array:
-        return jnp.pad(t, [(0, n - m) for n, m in zip(self._shape(of, t), t.shape, strict=True)])
+        by = [(0, n - m) for n, m in zip(self._shape(of, t), t.shape, strict=True)]
+        return jnp.pad(t, by, constant_values=int(of == "sums"))  # what is divided by
 
     def _block(self, of: str, t: Any, along: str) -> pl.BlockSpec:
         """What a program reads or writes of an array."""
@@ -252,7 +256,7 @@ def _forward(spec: Spec, sizes: _Sizes, x: Refs, out: Refs) -> None:
     q, row, here = x["q"][0, 0], jnp.zeros((1, sizes.blocks.queries), jnp.float32), _program()
 
     def step(j: Any, known: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        (most, total, sums), at = known, _seen(sizes, here, j)
+        (most, total, output), at = known, _seen(sizes, here, j)
         s = _scores(spec, sizes, x, q, x["k"][0, 0, at.keys], at)
         now = jnp.maximum(most, jnp.max(s, axis=0, keepdims=True))
         p, less = jnp.exp(s - now), jnp.exp(most - now)
@@ -261,22 +265,22 @@ def _forward(spec: Spec, sizes: _Sizes, x: Refs, out: Refs) -> None:
             kept = _drawn(spec, sizes, x["seeds"], at)
             out["kept"][0, 0, at.words] = _packed(kept)
             p = jnp.where(kept, p, 0.0)
-        return now, total, sums * less + _product(v, p.astype(v.dtype), 0, 0)
+        return now, total, output * less + _product(v, p.astype(v.dtype), 0, 0)
 
-    start = row + HIDDEN, row, jnp.zeros((x["v"].shape[-1], row.shape[1]), jnp.float32)
-    most, total, sums = lax.fori_loop(0, _last(spec, sizes, here), step, start)
-    out["output"][0, 0] = (sums / (total * spec.keep)).T.astype(out["output"].dtype)
-    out["lse"][0, 0] = most + jnp.log(total)
+    start = row + LEAST, row, jnp.zeros((x["v"].shape[-1], row.shape[1]), jnp.float32)
+    most, total, output = lax.fori_loop(0, _last(spec, sizes, here), step, start)
+    out["output"][0, 0] = (output / (total * spec.keep)).T.astype(out["output"].dtype)
+    out["sums"][0, 0, :1], out["sums"][0, 0, 1:] = most, total
 
 
 def _backward_queries(spec: Spec, sizes: _Sizes, x: Refs, out: Refs) -> None:
-    q, cotangent, lse, delta = (x[of][0, 0] for of in ("q", "cotangent", "lse", "delta"))
+    q, cotangent, sums, delta = (x[of][0, 0] for of in ("q", "cotangent", "sums", "delta"))
     here = _program()
 
     def step(j: Any, dq: Any) -> Any:
         at = _seen(sizes, here, j)
         k, v = x["k"][0, 0, at.keys], x["v"][0, 0, at.keys]
-        p = jnp.exp(_scores(spec, sizes, x, q, k, at) - lse)
+        p = _probabilities(_scores(spec, sizes, x, q, k, at), sums)
         (dp,) = _kept(spec, x, at, _product(v, cotangent, 1, 1))
         return dq + _product((p * (dp - delta)).astype(k.dtype), k, 0, 0)
 
@@ -295,8 +299,8 @@ def _backward_keys(spec: Spec, sizes: _Sizes, x: Refs, out: Refs) -> None:
             (dk, dv), rows = known, pl.ds(i * queries, queries)
             at = _At(head, rows, slice(None), slice(None), (batch, group * sizes.heads + head), i * queries, key)
             q, cotangent = x["q"][0, head, rows], x["cotangent"][0, head, rows]
-            lse, delta = x["lse"][0, head, :, rows], x["delta"][0, head, :, rows]
-            p = jnp.exp(_scores(spec, sizes, x, q, k, at) - lse)
+            sums, delta = x["sums"][0, head, :, rows], x["delta"][0, head, :, rows]
+            p = _probabilities(_scores(spec, sizes, x, q, k, at), sums)
             kept, dp = _kept(spec, x, at, p, _product(v, cotangent, 1, 1))
             dv += _product(kept.astype(v.dtype), cotangent, 1, 0)
             return dk + _product((p * (dp - delta)).astype(q.dtype), q, 1, 0), dv
@@ -333,8 +337,12 @@ def _scores(spec: Spec, sizes: _Sizes, x: Refs, q: Any, k: Any, at: _At) -> Any:
     if spec.causal or sizes.keys != sizes.whole("k"):
         query, key = _places(s.shape, at)
         seen = key < sizes.keys
-        s = jnp.where(seen & (key <= query) if spec.causal else seen, s, HIDDEN)
+        s = jnp.where(seen & (key <= query) if spec.causal else seen, s, -jnp.inf)
     return s
+
+
+def _probabilities(scores: Any, sums: Any) -> Any:
+    return jnp.exp(scores - sums[:1]) * (1 / sums[1:])
 
 
 def _tile(ref: Any, at: _At) -> Any:

@@ -9,6 +9,7 @@ Importing this package fills the registry, from the modules of `FAMILIES`.
 """
 
 from unity_jax.ops import (
+    attention,
     constraint,
     contraction,
     convolution,
@@ -27,6 +28,7 @@ from unity_jax.ops.rules import rule_of
 from unity_jax.ops.strategies import strategies
 
 FAMILIES = (
+    attention,
     constraint,
     contraction,
     convolution,

@@ -31,7 +31,7 @@ NARROWED_THROUGH = _REORDERS | {"reshape", "squeeze", "copy"}
 """What bf16 propagation looks through."""
 ROW_PRESERVING = frozenset("reshape optimization_barrier copy".split())
 """Those that leave the rows of an array as they lie."""
-IN_PLACE_NEVER = PRODUCTS | {"gather", "sort", "all_to_all"}
+IN_PLACE_NEVER = PRODUCTS | {"gather", "sort", "all_to_all", "attention", "attention_back"}
 """Kernels that cannot write over what they read."""
 
 
