@@ -10,9 +10,11 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from unity_jax.cost.attention import attention_seconds
 from unity_jax.cost.products import grouping_bytes, is_kernel_gradient, matrix_seconds, strided_bytes, strip_elements
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import WIDTH, stored_bytes, turning_bytes
+from unity_jax.ops.attention import OPS
 from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
 from unity_jax.ops.rule import Shard
 from unity_jax.xla.dots import is_vector_product, split
@@ -72,6 +74,8 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return Work()  # scalar arithmetic: far below a kernel's start, and fused
     memory, chip, turned = _traffic(shard, device, use)
+    if op.name in OPS:
+        return Work(attention_seconds(shard, device), 0.0, 0.0, memory, chip, 0.0, turned, launches)
     swept = _sweep(shard, device, use) + _addressing(shard, device, use)
     if _is_elementwise(shard, device) or (op.name not in PRODUCTS and not use.rides):
         vector = shard.flops / device.flops_per_second("vector")

@@ -16,6 +16,7 @@ and loops over their queries; of what a causal mask hides it computes nothing.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -154,10 +155,9 @@ def _like(t: jax.Array) -> jax.ShapeDtypeStruct:
 ALONG = {"q": "q", "k": "kw"}
 """What is cut into blocks where queries are, and where keys are."""
 
-PARAMETERS: Mapping[Platform, Any] = {
-    "tpu": pltpu.CompilerParams(dimension_semantics=("parallel",) * 3, vmem_limit_bytes=100 * 2**20),
-    "gpu": plgpu.CompilerParams(num_warps=4, num_stages=2),
-}
+VMEM = 2**25
+"""Bytes on the chip that a TPU's kernel may take in any case, for what its steps compute."""
+
 
 class _Sizes(NamedTuple):
     """**Fields:** `heads`: how many share keys; `queries`, `keys`: of a head; `blocks`: at most all of them."""
@@ -200,9 +200,17 @@ class _Sizes(NamedTuple):
             out_specs={of: self._block(of, t, along) for of, t in shapes.items()},
             out_shape=shapes,
             interpret=self.platform == "cpu",
-            compiler_params=PARAMETERS.get(self.platform),
+            compiler_params=self._parameters(padded | shapes, along),
         )(padded)
         return {of: found[of][tuple(map(slice, t.shape))] for of, t in results.items()}
+
+    def _parameters(self, arrays: Mapping[str, Any], along: str) -> Any:
+        """What compilers are told: on TPUs what is read and written is on the chip, and what the next program reads."""
+        if self.platform != "tpu":
+            return plgpu.CompilerParams(num_warps=4, num_stages=2) if self.platform == "gpu" else None
+        blocks = [(self._part(of, t, along), t.dtype.itemsize) for of, t in arrays.items() if of in AXES]
+        held = sum(itemsize * math.prod(s[:-1]) * _whole(s[-1], LANES) for s, itemsize in blocks)
+        return pltpu.CompilerParams(dimension_semantics=("parallel",) * 3, vmem_limit_bytes=VMEM + 2 * held)
 
     def _shape(self, of: str, t: Any) -> tuple[int, ...]:
         shared = of in ("bias", "mask")  # by all, where there is one
@@ -217,16 +225,18 @@ class _Sizes(NamedTuple):
         """What a program reads or writes of an array."""
         if of == "seeds":
             return pl.BlockSpec(memory_space=None if self.platform == "gpu" else pltpu.SMEM)
-        group = 1 if along == "q" else self.heads
-        size = {"b": 1, "h": group, "g": 1, **{axis: self.whole(axis) for axis in "qkw"}}
-        size |= {"q": self.blocks.queries} if along == "q" else {"k": self.blocks.keys, "w": self.blocks.keys // WORD}
-        shape = tuple(min(size.get(axis, n), n) for axis, n in zip(AXES[of], t.shape, strict=True))
-
         def index(b: Any, h: Any, i: Any) -> tuple[Any, ...]:
             at = {"b": b, "h": h, "g": h // self.heads if along == "q" else h} | dict.fromkeys(ALONG[along], i)
             return tuple(at.get(axis, 0) if n > 1 else 0 for axis, n in zip(AXES[of], t.shape, strict=True))
 
-        return pl.BlockSpec(shape, index)
+        return pl.BlockSpec(self._part(of, t, along), index)
+
+    def _part(self, of: str, t: Any, along: str) -> tuple[int, ...]:
+        """The shape of what a program reads or writes of an array."""
+        group = 1 if along == "q" else self.heads
+        size = {"b": 1, "h": group, "g": 1, **{axis: self.whole(axis) for axis in "qkw"}}
+        size |= {"q": self.blocks.queries} if along == "q" else {"k": self.blocks.keys, "w": self.blocks.keys // WORD}
+        return tuple(min(size.get(axis, n), n) for axis, n in zip(AXES[of], t.shape, strict=True))
 
 
 def _whole(n: int, block: int) -> int:
@@ -274,7 +284,8 @@ def _forward(spec: Spec, sizes: _Sizes, x: Refs, out: Refs) -> None:
 
 
 def _backward_queries(spec: Spec, sizes: _Sizes, x: Refs, out: Refs) -> None:
-    q, cotangent, sums, delta = (x[of][0, 0] for of in ("q", "cotangent", "sums", "delta"))
+    q, cotangent, delta = (x[of][0, 0] for of in ("q", "cotangent", "delta"))
+    sums = _sums(x, 0, slice(None))
     here = _program()
 
     def step(j: Any, dq: Any) -> Any:
@@ -299,8 +310,8 @@ def _backward_keys(spec: Spec, sizes: _Sizes, x: Refs, out: Refs) -> None:
             (dk, dv), rows = known, pl.ds(i * queries, queries)
             at = _At(head, rows, slice(None), slice(None), (batch, group * sizes.heads + head), i * queries, key)
             q, cotangent = x["q"][0, head, rows], x["cotangent"][0, head, rows]
-            sums, delta = x["sums"][0, head, :, rows], x["delta"][0, head, :, rows]
-            p = _probabilities(_scores(spec, sizes, x, q, k, at), sums)
+            p = _probabilities(_scores(spec, sizes, x, q, k, at), _sums(x, head, rows))
+            delta = x["delta"][0, head, :, rows]
             kept, dp = _kept(spec, x, at, p, _product(v, cotangent, 1, 1))
             dv += _product(kept.astype(v.dtype), cotangent, 1, 0)
             return dk + _product((p * (dp - delta)).astype(q.dtype), q, 1, 0), dv
@@ -341,8 +352,13 @@ def _scores(spec: Spec, sizes: _Sizes, x: Refs, q: Any, k: Any, at: _At) -> Any:
     return s
 
 
-def _probabilities(scores: Any, sums: Any) -> Any:
-    return jnp.exp(scores - sums[:1]) * (1 / sums[1:])
+def _sums(x: Refs, head: int, queries: Any) -> tuple[Any, Any]:
+    return x["sums"][0, head, :1, queries], x["sums"][0, head, 1:, queries]
+
+
+def _probabilities(scores: Any, sums: tuple[Any, Any]) -> Any:
+    most, total = sums
+    return jnp.exp(scores - most) * (1 / total)
 
 
 def _tile(ref: Any, at: _At) -> Any:

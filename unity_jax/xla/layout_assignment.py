@@ -6,8 +6,8 @@ XLA:TPU stores arrays in tiles and pads two dimensions to them; which two depend
   so for a batched product; what others write lies as pads it least;
 - of a grouped convolution the features of one group and the batch, so that a group of eight features and a batch of 32
   take four times their size;
-- the rows of a table that is gathered from or scattered to. The array as it enters or leaves the program is not stored
-  so, hence the kernels that read or write it work on a copy.
+- the rows of a table that is gathered from or scattered to, and of what a kernel reads and makes. The array as it
+  enters or leaves the program is not stored so, hence the kernels that read or write it work on a copy.
 
 XLA:GPU pads nothing.
 """
@@ -18,6 +18,7 @@ import math
 
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import stored_bytes
+from unity_jax.ops.attention import OPS
 from unity_jax.ops.indexing import addresses_rows
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
@@ -95,6 +96,8 @@ class Storage:
             by_row = table.rank == 2 or table in addressed(op)  # however many dimensions number the rows
             if by_row and self.rows(table) > stored_bytes(self.device, self.local(table), table.itemsize):
                 self.tables.add(table.shape)
+        elif op.name in OPS:
+            self.tables.update(t.shape for t in addressed(op) if self.rows(t) > self.outside(t))
         elif op.name == "dot_general":
             _, (lhs, rhs) = op.params["dimension_numbers"]
             batched = (lhs, rhs, range(len(lhs))) if lhs else ()

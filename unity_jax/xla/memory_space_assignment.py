@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from unity_jax.machine.device import Device
+from unity_jax.ops.attention import OPS
 from unity_jax.xla.module import Buffer, Instruction, Module
 
 B = TypeVar("B", bound=Hashable)
@@ -52,6 +53,7 @@ def memory_space_assignment(module: Module) -> None:
     size: dict[Buffer, int] = {}
     clock = [0.0]
     linked = {b for i in module.schedule if i.late for b in i.reads}  # copies from the host and to it are of HBM
+    linked.update(b for i in module.schedule if i.opcode in OPS for b in (*i.makes, *i.reads))  # as are kernels' arrays
     for position, i in enumerate(module.schedule):
         clock.append(clock[-1] + i.seconds)
         for b in dict.fromkeys((*i.makes, *i.reads)):
