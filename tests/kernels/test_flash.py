@@ -8,7 +8,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from unity_jax.kernels import flash, xla
-from unity_jax.kernels.flash import Blocks, Operands, Spec
+from unity_jax.kernels.grid import Blocks
+from unity_jax.kernels.spec import Operands, Spec
 
 BLOCKS = Blocks(128, 128)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.ops.harness import arg, check_rule, ops_of
 from unity_jax.kernels import attention, primitive
-from unity_jax.kernels.flash import Operands, Spec
+from unity_jax.kernels.spec import Operands, Spec
 from unity_jax.ops.rules import rule_of
 
 MESHES = ((2,), (4,), (2, 2))

@@ -15,7 +15,7 @@ import numpy as np
 
 from unity_jax.kernels import primitive, xla
 from unity_jax.kernels.bits import product
-from unity_jax.kernels.flash import LEAST, Operands, Residuals, Spec
+from unity_jax.kernels.spec import LEAST, Operands, Residuals, Spec
 
 
 def attention(

@@ -17,15 +17,15 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from unity_jax.kernels import flash, xla
-from unity_jax.kernels.flash import WORD, Operands, Residuals, Spec
+from unity_jax.kernels import flash, grid, xla
+from unity_jax.kernels.spec import WORD, Operands, Residuals, Spec
 
 ATTENTION, ATTENTION_BACK = Primitive("attention"), Primitive("attention_back")
 ATTENTION.multiple_results = ATTENTION_BACK.multiple_results = True
 
 OTHERS = ("bias", "mask", "seeds")
 """Operands that may be missing; `given` says which are there, in this order."""
-PLATFORMS: dict[str, flash.Platform] = {"tpu": "tpu", "cuda": "gpu"}
+PLATFORMS: dict[str, grid.Platform] = {"tpu": "tpu", "cuda": "gpu"}
 
 
 def forward(spec: Spec, x: Operands) -> Residuals:

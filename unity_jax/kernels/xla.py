@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from unity_jax.kernels.bits import is_kept, threefry
-from unity_jax.kernels.flash import WORD, Operands, Residuals, Spec
+from unity_jax.kernels.spec import WORD, Operands, Residuals, Spec
 
 
 def forward(spec: Spec, x: Operands) -> Residuals:

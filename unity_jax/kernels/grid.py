@@ -1,0 +1,140 @@
+"""How the arrays of attention are cut into blocks, one for each program of a kernel's grid.
+
+    Sizes.of(x, "tpu", None).call(kernel, spec, "q", given, results)    a program for every block of queries of a head
+
+Arrays have names, and each name its axes (`AXES`); whole blocks are made of them by padding.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as plgpu
+
+from unity_jax.kernels.spec import WORD, Operands, Spec
+
+Platform = Literal["tpu", "gpu", "cpu"]
+"""For what kernels are compiled; on CPUs they are interpreted."""
+
+LANES = 128
+"""What blocks are multiples of."""
+
+AXES = {
+    **dict.fromkeys(("q", "output", "cotangent", "dq"), "bhqf"),
+    **dict.fromkeys(("k", "v", "dk", "dv"), "bgkf"),
+    **dict.fromkeys(("bias", "mask"), "bhkq"),
+    "sums": "bhsq",
+    "delta": "bh1q",
+    "kept": "bhwq",
+}
+"""How arrays lie: batch, heads, groups of heads that share keys, queries, keys or words of them, features."""
+
+
+class Blocks(NamedTuple):
+    """How many queries and keys a step of a kernel takes."""
+
+    queries: int
+    keys: int
+
+
+BLOCKS: Mapping[Platform, Blocks] = {"tpu": Blocks(512, 512), "gpu": Blocks(64, 64), "cpu": Blocks(128, 128)}
+"""Where nothing better is known."""
+
+
+ALONG = {"q": "q", "k": "kw"}
+"""What is cut into blocks where queries are, and where keys are."""
+
+VMEM = 2**25
+"""Bytes on the chip that a TPU's kernel may take in any case, for what its steps compute."""
+
+
+class Sizes(NamedTuple):
+    """**Fields:** `heads`: how many share keys; `queries`, `keys`: of a head; `blocks`: at most all of them."""
+
+    heads: int
+    queries: int
+    keys: int
+    blocks: Blocks
+    platform: Platform
+
+    @staticmethod
+    def of(x: Operands, platform: Platform, blocks: Blocks | None) -> Sizes:
+        queries, keys, most = x.q.shape[2], x.k.shape[2], blocks or BLOCKS[platform]
+        least = Blocks(min(most.queries, whole(queries, LANES)), min(most.keys, whole(keys, LANES)))
+        return Sizes(x.q.shape[1] // x.k.shape[1], queries, keys, least, platform)
+
+    def whole(self, axis: str) -> int:
+        """Queries, keys, or words of keys, in whole blocks."""
+        if axis == "q":
+            return whole(self.queries, self.blocks.queries)
+        return whole(self.keys, self.blocks.keys) // (WORD if axis == "w" else 1)
+
+    def call(
+        self,
+        kernel: Callable[..., None],
+        spec: Spec,
+        along: str,
+        given: Mapping[str, jax.Array],
+        results: Mapping[str, jax.ShapeDtypeStruct],
+    ) -> dict[str, jax.Array]:
+        """Run a kernel on every block of queries or keys (`along`): its results, as large as asked for."""
+        padded = {of: t if of == "seeds" else self._padded(of, t) for of, t in given.items()}
+        shapes = {of: jax.ShapeDtypeStruct(self._shape(of, t), t.dtype) for of, t in results.items()}
+        blocks = self.blocks.queries if along == "q" else self.blocks.keys
+        batch, heads = given["q" if along == "q" else "k"].shape[:2]
+        found = pl.pallas_call(
+            functools.partial(kernel, spec, self),
+            grid=(batch, heads, self.whole(along) // blocks),
+            in_specs=[{of: self._block(of, t, along) for of, t in padded.items()}],
+            out_specs={of: self._block(of, t, along) for of, t in shapes.items()},
+            out_shape=shapes,
+            interpret=self.platform == "cpu",
+            compiler_params=self._parameters(padded | shapes, along),
+        )(padded)
+        return {of: found[of][tuple(map(slice, t.shape))] for of, t in results.items()}
+
+    def _parameters(self, arrays: Mapping[str, Any], along: str) -> Any:
+        """What compilers are told: on TPUs what is read and written is on the chip, and what the next program reads."""
+        if self.platform != "tpu":
+            return plgpu.CompilerParams(num_warps=4, num_stages=2) if self.platform == "gpu" else None
+        blocks = [(self._part(of, t, along), t.dtype.itemsize) for of, t in arrays.items() if of in AXES]
+        held = sum(itemsize * math.prod(s[:-1]) * whole(s[-1], LANES) for s, itemsize in blocks)
+        return pltpu.CompilerParams(dimension_semantics=("parallel",) * 3, vmem_limit_bytes=VMEM + 2 * held)
+
+    def _shape(self, of: str, t: Any) -> tuple[int, ...]:
+        shared = of in ("bias", "mask")  # by all, where there is one
+        axes = zip(AXES[of], t.shape, strict=True)
+        return tuple(self.whole(axis) if axis in "qkw" and not (shared and n == 1) else n for axis, n in axes)
+
+    def _padded(self, of: str, t: jax.Array) -> jax.Array:
+        by = [(0, n - m) for n, m in zip(self._shape(of, t), t.shape, strict=True)]
+        return jnp.pad(t, by, constant_values=int(of == "sums"))  # what is divided by
+
+    def _block(self, of: str, t: Any, along: str) -> pl.BlockSpec:
+        """What a program reads or writes of an array."""
+        if of == "seeds":
+            return pl.BlockSpec(memory_space=None if self.platform == "gpu" else pltpu.SMEM)
+
+        def index(b: Any, h: Any, i: Any) -> tuple[Any, ...]:
+            at = {"b": b, "h": h, "g": h // self.heads if along == "q" else h} | dict.fromkeys(ALONG[along], i)
+            return tuple(at.get(axis, 0) if n > 1 else 0 for axis, n in zip(AXES[of], t.shape, strict=True))
+
+        return pl.BlockSpec(self._part(of, t, along), index)
+
+    def _part(self, of: str, t: Any, along: str) -> tuple[int, ...]:
+        """The shape of what a program reads or writes of an array."""
+        group = 1 if along == "q" else self.heads
+        size = {"b": 1, "h": group, "g": 1, **{axis: self.whole(axis) for axis in "qkw"}}
+        size |= {"q": self.blocks.queries} if along == "q" else {"k": self.blocks.keys, "w": self.blocks.keys // WORD}
+        return tuple(min(size.get(axis, n), n) for axis, n in zip(AXES[of], t.shape, strict=True))
+
+
+def whole(n: int, block: int) -> int:
+    return -(-n // block) * block
