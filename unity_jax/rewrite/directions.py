@@ -122,6 +122,11 @@ _USELESS: tuple[tuple[str, Callable[[Rule], bool]], ...] = (
 """Why rules are not tried at single places."""
 
 
+def repeats(rule: Rule) -> bool:
+    """Whether it stacks copies of an operand, which each op repeats by itself: of no use at a single place."""
+    return any(naming(t) == "count" and len({*t.args}) == 1 for r in rule.target for t in r.walk())
+
+
 def both_ways(rules: Sequence[Rule]) -> tuple[Rule, ...]:
     """The rules of a library as they can be applied: from left to right, and back (`inverse`) where that is another."""
     found = []

@@ -72,8 +72,18 @@ def _roots(terms: Sequence[Term], used: tuple[Tensor, ...], root: Tensor, match:
         near = {t: None for k in known for op in view.readers.get(k, ()) for t in op.outputs if view.source(t) is t}
         made_as = outline(rest[0])
         for other in in_forward_order(near, view.maker[root].backward):
-            if other not in taken and view.may_be(made_as, other):
+            if other not in taken and view.may_be(made_as, other) and _takes_known(rest[0], other, found, view):
                 yield from _roots(rest, taken, other, found.copy(), view)
+
+
+def _takes_known(term: Term, root: Tensor, match: Match, view: View) -> bool:
+    """Whether what makes a tensor takes those operands of a term that are bound already, at a glance."""
+    if naming(term) == "whole":  # of a longer concatenation the view makes operands
+        return True
+    taken = {view.source(t) for t in view.maker[root].inputs}
+    bound = (match.values.get(a.name) for a in term.args if not a.op)
+    known = (v.tensor for v in bound if isinstance(v, Value) and v.tensor.literal is None)
+    return all(view.source(t) in taken for t in known)
 
 
 def in_forward_order(items: Iterable[_Item], backward: bool) -> list[_Item]:

@@ -62,6 +62,7 @@ class View:
                 t = op.inputs[0]
                 self.sources[op.outputs[0]] = self.sources.get(t, t)
         self.made_as: dict[tuple[Outline, Tensor], bool] = {}
+        self.taken: dict[Op, tuple[Tensor, ...]] = {}  # operands, see `operands`
         self.outputs = {self.source(t) for t in graph.outputs}
         self.rests: dict[Op, Op] = {}
         self.readers: dict[Tensor, list[Op]] = {}
@@ -120,7 +121,7 @@ class View:
             op = self.maker.get(self.source(t))
             found = op is not None and outline.op in names_of(op)
             if op is not None and found and outline.args:
-                operands = [*dict.fromkeys(self.operands(op))]
+                operands = self.taken.get(op) or self.taken.setdefault(op, tuple(dict.fromkeys(self.operands(op))))
                 found = all(any(self.may_be(a, t) for t in operands) for a in outline.args)
             self.made_as[key] = found
         return self.made_as[key]
