@@ -92,7 +92,7 @@ def build(jaxpr: Any, names: Sequence[str] = (), captured: list[Any] | None = No
     graph = Graph((*scope.captures, *inputs), tuple(scope.read(a) for a in opened.outvars), scope.ops)
     if captured is not None:
         captured += [value for _, value in scope.captured.values()]
-    return _mark_backward(_simplified(graph))
+    return _mark_backward(simplified(graph))
 
 
 def _tensor(aval: Any, name: str = "") -> Tensor:
@@ -275,14 +275,14 @@ def _while_any(
     args, first = inputs()
     goes = going(args, first)
     outputs = _computed(lambda p: lax.reduce_or(p, tuple(range(p.ndim))), (goes,), first, (eqn,))
-    stop = _simplified(
+    stop = simplified(
         Graph((*first.captures, *args[roles.condition], *args[roles.carried]), outputs, first.ops)
     )
     args, second = inputs()
     goes = going(args, second)
     new = enter(body, (*args[roles.constants], *args[roles.carried]), second)
     outputs = _computed(keep, (goes, *args[roles.carried], *new), second, (eqn,))
-    step = _simplified(Graph((*second.captures, *args), outputs, second.ops))
+    step = simplified(Graph((*second.captures, *args), outputs, second.ops))
     outer = [[scope.constant(value, t.dtype) for t, value in of.captured.values()] for of in (first, second)]
     found = (*outer[0], *operands[roles.condition], *outer[1], *operands)
     counts = len(outer[0]) + roles.condition.stop, len(outer[1]) + roles.constants.stop
@@ -301,7 +301,7 @@ def _body(jaxpr: Any) -> tuple[Graph, _Scope]:
     scope.env.update(zip(opened.invars, inputs, strict=True))
     _inline(opened, consts, scope, ())
     graph = Graph((*scope.captures, *inputs), tuple(scope.read(a) for a in opened.outvars), scope.ops)
-    return _simplified(graph), scope
+    return simplified(graph), scope
 
 
 def _barrier(eqn: Any, operands: tuple[Tensor, ...], ops: list[Op]) -> tuple[Tensor, ...]:
@@ -311,7 +311,7 @@ def _barrier(eqn: Any, operands: tuple[Tensor, ...], ops: list[Op]) -> tuple[Ten
     return tuple(fresh.get(t, t) for t in operands)
 
 
-def _simplified(graph: Graph) -> Graph:
+def simplified(graph: Graph) -> Graph:
     """Without what nobody needs, and without what only stands in the planner's way."""
     return fold_transposes(without_dead_code(sink_broadcasts(graph)))
 

@@ -3,14 +3,24 @@
 import ast
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 
 import unity_jax
 from unity_jax.ops.rule import RULES
 from unity_jax.ops.rules import POINTWISE
+from unity_jax.pcg.graph import Tensor
 from unity_jax.rewrite import table
+from unity_jax.rewrite.dims import CannotEmit
+from unity_jax.rewrite.emitter import Emitter
+from unity_jax.rewrite.sizes import SIZES
 from unity_jax.rewrite.table import OPS, SEEN_AS, register, traits
+from unity_jax.trace import build
 
 PACKAGE = Path(unity_jax.__file__).parent
 ROOMS = ("rewrite", "rules")
@@ -109,3 +119,58 @@ def test_what_is_imported_does_not_import_back():
 def test_programs_are_rewritten_without_what_made_the_rules():
     of_rules = {name for name in FILES if name.startswith("rules/")}
     assert {name for name in FILES.keys() - of_rules if imports(name) & of_rules} == set()
+
+
+def drawn(function, rng):
+    """Shapes of operands, and parameters, that a function takes."""
+    a, b, c, d = map(int, rng.integers(2, 7, 4))
+    if function is lax.dot_general:
+        return [(a, b, c), (c, a, d)], {"dimension_numbers": (((2,), (0,)), ((0,), (1,)))}
+    params = {
+        lax.reshape: {"new_sizes": (a * b, c)},
+        lax.transpose: {"permutation": (2, 0, 1)},
+        lax.broadcast_in_dim: {"shape": (a, d, b, c), "broadcast_dimensions": (0, 2, 3)},
+        lax.slice: {"start_indices": (0, 1, 0), "limit_indices": (a, b, c - 1), "strides": (1, 1, 1)},
+        lax.reduce_sum: {"axes": (2, 0)},
+        lax.squeeze: {"dimensions": (1,)},
+    }
+    shape = (a, 1, c) if function is lax.squeeze else (a, b, c)
+    return [shape] * (2 if function in (lax.add, lax.sub, lax.mul) else 1), params.get(function, {})
+
+
+@pytest.mark.parametrize("function", SIZES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_sizes_make_the_op_that_jax_traces(function, dtype):
+    precise = (("precision", (lax.Precision.HIGHEST,) * 2), ("preferred_element_type", np.dtype(dtype)))
+    like = precise if function is lax.dot_general else ()
+    emitter = Emitter(SimpleNamespace(along={}, dims=None), SimpleNamespace(emitted={}), {}, False)
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        shapes, params = drawn(function, rng)
+        operands = [Tensor(s, jnp.dtype(dtype)) for s in shapes]
+        found = emitter.call(function, *operands, like=like, **params)
+        arrays = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in operands]
+        (want,) = build(jax.make_jaxpr(lambda *xs, p={**params, **dict(like)}: function(*xs, **p))(*arrays)).ops
+        made = emitter.ops[-1]
+        assert made.outputs == (found,) and made.signature is want.signature and made.params == want.params
+    assert len(emitter.view.emitted) == 1, "traced once"
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "params"),
+    [
+        (lax.add, [(2, 3), (3, 2)], {}),
+        (lax.transpose, [(2, 3)], {"permutation": (0, 0)}),
+        (lax.broadcast_in_dim, [(2, 3)], {"shape": (2, 3, 4), "broadcast_dimensions": (0,)}),
+        (lax.broadcast_in_dim, [(2,)], {"shape": (3,), "broadcast_dimensions": (0,)}),
+        (lax.squeeze, [(2, 3)], {"dimensions": (0,)}),
+        (lax.slice, [(2,)], {"start_indices": (1,), "limit_indices": (3,), "strides": (1,)}),
+        (lax.dot_general, [(2, 3), (2, 3)], {"dimension_numbers": (((1,), (0,)), ((), ()))}),
+    ],
+)
+def test_sizes_refuse_what_jax_refuses(function, shapes, params):
+    operands = [Tensor(s, jnp.dtype("float32")) for s in shapes]
+    with pytest.raises((TypeError, ValueError)):
+        jax.eval_shape(lambda *xs: function(*xs, **params), *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in operands))
+    with pytest.raises(CannotEmit):
+        SIZES[function](*operands, **params)

@@ -50,9 +50,9 @@ class Seen(NamedTuple):
 
 
 class Named(NamedTuple):
-    """An array with the identity of each of its dimensions."""
+    """A tensor that is made, with the identity of each of its dimensions."""
 
-    array: Any
+    array: Tensor
     ids: Ids
 
 

@@ -1,10 +1,6 @@
-"""The target of a rule as a program, for what a match has found: traced like any JAX function."""
+"""The target of a rule as a program, for what a match has found."""
 
 from __future__ import annotations
-
-from typing import Any
-
-import jax
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.bind import Match
@@ -12,7 +8,7 @@ from unity_jax.rewrite.dims import CannotEmit, Selection, Value
 from unity_jax.rewrite.emitter import Emitter
 from unity_jax.rewrite.table import has, naming
 from unity_jax.rewrite.view import View
-from unity_jax.trace import build
+from unity_jax.trace import simplified
 
 
 def emit(match: Match, view: View, turned: bool = False) -> tuple[Graph, tuple[Tensor, ...]]:
@@ -27,7 +23,7 @@ def emit(match: Match, view: View, turned: bool = False) -> tuple[Graph, tuple[T
     key = _asked(match, view, turned)
     if key not in view.emitted:
         try:
-            view.emitted[key] = _traced(match, view, inputs, turned)
+            view.emitted[key] = _made(match, view, inputs, turned)
         except CannotEmit as error:
             view.emitted[key] = str(error)
     found = view.emitted[key]
@@ -85,18 +81,11 @@ def _asked(match: Match, view: View, turned: bool) -> object:
     return asked, tuple(met)
 
 
-def _traced(match: Match, view: View, inputs: tuple[Tensor, ...], turned: bool) -> Graph:
-    failed: list[Exception] = []
-
-    def target(*arrays: Any) -> list[Any]:
-        emitter = Emitter(match, view, dict(zip(inputs, arrays, strict=True)), turned)
-        try:
-            return [emitter.result(t, root) for t, root in zip(match.rule.target, match.roots, strict=True)]
-        except (TypeError, ValueError) as error:  # kept from JAX, which would spend its time on the traceback
-            failed.append(error)
-            return []
-
-    jaxpr = jax.make_jaxpr(target)(*(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in inputs))
-    if failed:
-        raise CannotEmit(str(failed[0]).splitlines()[0]) from failed[0]
-    return build(jaxpr)
+def _made(match: Match, view: View, inputs: tuple[Tensor, ...], turned: bool) -> Graph:
+    arrays = {t: Tensor(t.shape, t.dtype) for t in inputs}
+    emitter = Emitter(match, view, arrays, turned)
+    try:
+        found = [emitter.result(t, root) for t, root in zip(match.rule.target, match.roots, strict=True)]
+    except (TypeError, ValueError) as error:
+        raise CannotEmit(str(error).splitlines()[0]) from error
+    return simplified(Graph(tuple(arrays.values()), tuple(found), emitter.ops))

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jax import lax
 
-from unity_jax import _compat
 from unity_jax.pcg.graph import Op
 from unity_jax.rewrite.dims import CannotEmit, Dims, Named, Seen, Value, values
-from unity_jax.rewrite.emitter import Emitter
+from unity_jax.rewrite.emitter import Emitter, again
 from unity_jax.rewrite.language import Attrs, Dim, Term, Type, Types, are_values, need, place, replaced
 from unity_jax.rewrite.meaning import Applied, Array, Operand
 from unity_jax.rewrite.table import Code, Letters, RuleOp, Shapes, apply, register, traits
@@ -84,16 +83,16 @@ def _emit_dot(e: Emitter, term: Term) -> Named:
     contracted = tuple(i for i in contracted if e.dims.size[i] > 1 or i in (*x.ids, *y.ids))
     x, y = (e.with_ids(a, *contracted) for a in (x, y))
     batch = tuple(i for i in x.ids if i in y.ids and i not in contracted)
-    contracting, batching = (([*map(x.ids.index, ids)], [*map(y.ids.index, ids)]) for ids in (contracted, batch))
+    pairs = tuple(tuple(tuple(map(side.ids.index, ids)) for side in (x, y)) for ids in (contracted, batch))
     precision, wide = like[0].params["precision"], like[0].outputs[0].dtype
     if precision is not None and not isinstance(precision, tuple):
         raise CannotEmit("a dot algorithm may treat its operands differently")
-    array = lax.dot_general(
+    array = e.call(
+        lax.dot_general,
         x.array,
         y.array,
-        (contracting, batching),
-        precision=precision,
-        preferred_element_type=wide,
+        like=(("precision", precision), ("preferred_element_type", wide)),
+        dimension_numbers=pairs,
     )
     free = [i for side in (x, y) for i in side.ids if i not in contracted and i not in batch]
     return Named(array, (*batch, *free))
@@ -193,9 +192,8 @@ def _emit_conv(e: Emitter, term: Term) -> Named:
         raise CannotEmit("a convolution of which both operands have a dimension more, as a grouped one")
     alone = e.dims.product(batch), e.dims.product(channels)
     numbers = lax.ConvDimensionNumbers(*[tuple(range(2 + len(image)))] * 3)
-    params = {**like.params, "dimension_numbers": numbers}
     operands = [e.aligned(x, (alone[0], features, *image)), e.aligned(w, (alone[1], features, *window))]
-    (array,) = _compat.bind(like.eqn, operands, params)
+    array = e.call(again, *operands, op=like, dimension_numbers=numbers)
     return e.opened(Named(array, (*alone, *places)))
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unity_jax import _compat
 from unity_jax.pcg.graph import Op
 from unity_jax.rewrite.dims import Dims, Named, Seen, Value
 from unity_jax.rewrite.emitter import Emitter
@@ -47,7 +45,7 @@ def _see(view: View, op: Op, value: Value, dims: Dims) -> Iterator[Seen]:
 def _together(function: Callable[..., Any]) -> Callable[[Emitter, Term], Named]:
     def emit(e: Emitter, term: Term) -> Named:
         arrays, ids = e.together(*e.arguments(term))
-        return Named(function(*arrays), ids)
+        return Named(e.call(function, *arrays), ids)
 
     return emit
 
@@ -159,15 +157,16 @@ def _emit_function(e: Emitter, term: Term) -> Named:
     op = e.matched(term.op)
     arrays, ids = e.together(*e.arguments(term))
     shape, left = tuple(e.dims.size[i] for i in ids), iter(arrays)
-    operands: list[Any] = []
+    operands = []
     for t in op.inputs:
-        constant = e.view.source(t).literal
-        if constant is not None:
-            operands.append(jnp.full(shape if t.rank else (), constant, t.dtype))
-        else:
+        constant = e.view.source(t)
+        if constant.literal is None:
             operands.append(next(left) if len(arrays) > 1 else arrays[0])
-    (array,) = _compat.bind(op.eqn, operands, op.params)
-    return Named(array, ids)
+        elif t.rank and shape:
+            operands.append(e.call(lax.broadcast_in_dim, constant, shape=shape, broadcast_dimensions=()))
+        else:
+            operands.append(constant)
+    return Named(e.like(op, operands, shape), ids)
 
 
 def _code_function(term: Term, args: Sequence[Code], shapes: Shapes) -> Code:

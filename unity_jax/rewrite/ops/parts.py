@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -203,9 +203,12 @@ def _emit_concat(e: Emitter, term: Term) -> Named:
     arrays = [e.aligned(x, (*rest[:at], p, *rest[at:])) for x, p in zip(operands, parts, strict=True)]
     if len({a.dtype for a in arrays}) > 1:
         raise CannotEmit("a concatenation of different dtypes")
-    return Named(
-        lax.concatenate(arrays[::-1] if whole in e.turned else arrays, at), (*rest[:at], e.one(whole), *rest[at:])
-    )
+    array = e.call(_joined, *(arrays[::-1] if whole in e.turned else arrays), dimension=at)
+    return Named(array, (*rest[:at], e.one(whole), *rest[at:]))
+
+
+def _joined(*arrays: Any, dimension: int) -> Any:
+    return lax.concatenate(arrays, dimension)
 
 
 def _emit_slice(e: Emitter, term: Term) -> Named:
@@ -216,7 +219,7 @@ def _emit_slice(e: Emitter, term: Term) -> Named:
     if at not in x.ids:
         return x
     d = x.ids.index(at)
-    return e.opened(Named(lax.slice_in_dim(x.array, start, limit, axis=d), put_at(x.ids, d, part)))
+    return e.opened(Named(e.cut(x.array, start, limit, d), put_at(x.ids, d, part)))
 
 
 def padded(e: Emitter, x: Named, part: int, whole: int, start: int) -> Named:
@@ -225,7 +228,11 @@ def padded(e: Emitter, x: Named, part: int, whole: int, start: int) -> Named:
     d = x.ids.index(part)
     config = [(0, 0, 0)] * len(x.ids)
     config[d] = (start, e.dims.size[whole] - start - e.dims.size[part], 0)
-    return Named(lax.pad(x.array, jnp.zeros((), x.array.dtype), config), put_at(x.ids, d, whole))
+    return Named(e.call(_among_zeros, x.array, config=tuple(config)), put_at(x.ids, d, whole))
+
+
+def _among_zeros(x: Any, config: Sequence[tuple[int, int, int]]) -> Any:
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
 
 
 def _emit_pad(e: Emitter, term: Term) -> Named:

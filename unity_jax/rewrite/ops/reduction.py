@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jax import lax
 
-from unity_jax import _compat
 from unity_jax.pcg.graph import Op
 from unity_jax.rewrite.dims import Dims, Named, Seen, Value, values
-from unity_jax.rewrite.emitter import Emitter
+from unity_jax.rewrite.emitter import Emitter, again
 from unity_jax.rewrite.language import Attrs, Dim, Term, Type, Types, are_values, need, place
 from unity_jax.rewrite.meaning import Array, dimension, reduction
 from unity_jax.rewrite.ops.contraction import subsets
@@ -59,7 +58,7 @@ def _emit_sum(e: Emitter, term: Term) -> Named:
     gone = e.named(term)
     (given,) = e.arguments(term, gone)
     x = e.with_ids(given, *gone)
-    array = lax.reduce_sum(x.array, [x.ids.index(i) for i in gone])
+    array = e.call(lax.reduce_sum, x.array, axes=tuple(x.ids.index(i) for i in gone))
     return Named(array, tuple(i for i in x.ids if i not in gone))
 
 
@@ -67,8 +66,7 @@ def _emit_fold(e: Emitter, term: Term) -> Named:
     gone = e.named(term)
     (x,) = e.arguments(term, gone)
     left = [i for i in gone if i in x.ids]  # folding equal values changes nothing
-    op = e.matched("fold")
-    (array,) = _compat.bind(op.eqn, [x.array], {**op.params, "axes": tuple(x.ids.index(i) for i in left)})
+    array = e.call(again, x.array, op=e.matched("fold"), axes=tuple(x.ids.index(i) for i in left))
     return Named(array, tuple(i for i in x.ids if i not in left))
 
 

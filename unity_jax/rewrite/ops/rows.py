@@ -211,12 +211,13 @@ def _emit_take(e: Emitter, term: Term) -> Named:
         return x  # all rows are equal
     d = x.ids.index(rows)
     if not ids and how.kind == "slice":
-        return Named(lax.index_in_dim(x.array, how.start, d, keepdims=False), (*x.ids[:d], *x.ids[d + 1 :]))
+        return Named(e.at(x.array, how.start, d), (*x.ids[:d], *x.ids[d + 1 :]))
     if how.kind == "slice":
-        array = lax.slice_in_dim(x.array, how.start, how.start + e.dims.size[ids[0]], axis=d)
+        array = e.cut(x.array, how.start, how.start + e.dims.size[ids[0]], d)
     elif how.kind == "dynamic_slice":
         assert how.indices is not None
-        array = lax.dynamic_slice_in_dim(x.array, e.arrays[how.indices.tensor], e.dims.size[ids[0]], axis=d)
+        start, size = e.arrays[how.indices.tensor], e.dims.size[ids[0]]
+        array = e.call(lax.dynamic_slice_in_dim, x.array, start, slice_size=size, axis=d)
     else:
         return _gathered(e, x, d, how, ids)
     return Named(array, put_at(x.ids, d, ids[0]))
@@ -233,9 +234,9 @@ def _gathered(e: Emitter, x: Named, at: int, how: Selection, ids: Ids) -> Named:
         operand_batching_dims=tuple(batch),
         start_indices_batching_dims=tuple(ids.index(x.ids[d]) for d in batch),
     )
-    sizes = [n if d in kept else 1 for d, n in enumerate(x.array.shape)]
-    indices = e.arrays[how.indices.tensor]
-    array = lax.gather(x.array, indices, numbers, tuple(sizes), **dict(how.params))
+    sizes = tuple(n if d in kept else 1 for d, n in enumerate(x.array.shape))
+    params = {"dimension_numbers": numbers, "slice_sizes": sizes, **dict(how.params)}
+    array = e.call(lax.gather, x.array, e.arrays[how.indices.tensor], **params)
     return Named(array, (*ids, *(x.ids[d] for d in kept)))
 
 
@@ -252,8 +253,9 @@ def _emit_put(e: Emitter, term: Term) -> Named:
         return padded(e, u, ids[0], rows, how.start)
     added = e.named(term)
     kept = tuple(i for i in u.ids if i not in added)
-    zeros = Named(jnp.zeros([e.dims.size[i] for i in (rows, *kept)], u.array.dtype), (rows, *kept))
-    return _added(e, zeros, u, how, ids, rows, added)
+    shape = tuple(e.dims.size[i] for i in (rows, *kept))
+    zeros = e.call(jnp.zeros, shape=shape, dtype=u.array.dtype)
+    return _added(e, Named(zeros, (rows, *kept)), u, how, ids, rows, added)
 
 
 def _emit_scatter(e: Emitter, term: Term) -> Named:
@@ -281,8 +283,8 @@ def _added(e: Emitter, t: Named, u: Named, how: Selection, ids: Ids, rows: int, 
         operand_batching_dims=tuple(sorted(t.ids.index(i) for i in batch)),
         scatter_indices_batching_dims=tuple(ids.index(i) for i in sorted(batch, key=t.ids.index)),
     )
-    params = {k: v for k, v in how.params if k != "fill_value"}
-    array = lax.scatter_add(t.array, e.arrays[how.indices.tensor], u.array, numbers, **params)
+    params = {"dimension_numbers": numbers, **{k: v for k, v in how.params if k != "fill_value"}}
+    array = e.call(lax.scatter_add, t.array, e.arrays[how.indices.tensor], u.array, **params)
     return Named(array, t.ids)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from unity_jax.pcg.graph import Op
 from unity_jax.rewrite.dims import CannotEmit, Dims, Named, Seen, Value, put_at, values
@@ -77,7 +77,11 @@ def _emit_stack(e: Emitter, term: Term) -> Named:
     at = e.one(name)
     if e.dims.size[at] != len(arrays):
         raise CannotEmit(f"{name} has another size")
-    return Named(jnp.stack(arrays), (at, *ids))
+    return Named(e.call(_stacked, *arrays), (at, *ids))
+
+
+def _stacked(*arrays: Any) -> Any:
+    return jnp.stack(arrays)
 
 
 def _emit_unstack(e: Emitter, term: Term) -> Named:
@@ -88,7 +92,7 @@ def _emit_unstack(e: Emitter, term: Term) -> Named:
     if at not in x.ids:
         return x
     d = x.ids.index(at)
-    return Named(lax.index_in_dim(x.array, which, d, keepdims=False), (*x.ids[:d], *x.ids[d + 1 :]))
+    return Named(e.at(x.array, which, d), (*x.ids[:d], *x.ids[d + 1 :]))
 
 
 register(
