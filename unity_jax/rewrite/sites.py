@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -113,8 +114,7 @@ class Finder:
         emitted: dict[object, Graph | str] | None = None,
     ) -> None:
         self.graph, self.view, self.seconds = graph, View(graph, emitted), seconds
-        self.kinds = kinds or Kinds(graph, {})
-        self._next_to = functools.cache(self._neighbours)
+        self.kinds, self._next_to = kinds or Kinds(graph, {}), functools.cache(self._neighbours)
 
     @functools.cached_property
     def position(self) -> dict[Op, int]:
@@ -190,10 +190,11 @@ class Finder:
         return frozenset((*makers, *(r for t in (*operands, *op.outputs) for r in view.readers.get(t, ()))))
 
     def _by_kind(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        """Tensors of one kind together."""
-        kinds: dict[int, list[Tensor]] = {}
-        for t in tensors:
-            kinds.setdefault(self.kinds[t], []).append(t)
+        """Tensors of one kind together. Where no other is by an op of the same signature, nothing is to be compared."""
+        own = [(self.graph.producer[t].signature, _result(self.graph.producer[t], t)) for t in tensors]
+        alike, kinds = Counter(own), dict[object, list[Tensor]]()
+        for t, kind in zip(tensors, own, strict=True):
+            kinds.setdefault(kind if alike[kind] == 1 else self.kinds[t], []).append(t)
         return list(map(tuple, kinds.values()))
 
     def place(self, rule: Rule, kind: int, near: Iterable[Op] | None = None) -> Place | None:

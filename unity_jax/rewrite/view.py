@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from unity_jax.ops.rules import is_pointwise
@@ -32,6 +32,11 @@ class Outline:
 
     op: str
     args: frozenset[Outline]
+
+    @functools.cached_property
+    def below(self) -> frozenset[str]:
+        """The ops of the arguments."""
+        return frozenset(a.op for a in self.args)
 
 
 def outline(term: Term) -> Outline:
@@ -62,7 +67,7 @@ class View:
                 t = op.inputs[0]
                 self.sources[op.outputs[0]] = self.sources.get(t, t)
         self.made_as: dict[tuple[Outline, Tensor], bool] = {}
-        self.taken: dict[Op, tuple[Tensor, ...]] = {}  # operands, see `operands`
+        self.below: dict[Op, tuple[Sequence[Tensor], frozenset[str]]] = {}  # see `_below`
         self.outputs = {self.source(t) for t in graph.outputs}
         self.rests: dict[Op, Op] = {}
         self.readers: dict[Tensor, list[Op]] = {}
@@ -117,14 +122,23 @@ class View:
     def may_be(self, outline: Outline, t: Tensor) -> bool:
         """Whether the ops that make a tensor are those of a term, at a glance."""
         key = (outline, t)
-        if key not in self.made_as:
+        found = self.made_as.get(key)
+        if found is None:
             op = self.maker.get(self.source(t))
             found = op is not None and outline.op in names_of(op)
             if op is not None and found and outline.args:
-                operands = self.taken.get(op) or self.taken.setdefault(op, tuple(dict.fromkeys(self.operands(op))))
-                found = all(any(self.may_be(a, t) for t in operands) for a in outline.args)
+                operands, names = self._below(op)
+                found = outline.below <= names and all(any(self.may_be(a, t) for t in operands) for a in outline.args)
             self.made_as[key] = found
-        return self.made_as[key]
+        return found
+
+    def _below(self, op: Op) -> tuple[Sequence[Tensor], frozenset[str]]:
+        """What an op takes (`operands`), and the ops of the language that this may be seen as."""
+        if op not in self.below:
+            operands = tuple(dict.fromkeys(self.operands(op)))
+            makers = (self.maker.get(t) for t in operands)
+            self.below[op] = operands, frozenset(n for made in makers if made is not None for n in names_of(made))
+        return self.below[op]
 
     def value(self, value: Value, dims: Dims) -> Value:
         """The same value where it is made, before it was relabelled."""
