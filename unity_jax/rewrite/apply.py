@@ -84,16 +84,16 @@ def _spliced(match: Match, view: View, turned: bool) -> tuple[list[Op], dict[Ten
     late = any(op.backward for op in makers)
     for op in target.ops:
         source = makers[0].eqn.source_info if makers[0].eqn else op.eqn.source_info
-        ops.append(
-            dataclasses.replace(
-                op,
-                inputs=tuple(names.get(t, t) for t in op.inputs),
-                outputs=tuple(names[t] for t in op.outputs),
-                eqn=op.eqn and op.eqn.replace(source_info=source),
-                callers=makers[0].callers,
-                backward=late,
-            )
+        made = dataclasses.replace(
+            op,
+            inputs=tuple([names.get(t, t) for t in op.inputs]),
+            outputs=tuple([names[t] for t in op.outputs]),
+            eqn=op.eqn and op.eqn.replace(source_info=source),
+            callers=makers[0].callers,
+            backward=late,
         )
+        made.__dict__["signature"] = op.signature  # its operands have the same types
+        ops.append(made)
     results = {r.tensor: names.get(t, t) for r, t in zip(match.roots, target.outputs, strict=True)}
     for root, t in results.items():
         t.enters, t.leaves = t.enters or root.enters, t.leaves or root.leaves
@@ -108,8 +108,6 @@ def flattened(ops: Sequence[Op], maker: Mapping[Tensor, Op] = MappingProxyType({
     made = {t: op for op in ops if op.name in _FLATTENED for t in op.outputs}
 
     def flat(op: Op) -> Op:
-        if op.name not in _FLATTENED:
-            return op
         before = [made.get(t) or maker.get(t) for t in op.inputs]
         if op.name == "slice" and (inner := before[0]) is not None and _follows(op, inner):
             return flat(_slice_of_slice(op, inner))
@@ -118,7 +116,7 @@ def flattened(ops: Sequence[Op], maker: Mapping[Tensor, Op] = MappingProxyType({
             return flat(dataclasses.replace(op, inputs=tuple(t for part in parts for t in part)))
         return op
 
-    return [flat(op) for op in ops]
+    return [flat(op) if op.name in _FLATTENED else op for op in ops]
 
 
 _FLATTENED = ("slice", "concatenate")

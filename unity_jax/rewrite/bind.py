@@ -39,18 +39,12 @@ class Match:
     first: bool = False  # whether that is the first one, which counts towers
 
     def copy(self) -> Match:
-        return Match(
-            self.rule,
-            self.dims.copy(),
-            dict(self.values),
-            dict(self.names),
-            dict(self.symbols),
-            dict(self.terms),
-            self.roots,
-            self.rest,
-            self.named,
-            first=self.first,
-        )
+        """One to be extended by itself, before it is complete."""
+        found = object.__new__(Match)
+        found.__dict__.update(self.__dict__)
+        found.dims, found.values, found.names = self.dims.copy(), dict(self.values), dict(self.names)
+        found.symbols, found.terms, found.along = dict(self.symbols), dict(self.terms), {}
+        return found
 
     @property
     def taken(self) -> list[Tensor]:

@@ -10,6 +10,7 @@ A file of rules is `{"rules": [...]}`. Results correspond by position; equal sub
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -194,6 +195,7 @@ def _multiple(tokens: _Tokens) -> Dim:
     return Dim("*", (first, _multiple(tokens)))
 
 
+@functools.cache
 def parse_variable(text: str) -> Term:
     """`x[m,k]@p` or, for row numbers below `v`, `i[n]<v`."""
     tokens = _Tokens(text)

@@ -72,7 +72,8 @@ class View:
         self.rests: dict[Op, Op] = {}
         self.readers: dict[Tensor, list[Op]] = {}
         for op in graph.ops:
-            for t in {self.sources.get(t, t): None for t in op.inputs}:
+            taken = [self.sources.get(t, t) for t in op.inputs]
+            for t in dict.fromkeys(taken) if len(taken) > 1 else taken:
                 self.readers.setdefault(t, []).append(op)
 
     def computing(self, op: Op) -> Op | None:
