@@ -37,7 +37,6 @@ from unity_jax.rewrite.packing import Group
 from unity_jax.rewrite.record import Rewrite, replay
 from unity_jax.search import joint, packing
 from unity_jax.search.candidate import Candidate, Pins, finish
-from unity_jax.search.floors import least_seconds
 from unity_jax.search.hosting import hosting
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
@@ -238,7 +237,7 @@ def rebuild(
             bound = saved.predicted.lower_bound_seconds
         else:
             pinned = packing.pinned(asked, program, [None] * len(saved.packed)) if saved.packed else asked
-            bound = least_seconds(Planner(program, machine, limit, pinned).problem(axes))
+            bound = Planner(program, machine, limit, pinned).problem(axes).least_seconds
         label = saved.label if is_same or " for " in saved.label else f"{saved.label} for {saved.machine}"
         made = finish(program, decisions, Resharder(machine, axes), rules, label, bound)
         margin = saved.margin if is_same and limit == saved.memory_limit else 0

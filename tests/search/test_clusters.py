@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from unity_jax.program import Program, trace
-from unity_jax.search.assemble import is_free
 from unity_jax.search.clusters import Cluster, clusters
 
 
@@ -15,9 +14,8 @@ def f32(*dims: int) -> jax.ShapeDtypeStruct:
 
 
 def clusters_of(program: Program) -> list[Cluster]:
-    uniform = {t for op in program.graph.ops if is_free(op) for t in op.outputs}
     ends = {*program.graph.inputs, *program.graph.outputs}
-    return list(dict.fromkeys(clusters(program.graph, uniform, ends).values()))
+    return list(dict.fromkeys(clusters(program.graph, ends).values()))
 
 
 def test_a_chain_is_one_cluster() -> None:
@@ -56,7 +54,7 @@ def test_what_a_loop_carries_may_stay_partial() -> None:
         return jax.lax.scan(lambda sum, x: (sum + x.T @ x, None), w, xs)[0]
 
     (scan,) = trace(gradients, (f32(8, 8), f32(3, 4, 8)), {}).graph.ops
-    assert [c.linear for c in dict.fromkeys(clusters(scan.bodies[0], set(), set()).values())] == [True]
+    assert [c.linear for c in dict.fromkeys(clusters(scan.bodies[0], set()).values())] == [True]
 
 
 def test_an_update_is_one_cluster() -> None:

@@ -13,7 +13,7 @@ from unity_jax.machine.contention import ASYNCHRONOUS
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.candidate import best
 from unity_jax.search.experts import expert_seeds
-from unity_jax.search.floors import arithmetic_seconds, least_seconds
+from unity_jax.search.floors import arithmetic_seconds
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
@@ -127,7 +127,7 @@ def test_no_expert_is_faster_than_its_floor(name: str, machine: str) -> None:
             timeline = plan._finish(built, assignment, keep, label).timeline
             floor = plan.floor(built, assignment)
             assert arithmetic_seconds(built, assignment) <= timeline.compute_seconds * (1 + 1e-9)
-            assert least_seconds(built) <= floor <= timeline.step_seconds * (1 + 1e-9)
+            assert built.least_seconds <= floor <= timeline.step_seconds * (1 + 1e-9)
 
 
 def test_an_expert_wins_whose_times_add_up_to_more() -> None:

@@ -29,23 +29,22 @@ def host_seconds(tensors: Iterable[Tensor], mesh: MeshAxes, device: Device) -> f
     return sum(local_bytes(t, mesh) for t in tensors) / device.host_bandwidth
 
 
-def shard_seconds(shard: Shard, machine: Machine, use: Use) -> float:
-    """Seconds of one op under one strategy: its own collectives, then its arithmetic."""
-    inner = shard.rule.inner(shard) if shard.rule.inner is not None else ()
-    communication = sum(collective_seconds(machine, shard.mesh, c.kind, c.bytes, c.axes) for c in inner)
-    return op_work(shard, machine.device, use).seconds(machine.device) + communication
-
-
-def floor_seconds(shard: Shard, machine: Machine, use: Use) -> float:
-    """Seconds that an op adds at least to any step: all of a matmul, elsewhere the memory traffic, which no other part
-    of the device does meanwhile for the ops of the same kernel; nothing where it rides along with a matmul.
+def strategy_seconds(shard: Shard, machine: Machine, use: Use) -> tuple[float, float]:
+    """Seconds of one op under one strategy: its own collectives and its arithmetic; and those that it adds at least to
+    any step: all of a matmul, elsewhere the memory traffic, which no other part of the device does meanwhile for the
+    ops of the same kernel; nothing where it rides along with a matmul.
 
     Which ops share a kernel, its start, and how arrays lie depends on the plan.
     """
-    work = op_work(shard, machine.device, use._replace(rows=()))._replace(swept=0.0, turned=0.0)
+    inner = shard.rule.inner(shard) if shard.rule.inner is not None else ()
+    communication = sum(collective_seconds(machine, shard.mesh, c.kind, c.bytes, c.axes) for c in inner)
+    work = op_work(shard, machine.device, use)
+    least = op_work(shard, machine.device, use._replace(rows=())) if use.rows else work
     if shard.op.name in PRODUCTS:
-        return work.seconds(machine.device)
-    return 0.0 if use.rides else work.memory
+        sure = least._replace(swept=0.0, turned=0.0).seconds(machine.device)
+    else:
+        sure = 0.0 if use.rides else least.memory
+    return work.seconds(machine.device) + communication, sure
 
 
 def kernel_work(kernel: Kernel, device: Device) -> Work:

@@ -102,12 +102,13 @@ def _layouts(dims: Dims, partial: tuple[tuple[int, str], ...], names: tuple[str,
     return tuple([made[i] for i in which.tolist()])
 
 
-def alike(rule: Rule, mesh: MeshAxes, choices: Sequence[Strategy]) -> np.ndarray:
-    """A number for each of some strategies, the same for those of one amount of work (`Shard.works`)."""
+def alike(rule: Rule, mesh: MeshAxes, choices: Sequence[Strategy]) -> tuple[Sequence[int], Sequence[int]]:
+    """Of some strategies, the first of each amount of work (`Shard.works`), and for each which of these it is."""
     if not rule.is_shared:
-        return np.arange(len(choices))
-    splits = np.array(choices, np.int64).reshape(len(choices), -1)
-    ways = [np.where(splits == f, mesh.sizes, 1).prod(axis=1) for f in range(len(rule.factors))]
-    numbers: dict[tuple[int, ...], int] = {}
-    rows = np.array(ways, np.int64).reshape(len(ways), len(choices)).T.tolist()
-    return np.array([numbers.setdefault(tuple(row), len(numbers)) for row in rows])
+        return range(len(choices)), range(len(choices))
+    splits = np.array(choices, np.int64).reshape(len(choices), -1, 1)
+    ways = np.where(splits == np.arange(len(rule.factors)), np.reshape(mesh.sizes, (-1, 1)), 1).prod(axis=1)
+    first = dict[tuple[int, ...], int]()
+    which = [first.setdefault(tuple(row), i) for i, row in enumerate(ways.tolist())]
+    numbers = {i: n for n, i in enumerate(first.values())}
+    return list(numbers), [numbers[i] for i in which]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.cost.program import floor_seconds, host_seconds, shard_seconds
+from unity_jax.cost.program import host_seconds, strategy_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.ops.rule import Strategy
@@ -23,8 +23,8 @@ from unity_jax.pcg.graph import Graph, Op, Tensor, trips, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
 from unity_jax.search.assemble import is_free, lift, passes_layouts, unlift
-from unity_jax.search.built import Built, Layouts, Node, OpSeconds, Port, Space
-from unity_jax.search.clusters import Cluster, clusters, linear_set
+from unity_jax.search.built import Built, Choices, Layouts, Node, OpSeconds, Port, Space
+from unity_jax.search.clusters import Cluster, clusters
 from unity_jax.search.moves import Moves
 from unity_jax.search.problem import Problem
 from unity_jax.search.rule_cache import RuleCache
@@ -80,7 +80,7 @@ class _Build:
         self.held: dict[Tensor, Port] = {}
         self.spaces: dict[int, Space] = {}
         self.of_ops: dict[Op, OpSeconds] = {}
-        self.member_keys: dict[Op, Hashable] = {}
+        self.members: dict[Op, Choices] = {}
         self.readers = _count_readers(builder.graph)
         self.readers_times = _least_times(builder.graph)
         self.ends = frozenset((*builder.graph.inputs, *builder.graph.outputs))
@@ -92,8 +92,7 @@ class _Build:
     def _place(self, t: Tensor, space: Space, kind: str, repeat: int, backward: bool, lifted: bool = False) -> int:
         """A node for a layout; `lifted`: `t` is the stack of the values that the layout is for."""
         if t in self.b.pins:
-            pin = unlift(self.b.pins[t]) if lifted else self.b.pins[t]
-            space = Space(("pin", pin), (pin,))
+            space = self._pinned(t, unlift(self.b.pins[t]) if lifted else self.b.pins[t])
         size = len(space.layouts)
         node = Node(len(self.nodes), kind, size, (), t, space.layouts, (), lifted, repeat)
         self.nodes.append(node)
@@ -115,7 +114,10 @@ class _Build:
         if not lifted:
             return space
         key = "lifted", space.key
-        return self.b.intern(key, lambda: Space(key, tuple(map(lift, space.layouts))))
+        return self.b.intern(key, lambda: Space(self.b.name(key), tuple(map(lift, space.layouts))))
+
+    def _pinned(self, t: Tensor, pin: Layout) -> Space:
+        return Space(self.b.name(("pin", pin, t.shape, t.dtype)), (pin,))
 
     def _space(self, t: Tensor, *, partial: bool = False, stored: bool = False) -> Space:
         """The layouts that a place for `t` may choose from."""
@@ -123,15 +125,15 @@ class _Build:
 
         def make() -> Space:
             found = storable(t, self.mesh) if stored else internal(t, self.mesh)
-            return Space(key, tuple(c for c in found if partial or not c.partial))
+            return Space(self.b.name(key), tuple(c for c in found if partial or not c.partial))
 
         return self.b.intern(key, make)
 
-    def _make(self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool) -> None:
+    def _make(self, t: Tensor, node: int, layouts: Layouts, key: int, repeat: int, backward: bool) -> None:
         self.made[t] = Port(node, layouts, key, repeat, backward)
 
     def _need(
-        self, t: Tensor, node: int, layouts: Layouts, key: Hashable, repeat: int, backward: bool, times: int = 1
+        self, t: Tensor, node: int, layouts: Layouts, key: int, repeat: int, backward: bool, times: int = 1
     ) -> None:
         """A reader of a tensor. What leaves the layers is read once by what is behind the last one, and what enters the
         first of those that one stands for comes, for the others, from the layer before (`Tensor.leaves`).
@@ -161,7 +163,7 @@ class _Build:
                 node = inputs[self.b.ties[i]]
             else:
                 pin = self.b.output_pins.get(i)
-                space = Space(("pin", pin), (pin,)) if pin is not None else self._space(t, stored=True)
+                space = self._pinned(t, pin) if pin is not None else self._space(t, stored=True)
                 node = self._place(Tensor(t.shape, t.dtype), space, "output", 1, backward)
                 self.nodes[node].tensor = None
             outputs.append(node)
@@ -182,8 +184,7 @@ class _Build:
         self._need(t, node, space.layouts, space.key, repeat, backward)
 
     def _graph(self, graph: Graph, repeat: int) -> None:
-        uniform = {t for op in graph.ops if is_free(op) for t in op.outputs}
-        member = clusters(graph, uniform, self.ends)
+        member = clusters(graph, self.ends)
         done: dict[Cluster, int] = {}
         for op in graph.ops:
             if is_free(op):
@@ -197,26 +198,42 @@ class _Build:
             elif op in member:
                 cluster = member[op]
                 if cluster not in done:
-                    done[cluster] = self._cluster(cluster, uniform, repeat)
-                self._cluster_ports(op, cluster, done[cluster], repeat)
+                    done[cluster] = self._cluster(cluster, repeat)
+                self._ports(op, done[cluster], self.members[op], repeat, cluster.made)
             else:
                 self._op(op, repeat)
 
     def _op(self, op: Op, repeat: int) -> None:
-        strategies = self.b.rules.strategies(op, self.mesh)
         use = self.b.traffic.uses[op]
-        seconds = self.b.intern(("seconds", op.signature, use), lambda: self._seconds(op, strategies, use))
-        node = self._node("op", (op,), (strategies,), seconds, ("op", op.signature, use), repeat * op.times)
-        self.of_ops[op] = OpSeconds(node, seconds[1], self._start(op, use), repeat * op.times)
-        ins, outs = self.b.intern(
-            ("layouts", op.signature), lambda: port_layouts(self.b.rules(op), self.mesh, strategies)
-        )
-        for i, t in enumerate(op.inputs):
-            self._need(t, node, ins[i], (op.signature, "in", i), repeat, op.backward, op.times)
-        for i, t in enumerate(op.outputs):
-            self._make(t, node, outs[i], (op.signature, "out", i), repeat, op.backward)
-            if self.readers.get(t, 0) > 1 and any(lay.partial for lay in outs[i]):
+        does = self.b.intern((op.signature, use), lambda: self._choices(op, use))
+        node = self._node("op", (op,), (does.strategies,), does.seconds, ("op", does.number), repeat * op.times)
+        self.of_ops[op] = OpSeconds(node, does.seconds[1], does.start, repeat * op.times)
+        self._ports(op, node, does, repeat)
+        for t, (layouts, _) in zip(op.outputs, does.outs, strict=True):
+            if self.readers.get(t, 0) > 1 and any(lay.partial for lay in layouts):
                 self._hold(t, repeat, op.backward)
+
+    def _choices(self, op: Op, use: Use, space: Space | None = None, linear: int = 0) -> Choices:
+        """What an op brings, by itself or in a cluster that has these layouts."""
+        rule, b, mesh = self.b.rules(op), self.b, self.mesh
+        own = op.signature if space is None else (op.signature, linear, space.key)
+
+        def ports() -> tuple[Sequence[Strategy], list[list[tuple[Layouts, int]]]]:
+            follow = [] if space is None else [making(rule, mesh, layout, linear) for layout in space.layouts]
+            does = b.rules.strategies(op, mesh) if space is None else follow
+            sides = zip(("in", "out"), port_layouts(rule, mesh, does), strict=True)
+            return does, [[(x, b.name((own, side, i))) for i, x in enumerate(every)] for side, every in sides]
+
+        does, (ins, outs) = b.intern(("ports", own), ports)
+        return Choices(b.name((own, use)), does, self._seconds(op, does, use), self._start(op, use), ins, outs)
+
+    def _ports(self, op: Op, node: int, does: Choices, repeat: int, inside: Set[Tensor] = frozenset()) -> None:
+        """What an op reads, but for what is made `inside` of its cluster, and makes."""
+        for t, (layouts, key) in zip(op.inputs, does.ins, strict=True):
+            if t not in inside:
+                self._need(t, node, layouts, key, repeat, op.backward, op.times)
+        for t, (layouts, key) in zip(op.outputs, does.outs, strict=True):
+            self._make(t, node, layouts, key, repeat, op.backward)
 
     def _hold(self, t: Tensor, repeat: int, backward: bool) -> None:
         """A place for a possibly partial result with several readers: they share one reduction."""
@@ -228,11 +245,11 @@ class _Build:
 
     def _seconds(self, op: Op, strategies: Sequence[Strategy], use: Use) -> np.ndarray:
         """Of each strategy, the seconds it adds to a step and those it takes at least (a row each)."""
-        numbers = alike(self.b.rules(op), self.mesh, strategies)
-        _, first, which = np.unique(numbers, return_index=True, return_inverse=True)
-        shards = [self.b.rules.shard(op, self.mesh, strategies[i]) for i in first]
-        seconds = [[of(s, self.b.machine, use) for s in shards] for of in (shard_seconds, floor_seconds)]
-        return np.ascontiguousarray(np.array(seconds)[:, which])
+        rules, mesh, machine = self.b.rules, self.mesh, self.b.machine
+        first, which = alike(rules(op), mesh, strategies)
+        shards = (rules.shard(op, mesh, strategies[i]) for i in first)
+        seconds = np.array([strategy_seconds(shard, machine, use) for shard in shards]).reshape(-1, 2)
+        return np.ascontiguousarray(seconds.T[:, which])
 
     def _start(self, op: Op, use: Use) -> float:
         """Seconds to start the kernels of an op, those of matmuls aside, whose arithmetic has them; what reads nothing
@@ -258,52 +275,27 @@ class _Build:
 
     # Clusters
 
-    def _cluster(self, cluster: Cluster, uniform: set[Tensor], repeat: int) -> int:
+    def _cluster(self, cluster: Cluster, repeat: int) -> int:
         first = cluster.ops[0].outputs[0]
         partial = cluster.linear and all(_compat.is_float(op.outputs[0].dtype) for op in cluster.ops)
-        space = self._space(Tensor(cluster.shape, first.dtype), partial=partial)
-        keys, parts = [], []
+        space, every = self._space(Tensor(cluster.shape, first.dtype), partial=partial), list[Choices]()
         for op in cluster.ops:
-            which = linear_set(op, uniform) or 0 if partial else 0
-            key = self.b.name((op.signature, which, space.key))
-            use = self.b.traffic.uses[op]
-            strategies = self.b.intern(("follow", key), lambda: self._follow(op, which, space.layouts))  # noqa: B023
-            parts.append(strategies)
-            self.b.intern(("seconds", key, use), lambda: self._seconds(op, strategies, use))  # noqa: B023
-            keys.append((key, use))
+            linear, use = cluster.through.get(op, 0) if partial else 0, self.b.traffic.uses[op]
+            key = op.signature, linear, space.key, use
+            every.append(self.b.intern(key, lambda: self._choices(op, use, space, linear)))  # noqa: B023
         times = [op.times for op in cluster.ops]
-        named = "cluster", self.b.name((*keys, *times))
+        named = "cluster", *(does.number for does in every), *times
         seconds = self.b.intern(
-            named,
-            lambda: np.sum(
-                [n * self.b.intern(("seconds", *k), None) for k, n in zip(keys, times, strict=True)], axis=0
-            ),
+            named, lambda: np.sum([n * does.seconds for does, n in zip(every, times, strict=True)], axis=0)
         )
-        node = self._node("cluster", tuple(cluster.ops), tuple(parts), seconds, named, repeat)
+        strategies = tuple([does.strategies for does in every])
+        node = self._node("cluster", tuple(cluster.ops), strategies, seconds, named, repeat)
         self.nodes[node].layouts = space.layouts
         self.spaces[node] = space
-        for op, (key, use) in zip(cluster.ops, keys, strict=True):
-            self.member_keys[op] = key
-            least = self.b.intern(("seconds", key, use), None)[1]
-            self.of_ops[op] = OpSeconds(node, least, self._start(op, use), repeat * op.times)
+        for op, does in zip(cluster.ops, every, strict=True):
+            self.members[op] = does
+            self.of_ops[op] = OpSeconds(node, does.seconds[1], does.start, repeat * op.times)
         return node
-
-    def _follow(self, op: Op, linear: int, choices: Layouts) -> list[Strategy]:
-        """The op's strategy under each layout of its cluster."""
-        rule = self.b.rules(op)
-        return [making(rule, self.mesh, layout, linear) for layout in choices]
-
-    def _cluster_ports(self, op: Op, cluster: Cluster, node: int, repeat: int) -> None:
-        key = self.member_keys[op]
-        ins, outs = self.b.intern(
-            ("layouts", key),
-            lambda: port_layouts(self.b.rules(op), self.mesh, self.b.intern(("follow", key), None)),
-        )
-        for i, t in enumerate(op.inputs):
-            if t not in cluster.made:
-                self._need(t, node, ins[i], (key, "in", i), repeat, op.backward, op.times)
-        for i, t in enumerate(op.outputs):
-            self._make(t, node, outs[i], (key, "out", i), repeat, op.backward)
 
     # Control flow
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,22 +46,34 @@ class Node:
 
 @dataclass(frozen=True)
 class Space:
-    """Layouts to choose from, with a short key that stands for them."""
+    """Layouts to choose from, with a number that stands for them."""
 
-    key: Hashable
+    key: int
     layouts: Layouts
 
 
-@dataclass(frozen=True)
-class Port:
-    """One end of a tensor: the node, and the layout that each of its choices makes or needs. `key` interns the
-    layouts."""
+class Port(NamedTuple):
+    """One end of a tensor: the node, and the layout that each of its choices makes or needs. `key`: a number that
+    stands for the layouts."""
 
     node: int
     layouts: Layouts
-    key: Hashable
+    key: int
     repeat: int
     backward: bool
+
+
+class Choices(NamedTuple):
+    """What an op brings to every problem of a mesh that it runs alike in: a number that stands for it; its strategies,
+    the seconds that each adds to a step and those it takes at least (a row each), those in which its kernels start, and
+    of each operand and result its layouts, with the key of its port."""
+
+    number: int
+    strategies: Sequence[Strategy]
+    seconds: np.ndarray
+    start: float
+    ins: list[tuple[Layouts, int]]
+    outs: list[tuple[Layouts, int]]
 
 
 class OpSeconds(NamedTuple):
@@ -108,6 +120,21 @@ class Built:
     def _does(self, layout: Layout) -> list[int]:
         does = {**layout.axis_dim, **dict.fromkeys(layout.partial_axes, PARTIAL)}
         return [does.get(a, -1) for a in self.mesh.names]
+
+    @functools.cached_property
+    def least_seconds(self) -> float:
+        """No plan takes less: the arithmetic of every op, split as well as it can be."""
+        return self._summed(np.min)
+
+    @functools.cached_property
+    def most_seconds(self) -> float:
+        """The arithmetic of every op under its worst strategy."""
+        return self._summed(np.max)
+
+    def _summed(self, of: Callable[[np.ndarray], float]) -> float:
+        """Over all ops, one figure of the arithmetic of each under its strategies; equal ops share an array."""
+        figures = {i: float(of(x)) for i, x in {id(x): x for x in self.arithmetic}.items()}
+        return sum([figures[id(x)] for x in self.arithmetic])
 
     def decisions(self, assignment: Sequence[int], keep: bool) -> Decisions:
         """What an assignment of choices to nodes means."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from unity_jax.ops.rules import is_pointwise, linear_sets
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -19,12 +20,14 @@ from unity_jax.search.assemble import is_free
 
 @dataclass(eq=False)
 class Cluster:
-    """Elementwise ops over one shape, in program order. `linear`: may carry partial sums. `made`: what they compute."""
+    """Elementwise ops over one shape, in program order. `linear`: may carry partial sums. `through`: which set of
+    operands (`linear_set`) of each op that has one; `made`: what they compute."""
 
     shape: tuple[int, ...]
     linear: bool
     backward: bool
     ops: list[Op] = field(default_factory=list)
+    through: dict[Op, int] = field(default_factory=dict)
 
     @functools.cached_property
     def made(self) -> frozenset[Tensor]:
@@ -45,29 +48,46 @@ def _is_zero(t: Tensor) -> bool:
     return t.literal is not None and not t.literal.any()
 
 
-def clusters(graph: Graph, uniform: set[Tensor], ends: Collection[Tensor]) -> dict[Op, Cluster]:
+_known: WeakKeyDictionary[Graph, dict[Op, Cluster]] = WeakKeyDictionary()
+"""All meshes, and variants that have a body in common, share its clusters."""
+
+
+def clusters(graph: Graph, ends: Collection[Tensor]) -> dict[Op, Cluster]:
     """The cluster of every elementwise op of one graph (its sub-graphs have their own).
 
-    **Arguments:** `uniform`: tensors that hold one value everywhere (broadcast scalars); `ends`: what is no partial sum
-    in any case: arguments and results of a program, but not what a loop carries.
+    **Arguments:** `ends`: what is no partial sum in any case: arguments and results of a program, but not what a loop
+    carries.
     """
+    if graph not in _known:
+        _known[graph] = _clusters(graph, ends)
+    return _known[graph]
+
+
+def _clusters(graph: Graph, ends: Collection[Tensor]) -> dict[Op, Cluster]:
+    uniform = {t for op in graph.ops if is_free(op) for t in op.outputs}  # they hold one value everywhere
     found: dict[Op, Cluster] = {}
+    through: dict[Op, int] = {}
     home: dict[Tensor, tuple[int, Cluster]] = {}
     for i, op in enumerate(graph.ops):
         if is_free(op) or op.bodies or not is_pointwise(op):
             continue
         shape = op.outputs[0].shape
-        linear = linear_set(op, uniform) is not None
+        operands = linear_set(op, uniform)
+        linear = operands is not None
+        if operands:
+            through[op] = operands
         near = [home[t] for t in op.inputs if t in home and t.shape == shape]
         near = [(j, c) for j, c in near if c.backward == op.backward and (linear or not c.linear)]
         cluster = max(near, key=lambda jc: jc[0])[1] if near else Cluster(shape, linear, op.backward)
         cluster.ops.append(op)
         found[op] = cluster
         home.update((t, (i, cluster)) for t in op.outputs)
-    return _merged(graph, found, ends)
+    return _merged(graph, found, through, ends)
 
 
-def _merged(graph: Graph, found: dict[Op, Cluster], ends: Collection[Tensor]) -> dict[Op, Cluster]:
+def _merged(
+    graph: Graph, found: dict[Op, Cluster], through: dict[Op, int], ends: Collection[Tensor]
+) -> dict[Op, Cluster]:
     """The same with those that only one other cluster reads as parts of that."""
     readers: dict[Tensor, list[Op]] = {}
     for op in graph.ops:
@@ -88,7 +108,7 @@ def _merged(graph: Graph, found: dict[Op, Cluster], ends: Collection[Tensor]) ->
         ):
             part_of[cluster] = other
     made = {op: part_of.get(cluster, cluster) for op, cluster in found.items()}
-    fresh = {c: Cluster(c.shape, c.linear, c.backward) for c in made.values()}
+    fresh = {c: Cluster(c.shape, c.linear, c.backward, through=through) for c in made.values()}
     for op, cluster in made.items():  # in program order
         fresh[cluster].ops.append(op)
     return {op: fresh[cluster] for op, cluster in made.items()}

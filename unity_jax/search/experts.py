@@ -9,19 +9,18 @@ split over the devices and everything else data parallel (arXiv:2104.05158).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from unity_jax.ops.rule import Strategy
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.search.batch import ahead, batch_dims, batch_factors, position_dims
 from unity_jax.search.built import Built, Node
-from unity_jax.search.parameters import looked_up, stacked
+from unity_jax.search.parameters import Roles
 from unity_jax.search.rule_cache import RuleCache
 
 
@@ -86,7 +85,7 @@ def expert_seeds(
     found: dict[bytes, str] = {}
     seeds: dict[str, np.ndarray] = {}
     wanted = list(experts(mesh) if styles is None else styles)
-    missing = [e for e in wanted if e not in completed and (not e.tables or completion().tables)]
+    missing = [e for e in wanted if e not in completed and (not e.tables or completion().roles.tables)]
     if missing:
         completed.update(zip(missing, completion().complete(missing), strict=True))
     for expert in (e for e in wanted if e in completed):
@@ -113,26 +112,17 @@ class _Completion:
 
     def __init__(self, program: Program, built: Built, mesh: MeshAxes, rules: RuleCache) -> None:
         self.built, self.mesh, self.rules = built, mesh, rules
-        self.batch = batch_dims(program, rules, mesh.num_devices)
-        self.batch_of = functools.cache(lambda op: batch_factors(op, rules, self.batch))
-        self.positions = position_dims(program, rules, self.batch)
+        self.roles = Roles.of(program, rules, mesh.num_devices)
         self.neighbours: list[list[_Neighbour]] = [[] for _ in built.nodes]
         for e in built.problem.edges:
             self._join(e.i, e.j, e.table)
         for s in built.problem.shared:
             for c, targets in zip(s.consumers, s.targets, strict=True):
                 self._join(s.producer, c, s.cost[np.ix_(s.source, targets)])
-        state = {program.graph.inputs[i] for i in program.ties.values()}
-        forward = {t for op in program.graph.walk() if not op.backward for t in op.inputs}
-        self.params = state & forward
-        self.state = state - forward
-        self.layers = stacked(program.graph, {t.shape for t in self.params})
-        self.tables = {t.shape for t in looked_up(program.graph, self.params)}
-        self.statistics = self._statistics(program.graph)
         self.arrays: dict[int, np.ndarray] = {}  # strategies, by identity
         self.lazy = [self._waits(n) for n in built.nodes]
         self.wants = [self._batch_of(n) for n in built.nodes]
-        self.along = [frozenset(batch_factors(n.ops[0], rules, self.positions)) if n.ops else None for n in built.nodes]
+        self.along = [self.roles.along[n.ops[0]] if n.ops else frozenset[int]() for n in built.nodes]
         numbers: dict[object, int] = {}
         self.alike = [numbers.setdefault(self._kind(n), len(numbers)) for n in built.nodes]
 
@@ -141,30 +131,21 @@ class _Completion:
             self.neighbours[i].append(_Neighbour(j, table.T))
             self.neighbours[j].append(_Neighbour(i, table))
 
-    def _batch_of(self, node: Node) -> list[set[int]]:
+    def _batch_of(self, node: Node) -> list[Set[int]]:
         """Per op of a node its batch factors; for a place or input, its batch dimensions."""
         if node.ops:
-            return [self.batch_of(op) for op in node.ops]
+            return [self.roles.batch_of[op] for op in node.ops]
         t = node.tensor
         shift = 1 if node.lifted else 0
-        return [{d - shift for d in range(t.rank) if (t, d) in self.batch}] if t is not None else [set()]
-
-    def _statistics(self, graph: Graph) -> set[Tensor]:
-        """What the forward pass sums over the batch, and computes of such sums alone: the moments of a batch norm."""
-        held, found = self.state | self.params, set[Tensor]()
-        for op, _ in ahead(graph):
-            of_batch = self.batch_of(op) or not found.isdisjoint(op.inputs)
-            if of_batch and held.isdisjoint(op.inputs):
-                found |= {t for t in op.outputs if not any((t, d) in self.batch for d in range(t.rank))}
-        return found
+        return [{d - shift for d in range(t.rank) if (t, d) in self.roles.batch}] if t is not None else [set()]
 
     def _waits(self, node: Node) -> bool:
         if node.kind == "input":
-            return not any((node.tensor, d) in self.batch for d in range(node.tensor.rank if node.tensor else 0))
+            return not any((node.tensor, d) in self.roles.batch for d in range(node.tensor.rank if node.tensor else 0))
         if node.kind == "output":
             return True
         if node.ops:
-            return not any(self.batch_of(op) for op in node.ops) and not node.ops[0].backward
+            return not any(self.roles.batch_of[op] for op in node.ops) and not node.ops[0].backward
         return not any(self._batch_of(node))
 
     def complete(self, experts: Sequence[Expert]) -> list[np.ndarray]:
@@ -295,7 +276,7 @@ class _Completion:
         """Equal for nodes of which every expert considers the same choices."""
         wants = frozenset(self.wants[node.index][0])
         if not node.ops:
-            held = node.tensor in self.params, node.tensor in self.layers, self._is_table([node.tensor])
+            held = node.tensor in self.roles.params, node.tensor in self.roles.layers, self._is_table([node.tensor])
             return id(node.layouts), wants, node.kind, held
         first = node.ops[0]
         kind = first.name in _WEIGHTED, self._is_table(first.inputs[:1]), self._is_statistic(node)
@@ -321,10 +302,10 @@ class _Completion:
         if dims:
             on_batch: np.ndarray = np.all(np.isin(where, sorted(dims)), axis=1)
             return on_batch if on_batch.any() else everything
-        layer = node.tensor in self.layers
+        layer = node.tensor in self.roles.layers
         if node.kind != "input" and not (layer and expert.shard_params):
             return everything if expert.shard_params else whole
-        if not (expert.shard_params if layer or node.tensor in self.params else expert.shard_state):
+        if not (expert.shard_params if layer or node.tensor in self.roles.params else expert.shard_state):
             return whole
         if expert.over:
             return np.all((where >= 0) == np.array([a in expert.over for a in expert.data]), axis=1)
@@ -372,10 +353,10 @@ class _Completion:
         return np.array([all(w is None or f in w for f, w in zip(s, wanted, strict=True)) for s in strategies])
 
     def _is_statistic(self, node: Node) -> bool:
-        return any(t in self.statistics for op in node.ops for t in op.outputs)
+        return any(t in self.roles.statistics for op in node.ops for t in op.outputs)
 
     def _is_table(self, tensors: Sequence[Tensor | None]) -> bool:
-        return any(t is not None and t.shape in self.tables for t in tensors)
+        return any(t is not None and t.shape in self.roles.tables for t in tensors)
 
 
 _ROWS = ("gather", "scatter-add")

@@ -7,10 +7,8 @@ of a step's duration. These are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from unity_jax.cost.timeline import unhidden
 from unity_jax.machine.device import Device
@@ -21,18 +19,6 @@ from unity_jax.search.sums import ADDS
 
 LIKELY = 0.95
 """The part of a bound that holds although the plan may start fewer kernels than the program on one device."""
-
-
-def least_seconds(built: Built) -> float:
-    """No plan takes less: the arithmetic of every op, split as well as it can be."""
-    return _summed(built, np.min)
-
-
-def _summed(built: Built, of: Callable[[np.ndarray], float]) -> float:
-    """Over all ops, one figure of the arithmetic of each under its strategies; equal ops share an array."""
-    distinct = {id(seconds): seconds for seconds in built.arithmetic}
-    figures = {i: float(of(seconds)) for i, seconds in distinct.items()}
-    return sum([figures[id(seconds)] for seconds in built.arithmetic])
 
 
 def undivided_seconds(built: Built, device: Device) -> float:
@@ -55,7 +41,7 @@ def uneven_seconds(built: Built, assignment: Sequence[int]) -> float:
     A finer mesh may split what this one cannot, or split it better: a recurrent cell that reads all its weights for a
     few rows on each device.
     """
-    even = _summed(built, np.max) / built.mesh.num_devices  # what is whole on every device takes the most
+    even = built.most_seconds / built.mesh.num_devices  # what is whole on every device takes the most
     return max(0.0, arithmetic_seconds(built, assignment) - even)
 
 

@@ -56,7 +56,7 @@ class Moves:
     def _edges(self, t: Tensor, source: Port, ports: Sequence[Port]) -> list[Edge]:
         found = []
         for p in ports:
-            key = ("edge", t.shape, t.dtype, source.key, p.key, p.repeat)
+            key = ("edge", t.shape, source.key, p.key, p.repeat)
             table = self.intern(key, lambda: self._table(t, source, p))  # noqa: B023
             if source.node == p.node:
                 loop = self.intern(("diagonal", key), lambda: np.diagonal(table).copy())  # noqa: B023
@@ -80,7 +80,7 @@ class Moves:
         return {lay: i for i, lay in enumerate(distinct)}, table
 
     def _shared(self, t: Tensor, source: Port, ports: Sequence[Port]) -> Shared:
-        key = ("shared", t.shape, t.dtype, source.key, tuple(p.key for p in ports), ports[0].repeat)
+        key = ("shared", t.shape, source.key, *[p.key for p in ports], ports[0].repeat)
 
         def make() -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
             ids, table = self._costs(t, tuple(lay for p in (source, *ports) for lay in p.layouts))

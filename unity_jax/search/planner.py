@@ -25,7 +25,7 @@ from unity_jax.search.built import Built, Solved
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.common import Common
 from unity_jax.search.experts import Expert, expert_seeds, experts
-from unity_jax.search.floors import Floors, arithmetic_seconds, least_seconds, wasted_seconds
+from unity_jax.search.floors import Floors, arithmetic_seconds, wasted_seconds
 from unity_jax.search.limited import Held, argument_bytes, followed, tightened, with_rivals
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
@@ -131,7 +131,7 @@ class Planner:
         if now is None or self.rivals or not now.fits(self.limit) or now is not self._proposals.get(now.mesh):
             return True
         there = self._solved(now.mesh)
-        longer = arithmetic_seconds(there.built, there.assignment) - least_seconds(self.problem(mesh))
+        longer = arithmetic_seconds(there.built, there.assignment) - self.problem(mesh).least_seconds
         return now.timeline.exposed_communication_seconds + longer >= LIMITS.mesh_saves * now.seconds
 
     def _is_enough(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
@@ -203,7 +203,7 @@ class Planner:
         lifted = {m: x for m, x in solved.lifted.items() if m not in took_part}
         others = {f"search on ({m})": x for m, x in lifted.items() if not np.array_equal(x, solved.assignment)}
         self._contend(found, solved.built, True, others)
-        if self.rivals or best(found, self.limit).seconds > least_seconds(solved.built):
+        if self.rivals or best(found, self.limit).seconds > solved.built.least_seconds:
             near = best(found, self.limit).fits(self.limit) and not self.rivals
             self._contend(found, solved.built, True, self._expert_seeds(mesh, near))
             self._competed.add(mesh)
@@ -393,7 +393,7 @@ class Planner:
         return self.common.ringed(made, rings_of(plan, self.program.graph, like)) if decisions.rings else made
 
     def _finish(self, built: Built, assignment: np.ndarray, keep: bool, label: str) -> Candidate:
-        decisions, bound = built.decisions(assignment, keep), least_seconds(built)
+        decisions, bound = built.decisions(assignment, keep), built.least_seconds
         made = self.common.finished(self.program, decisions, built.mesh, label, bound)
         self._origins[made] = Held(built, assignment, keep)
         return made
