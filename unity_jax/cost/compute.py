@@ -205,11 +205,11 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     """Seconds of memory, of memory on the chip, and of turning arrays for this op or after it."""
     op, counts, memory, chip, turned = shard.op, use.counts, 0.0, 0.0, 0.0
     bandwidth = device.memory_bandwidth * device.memory_efficiency
-    tensors, layouts = (*op.inputs, *op.outputs), (*shard.operand_layouts, *shard.result_layouts)
+    tensors = (*op.inputs, *op.outputs)
     minor = _minor_dims(shard, device, use)
     for i, allowed in enumerate(minor):
         if allowed is not None and counts[i] and (not use.rows or use.rows[i] not in (1, THIN)):
-            shape, itemsize = layouts[i].local_shape(tensors[i].shape, shard.mesh), tensors[i].itemsize
+            shape, itemsize = shard.shapes[i], tensors[i].itemsize
             least, other = stored_bytes(device, shape, itemsize), stored_bytes(device, shape, itemsize, allowed)
             turned += turning_bytes(device, itemsize, least, other)
     if op.name == "conv_general_dilated":
@@ -228,9 +228,8 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
         if addresses_rows(op):
             nbytes *= _row_padding(shard, device)
         return nbytes / bandwidth, 0.0, turned
-    for i, (t, layout, count) in enumerate(zip(tensors, layouts, counts, strict=True)):
+    for i, (t, shape, count) in enumerate(zip(tensors, shard.shapes, counts, strict=True)):
         if count and t.literal is None:
-            shape = layout.local_shape(t.shape, shard.mesh)
             stored = stored_bytes(device, shape, t.itemsize, minor[i])
             if stored > device.fast_bytes:
                 memory += count * stored

@@ -293,8 +293,19 @@ class Shard:
         return tuple(self._layout(dims, partial) for dims in self.rule.results)
 
     def local_shape(self, dims: Dims, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The per-device shape of a tensor with these factors."""
-        return self._layout(dims, ()).local_shape(shape, self.mesh)
+        """The per-device shape of a tensor with these factors, padding included."""
+        ways = self._ways
+        return tuple([-(-n // ways[d[0]]) if d else n for n, d in zip(shape, dims, strict=True)])
+
+    @functools.cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of each operand and result, per device."""
+        tensors = (*self.op.inputs, *self.op.outputs)
+        if self.rule.fixed is not None:
+            layouts = (*self.rule.fixed[0], *self.rule.fixed[1])
+            return tuple([lay.local_shape(t.shape, self.mesh) for t, lay in zip(tensors, layouts, strict=True)])
+        sides = (*self.rule.operands, *self.rule.results)
+        return tuple([self.local_shape(dims, t.shape) for t, dims in zip(tensors, sides, strict=True)])
 
     def operand_bytes(self, i: int) -> int:
         """Per device."""
@@ -306,17 +317,16 @@ class Shard:
 
     def result_shape(self, i: int = 0) -> tuple[int, ...]:
         """Per device, padding included."""
-        return self.result_layouts[i].local_shape(self.op.outputs[i].shape, self.mesh)
+        return self.shapes[len(self.op.inputs) + i]
 
     def operand_shape(self, i: int = 0) -> tuple[int, ...]:
         """Per device, padding included."""
-        return self.operand_layouts[i].local_shape(self.op.inputs[i].shape, self.mesh)
+        return self.shapes[i]
 
     @property
     def flops(self) -> float:
         """Per device."""
-        used = (s for s in range(len(self.rule.factors)) if self.factor_axes[s])
-        return self.rule.flops / math.prod(self.ways(s) for s in used)
+        return self.rule.flops / math.prod(self._ways)
 
     def valid(self, factor: int, x: Any, dim: int) -> Any:
         """A boolean mask, broadcastable to `x`, of the positions along `dim` that are not padding of `factor`."""
