@@ -80,5 +80,6 @@ def serves(graph: Graph) -> dict[Op, Op | None]:
         if op.eqn is None:
             user = reader.get(op.outputs[0]) if op.outputs else None
             found[op] = found.get(user, user) if user is not None else None
-        reader.update((t, op) for t in op.inputs)
+        for t in op.inputs:
+            reader[t] = op
     return found

@@ -50,7 +50,7 @@ def linear_sets(op: Op) -> tuple[frozenset[int], ...]:
 
 def is_pointwise(op: Op) -> bool:
     """Whether every result element depends only on the same element of each operand (scalars are shared)."""
-    known = op.__dict__  # as of a cached property: every pass over a graph asks
+    known = (op.traced or op).__dict__  # as of a cached property: every pass asks, over every plan of the same op
     if "is_pointwise" not in known:
         known["is_pointwise"] = _is_pointwise(op)
     return bool(known["is_pointwise"])

@@ -108,7 +108,7 @@ class _Assembler:
         self.both = read[0] & read[1]
         backward = bool(read[1])
         for op in graph.ops:
-            if op.name != "scan":
+            if self.away and op.name != "scan":
                 self._bring(op.inputs, op.backward)
             if is_free(op):
                 self.free.update((t, op) for t in op.outputs)

@@ -278,7 +278,8 @@ class _Build:
     def _cluster(self, cluster: Cluster, repeat: int) -> int:
         first = cluster.ops[0].outputs[0]
         partial = cluster.linear and all(_compat.is_float(op.outputs[0].dtype) for op in cluster.ops)
-        space, every = self._space(Tensor(cluster.shape, first.dtype), partial=partial), list[Choices]()
+        space = self._space(Tensor(cluster.shape, first.dtype), partial=partial)
+        every: list[Choices] = []
         for op in cluster.ops:
             linear, use = cluster.through.get(op, 0) if partial else 0, self.b.traffic.uses[op]
             key = op.signature, linear, space.key, use

@@ -122,7 +122,7 @@ class _Completion:
         self.arrays: dict[int, np.ndarray] = {}  # strategies, by identity
         self.lazy = [self._waits(n) for n in built.nodes]
         self.wants = [self._batch_of(n) for n in built.nodes]
-        self.along = [self.roles.along[n.ops[0]] if n.ops else frozenset[int]() for n in built.nodes]
+        self.along = [self.roles.along[n.ops[0]] if n.ops else frozenset() for n in built.nodes]
         numbers: dict[object, int] = {}
         self.alike = [numbers.setdefault(self._kind(n), len(numbers)) for n in built.nodes]
 

@@ -143,7 +143,7 @@ class Planner:
             return now.timeline.exposed_communication_seconds + wasted < LIMITS.waiting * now.seconds
         if len(mesh.names) > 1:
             return False
-        uses = usage(self.program, self._solved(mesh).built, self.traffic.written)
+        uses = self._live(self._solved(mesh).built).usage
         return least_peak(divided(uses, mesh.num_devices)) > self.limit  # what it does not split, a finer mesh may
 
     def tried(self, meshes: Sequence[MeshAxes]) -> list[MeshAxes]:

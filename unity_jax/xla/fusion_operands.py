@@ -20,8 +20,13 @@ class Reading:
             alias = is_alias(op)
             if not alias and op not in absorbed.ops:
                 continue
-            reads = dict.fromkeys(s for t in op.inputs for s in self.read(op, t))
-            held = dict.fromkeys(s for t in op.inputs for s in self.held(t))
+            reads: dict[Tensor, None] = {}
+            held: dict[Tensor, None] = {}
+            ops: dict[Op, None] = {}
+            for t in op.inputs:
+                reads.update(dict.fromkeys(self.read(op, t)))
+                held.update(dict.fromkeys(self.held(t)))
+                ops.update(dict.fromkeys(self.taken(op, t)))
             if op.name == "optimization_barrier":
                 held.update(reads)
             self._held.update(dict.fromkeys(op.outputs, tuple(held)))
@@ -29,7 +34,6 @@ class Reading:
                 for i, o in zip(op.inputs, op.outputs, strict=False):
                     self._sources[o], self._taken[o] = self.read(op, i), self.taken(op, i)
                 continue
-            ops = dict.fromkeys(p for t in op.inputs for p in self.taken(op, t))
             if op in absorbed.fills:
                 reads[absorbed.fills[op].outputs[0]] = None
             else:

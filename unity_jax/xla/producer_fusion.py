@@ -166,6 +166,9 @@ def _enters(op: Op) -> bool:
     return taken <= sum(t.nbytes for t in op.outputs) and not is_partition(op)
 
 
+_NOTHING: frozenset[Tensor] = frozenset()
+
+
 @dataclass(eq=False)
 class _Absorber:
     graph: Graph
@@ -189,7 +192,7 @@ class _Absorber:
     def _above(self, op: Op) -> frozenset[Tensor]:
         """What computing an op in place would read."""
         known = (self.sources.get(t, (t,) if t.literal is None else ()) for t in op.inputs)
-        return frozenset[Tensor]().union(*known)
+        return _NOTHING.union(*known)
 
     def _absorbs(self, op: Op) -> bool:
         """Whether its readers compute it, but for those that it is kept for."""
@@ -198,7 +201,7 @@ class _Absorber:
         if op in self.found.fills:
             return True
         every = self.readers.of(op)
-        kept = self._keeps(op, every) if self.fusing.grows else frozenset[Op]()
+        kept = self._keeps(op, every) if self.fusing.grows else frozenset()
         used = [c for c in every if c not in kept]
         absorbs = bool(used) and self._computes(op, used, kept)
         if kept and (absorbs or not used):
