@@ -254,8 +254,7 @@ class _Run(NamedTuple):
 
 def _runs(ops: Sequence[Op], pinned: Mapping[Tensor, Layout]) -> list[_Run]:
     """Runs that do not overlap, chosen by how many ops they let go of; in the order of the program."""
-    numbers: dict[object, int] = {}
-    kinds = np.array([numbers.setdefault(_kind(op, numbers, pinned), len(numbers)) for op in ops])
+    kinds = _kinds(ops, pinned)
     found = [run for period in _periods(kinds) for run in _periodic(kinds, period)]
     taken, chosen = np.zeros(len(ops), bool), []
     layers = max(found, key=lambda r: r.cut).layers if found else 0  # of shorter periods there are parts of layers
@@ -313,13 +312,23 @@ def _strays(layer: np.ndarray, of: np.ndarray) -> int:
     return len(of) - int(most.sum())
 
 
-def _kind(op: Op, numbers: dict[object, int], pinned: Mapping[Tensor, Layout]) -> object:
-    """Equal for ops that differ at most in the numbers that they are given: layers have their own."""
-    name, ins, outs, params, *_ = op.signature
-    bodies = tuple(fingerprint(b, numbers) for b in op.bodies)
-    types = tuple((shape, dtype) for shape, dtype, _ in ins)
-    pins = tuple(pinned.get(t) for t in (*op.inputs, *op.outputs)) if pinned else ()
-    return name, types, outs, "" if bodies else params, bodies, op.backward, pins
+def _kinds(ops: Sequence[Op], pinned: Mapping[Tensor, Layout]) -> np.ndarray:
+    """A number for each op, equal for those that differ at most in the numbers that they are given: layers have their
+    own."""
+    numbers: dict[object, int] = {}
+    known: dict[object, int] = {}  # of equal ops
+    kinds = []
+    for op in ops:
+        pins = tuple([pinned.get(t) for t in (*op.inputs, *op.outputs)]) if pinned else ()
+        same = op.signature, op.backward, pins
+        if same not in known:
+            name, ins, outs, params, *_ = op.signature
+            bodies = tuple(fingerprint(b, numbers) for b in op.bodies)
+            types = tuple((shape, dtype) for shape, dtype, _ in ins)
+            kind = name, types, outs, "" if bodies else params, bodies, op.backward, pins
+            known[same] = numbers.setdefault(kind, len(numbers))
+        kinds.append(known[same])
+    return np.array(kinds)
 
 
 def _periods(kinds: np.ndarray) -> list[int]:
