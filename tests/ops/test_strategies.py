@@ -34,6 +34,9 @@ def test_all_strategies_at_once(name, mesh):
         ins, outs = port_layouts(rule, mesh, choices)
         assert list(zip(*ins, strict=True)) == ([s.operand_layouts for s in shards] if ins else [])
         assert list(zip(*outs, strict=True)) == [s.result_layouts for s in shards]
+        for s in shards:
+            ends = zip((*op.inputs, *op.outputs), (*s.operand_layouts, *s.result_layouts), strict=True)
+            assert s.shapes == tuple(layout.local_shape(t.shape, mesh) for t, layout in ends)
         works = [id(s.works) for s in shards]
         first, which = alike(rule, mesh, choices)
         assert [works[first[n]] for n in which] == works and len(first) == len(set(works))
