@@ -37,11 +37,11 @@ class Program:
     the leaves; `in_suffixes`: the same below the argument (what functions that share a state have in common);
     `weak`: whether each result's type gives way to others (those that differ in this only are one program);
     `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces;
-    `rewrites`: what has been rewritten since tracing; `savings`: how it was changed then to need less memory, and
-    `keeping`: this program before that; `hosted`: the inputs that are in the memory of the host from step to step, as
-    are the results that replace them; `packed`: inputs that are held as one, each group after all other
-    inputs, and its results after all other results (`rewrite.pack`); `unpacked`: this program before that; `parts`: of
-    one that is folded, how it has some layers apart from the others.
+    `rewrites`: what has been rewritten since tracing; `savings`: how it was changed then to need less memory,
+    `changes`: what each of these made of the graph before it, and `keeping`: this program before that; `hosted`: the
+    inputs that are in the memory of the host from step to step, as are the results that replace them; `packed`: inputs
+    that are held as one, each group after all other inputs, and its results after all other results (`rewrite.pack`);
+    `unpacked`: this program before that; `parts`: of one that is folded, how it has some layers apart from the others.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Program:
     rewrites: tuple[Rewrite, ...] = ()
     traced: Program | None = None
     savings: tuple[Saving, ...] = ()
+    changes: tuple[Change, ...] = ()
     keeping: Program | None = None
     hosted: frozenset[int] = frozenset()
     packed: tuple[Packed, ...] = ()
@@ -74,6 +75,7 @@ class Program:
             self,
             graph=made.graph,
             savings=(*self.savings, how),
+            changes=(*self.changes, made),
             keeping=self.keeping or self,
             hosted=self.hosted | made.hosted,
             traced=self.traced or self,

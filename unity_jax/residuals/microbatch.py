@@ -13,7 +13,7 @@ https://arxiv.org/abs/1811.06965; Mist, section 4, https://arxiv.org/abs/2503.19
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from unity_jax import _compat
@@ -49,11 +49,18 @@ def _region(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: int) -
     if len(sizes) != 1 or parts < 2 or min(sizes) % parts:
         raise NoRegionError
     (size,) = sizes
-    found = Paths(graph, rule_of).everywhere(arguments)
+    known = dict[object, Rule]()
+
+    def rule(op: Op) -> Rule:
+        if op.signature not in known:
+            known[op.signature] = rule_of(op)
+        return known[op.signature]
+
+    found = Paths(graph, rule).everywhere(arguments)
     whole = ((t, d) for (t, d), major in found.items() if major == 1 and t.shape[d] % size == 0)
     rows = dict(whole)  # of others no part is a block of rows
     largest = max((t.nbytes for t in rows), default=0)
-    walk = _Walk(graph, rows, parts, SMALL * largest)
+    walk = _Walk(graph, rows, parts, SMALL * largest, rule)
     walk.through()
     body = [op for op in walk.inside if op not in walk.before or any(t in rows for t in op.outputs)]
     inside, reads = set(body), {t for op in body for t in op.inputs}
@@ -82,6 +89,7 @@ class _Walk:
     rows: Mapping[Tensor, int]
     parts: int
     small: float
+    rule: Callable[[Op], Rule]
     inside: dict[Op, None] = field(default_factory=dict)
     before: set[Op] = field(default_factory=set)
     terms: set[Tensor] = field(default_factory=set)
@@ -153,7 +161,7 @@ class _Walk:
 
     def _split(self, op: Op) -> None:
         """Raise `NoRegionError` unless a part of the rows of an op is computed without the others."""
-        rule = self.rules.setdefault(op, rule_of(op))
+        rule = self.rules[op] = self.rule(op)
         sides = [*zip(op.inputs, rule.operands, strict=True), *zip(op.outputs, rule.results, strict=True)]
         found = {dims[self.rows[t]][:1] for t, dims in sides if t in self.rows}
         if len(found) != 1 or found == {()}:
@@ -227,7 +235,7 @@ class _Walk:
             elif op.name == "optimization_barrier":
                 terms.update(op.outputs[i] for i in taken)
             elif taken:
-                sets = _linear(op)
+                sets = self._linear(op)
                 rest = {i for i, t in enumerate(op.inputs) if t in self.zeros}
                 if surely and not any(taken <= linear <= taken | rest for linear in sets):
                     raise NoRegionError(op.source)
@@ -236,13 +244,12 @@ class _Walk:
                 self.zeros.update(op.outputs)
         return terms
 
-
-def _linear(op: Op) -> Sequence[Set[int]]:
-    """The operand sets in which an op is linear. Parts that are rounded each and then added up in a wide type lose no
-    more than a sum that is rounded."""
-    if op.name == "convert_element_type" and all(_compat.is_float(t.dtype) for t in (*op.inputs, *op.outputs)):
-        return [{0}]
-    return () if op.bodies else rule_of(op).linear
+    def _linear(self, op: Op) -> Sequence[Set[int]]:
+        """The operand sets in which an op is linear. Parts that are rounded each and then added up in a wide type lose
+        no more than a sum that is rounded."""
+        if op.name == "convert_element_type" and all(_compat.is_float(t.dtype) for t in (*op.inputs, *op.outputs)):
+            return [{0}]
+        return () if op.bodies else self.rule(op).linear
 
 
 def _is_zeros(op: Op, zeros: set[Tensor]) -> bool:

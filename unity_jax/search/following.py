@@ -25,14 +25,24 @@ def followed(start: Candidate, savings: Sequence[Saving], follow: Follow) -> Can
     """The plan of a program that needs less memory, each saving made of what those before it leave. Raises
     `LookupError` where one cannot be made."""
     layers = some_layers(savings)
-    program, found = apart(start.program, layers) if layers else (start.program, {})
-    like = dict(found)
+    program, like = apart(start.program, layers) if layers else (start.program, {})
+    return follow(start, *saved(program, like, savings))
+
+
+def saved(
+    program: Program, like: Mapping[Tensor, Tensor], savings: Sequence[Saving]
+) -> tuple[Program, Mapping[Tensor, Tensor]]:
+    """A program that needs less memory, and what another one has in place of its tensors. Raises `LookupError`.
+
+    **Arguments:** `like`: what that one has in place of those of the program as it is.
+    """
+    like = dict(like)
     for how in savings:
         change = how.applied(program.graph)
         of = {t: origin for t, origin in change.origin.items() if isinstance(origin, Tensor)}
         like.update((t, like.get(origin, origin)) for t, origin in of.items())
         program = program.saving(change, how)
-    return follow(start, program, like)
+    return program, like
 
 
 def some_layers(savings: Sequence[Saving]) -> Layers | None:
@@ -57,14 +67,12 @@ def saving(whole: Program, like: Mapping[Tensor, Tensor], small: Program) -> tup
     """
     assert small.keeping is not None
     graph = small.keeping.graph
-    for how in small.savings:
+    for how, near in zip(small.savings, small.changes, strict=True):
         there = how.moved(graph, whole.graph, like)
-        near, far = how.applied(graph), there.applied(whole.graph)
+        far = there.applied(whole.graph)
         like = {**like, **dict(far.alike(near, like))}
         graph, whole = near.graph, whole.saving(far, there)
-    same = dict(zip(made(graph), made(small.graph), strict=True))  # the folded program was changed before, alike
-    every = (*whole.graph.inputs, *made(whole.graph))
-    return whole, {t: same.get(like.get(t, t), like.get(t, t)) for t in every}
+    return whole, {t: like.get(t, t) for t in (*whole.graph.inputs, *made(whole.graph))}
 
 
 def local(found: Candidate) -> dict[Tensor, int]:

@@ -13,15 +13,16 @@ from unity_jax import progress
 from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import WHOLE
+from unity_jax.program import Program
 from unity_jax.residuals.change import at, made, positions
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.keep import Rematerialized
-from unity_jax.residuals.pair import innermost
+from unity_jax.residuals.pair import innermost, pairs
 from unity_jax.residuals.ranges import Layers, cut, early, layer_count
 from unity_jax.residuals.record import Keep, Microbatch, NeedsWholeBatchError, Recompute
 from unity_jax.rewrite.estimate import Seconds, by_kernels
 from unity_jax.search.candidate import Candidate, best
-from unity_jax.search.following import Follow, apart, followed, local
+from unity_jax.search.following import Follow, apart, followed, local, saved
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
@@ -29,7 +30,7 @@ from unity_jax.xla.traffic import Traffic
 FEW = 8
 """How many ways are all tried."""
 
-INTERPOLATED = 2
+INTERPOLATED = 4
 """How many numbers of layers are told from what fewer and more need; then the middle is tried."""
 
 
@@ -71,12 +72,16 @@ def keeping(
         if choice is None:
             return start
         near = {t: bytes_of[of] for t, of in part.like.items() if of in bytes_of}
-        return followed(start, [Keep.of(part.graph, choice, _share(choice, near), layers)], follow)
+        how = Keep.of(part.graph, choice, _share(choice, near), layers)
+        return follow(start, *saved(part.program, part.found, [how]))
 
     free = kept(frozenset())
     if free.fits(limit) and (1 - LIMITS.recomputed) * free.seconds > rival:
         return best([start, free], limit).noting(searched=start.searched)
-    ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
+    little = free.fits(limit) and not pairs(innermost(graph))  # what nothing has to stack is best kept
+    most = LIMITS.recomputed * free.seconds if little else math.inf
+    some = itertools.takewhile(lambda how: how.seconds < most, recomputable(free))
+    ways = [frozenset(at(free.program.graph, how.values)) for how in some]
     made = {-1: free, **dict(by_sections(len(ways), lambda i: kept(ways[i]), limit)), len(ways): start}
     every = [*ways, again.originals]
     more = by_layers(start, every, made, partly, limit, start.seconds)
@@ -129,15 +134,17 @@ def recomputing(
             seconds=few.seconds + share * (of.seconds - few.seconds),
             layers=layers,
         )
-        return followed(start, [how], follow)
+        return follow(start, *saved(part.program, part.found, [how]))
 
     yield from by_layers(start, sets, {-1: start, **made}, partly, limit, fastest)
 
 
 class Part(NamedTuple):
-    """Values of a program whose first layers are apart. **Fields:** `like`: what the program has in place of each
-    tensor without that."""
+    """Values of a program whose first layers are apart. **Fields:** `program`: folded so, and `found`: what it has in
+    place of its tensors without that; `graph`: whose scans are cut, too, and `like`: the same of that."""
 
+    program: Program
+    found: Mapping[Tensor, Tensor]
     graph: Graph
     values: frozenset[Tensor]
     like: Mapping[Tensor, Tensor]
@@ -151,7 +158,7 @@ class Part(NamedTuple):
         every = [*ranges.graph.inputs, *made(ranges.graph)]
         like = {t: found.get(origins.get(t, t), origins.get(t, t)) for t in every}
         first = early(ranges.graph, (t for t in every if like[t] in more and like[t] not in less), layers)
-        return Part(ranges.graph, first.union(t for t in every if like[t] in less), like)
+        return Part(program, found, ranges.graph, first.union(t for t in every if like[t] in less), like)
 
 
 def by_layers(

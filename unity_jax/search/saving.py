@@ -64,8 +64,8 @@ def fitting(
             made += [start, followed(start, now.program.savings, follow)]
         else:
             made += ways.of(start)
-    if not checkpoints:
-        made += ways.of(keeping(first, math.inf, follow), best(made, limit))
+    if not checkpoints and (kept := keeping(first, math.inf, follow)).program is not first.program:
+        made += ways.of(kept, best(made, limit))
     now = best(made, limit)
     if now.fits(limit) and now.mesh == first.mesh and now.program.savings:
         made += [followed(other, now.program.savings, follow) for other in beside()]
