@@ -96,21 +96,19 @@ class _Ways:
 
         **Arguments:** `now`: the best plan so far, if there is one: what is slower is not made to fit.
         """
-        known = [] if now is None else [now]
-        most = min((c.seconds for c in known if c.fits(self.limit)), default=math.inf)
-        if start.seconds >= most:
+        known, parts = [] if now is None else [now], list[Candidate]()
+        if start.seconds >= self._fastest(known):
             return []
-        forms = list(by_chunks(start, self.limit, self.follow))
-        made = [*forms]
         try:
-            parts = list(self._accumulating(start, most))
-            last = [*forms, *parts][-1]
-            made += by_chunks(last, self.limit, self.follow) if last.seconds < most else ()
-            made += parts
-            for least in [c for c in parts if not c.fits(self.limit)][-1:]:  # each computes some again
-                made += self._more(least, self._again, best([*made, *known], self.limit))
+            parts += self._accumulating(start, self._fastest(known))
         except NeedsWholeBatchError as error:
             self.entire[str(error)] = None
+        forms = list(self._by_chunks(start, [*known, *parts]))
+        made = [*forms, *parts]
+        if parts:
+            made += self._by_chunks(parts[-1], made) if parts[-1].seconds < self._fastest(known) else ()
+        for least in [c for c in parts if not c.fits(self.limit)][-1:]:  # each computes some again
+            made += self._more(least, self._again, best([*made, *known], self.limit))
         for form in _least(forms):
             for more in (self._again, hostable, stacks):
                 made += self._more(form, more, best([*made, *known], self.limit))
@@ -118,6 +116,18 @@ class _Ways:
             if not (least := best([*made, *known], self.limit)).fits(self.limit):
                 made += self._more(least, more, least)
         return made
+
+    def _fastest(self, plans: Sequence[Candidate]) -> float:
+        """Seconds of the fastest plan that fits."""
+        return min((c.seconds for c in plans if c.fits(self.limit)), default=math.inf)
+
+    def _by_chunks(self, start: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate]:
+        """A plan with ever more by chunks, as long as it may be faster than those that are known."""
+        most = self._fastest(known)
+        for made in by_chunks(start, self.limit, self.follow):
+            yield made
+            if made.seconds >= most:
+                return
 
     def _more(self, start: Candidate, more: More, now: Candidate) -> Iterator[Candidate]:
         """A plan with ever more of something, in search of the least with which it fits.
