@@ -22,11 +22,15 @@ class Follow(Protocol):
 
 
 def followed(start: Candidate, savings: Sequence[Saving], follow: Follow) -> Candidate:
-    """The plan of a program that needs less memory, each saving made of what those before it leave. Raises
-    `LookupError` where one cannot be made."""
+    """The plan of a program that needs less memory. Raises `LookupError` where a saving cannot be made."""
+    return follow(start, *changed(start.program, savings))
+
+
+def changed(program: Program, savings: Sequence[Saving]) -> tuple[Program, Mapping[Tensor, Tensor]]:
+    """A program that needs less memory, each saving made of what those before it leave, and what it has now in place of
+    the tensors of that. Raises `LookupError`."""
     layers = some_layers(savings)
-    program, like = apart(start.program, layers) if layers else (start.program, {})
-    return follow(start, *saved(program, like, savings))
+    return saved(*(apart(program, layers) if layers else (program, {})), savings)
 
 
 def saved(

@@ -16,6 +16,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.built import Built
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.limits import LIMITS
+from unity_jax.search.memory_model import least_peak
 from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried
 from unity_jax.search.solver import solve, store_for
 from unity_jax.search.tables import Store
@@ -65,7 +66,9 @@ def tightened(
     problem, least = built.problem, limit
     for _ in range(LIMITS.tightened):
         problem.limit = least
-        if by_one_axis_at_a_time(built):
+        if least_peak(problem.usage) > least:  # nothing does: what is nearest to it
+            assignment, possible = min(seeds, key=problem.rank), False
+        elif by_one_axis_at_a_time(built):
             assignment = by_axis(built, seeds)
             possible = problem.fits(assignment)
         else:

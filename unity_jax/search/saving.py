@@ -23,7 +23,7 @@ from unity_jax.residuals.record import Microbatch, NeedsWholeBatchError, Offload
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.chunking import by_chunks
-from unity_jax.search.following import Follow, followed
+from unity_jax.search.following import Follow, changed, followed
 from unity_jax.search.hosting import hostable, stacks
 from unity_jax.search.recomputing import by_sections, keeping, recomputable, recomputing
 from unity_jax.search.rule_cache import RuleCache
@@ -68,7 +68,8 @@ def fitting(
         made += ways.of(kept, best(made, limit))
     now = best(made, limit)
     if now.fits(limit) and now.mesh == first.mesh and now.program.savings:
-        made += [followed(other, now.program.savings, follow) for other in beside()]
+        form = changed(first.program, now.program.savings)
+        made += [follow(other, *form) for other in beside()]
         now = best(made, limit)
     forms = [c.program for c in (now, *_nearly(made, now, limit)) if c.program.savings]
     found = best([now, *map(plan, forms)], limit)
@@ -104,9 +105,8 @@ class _Ways:
         except NeedsWholeBatchError as error:
             self.entire[str(error)] = None
         forms = list(self._by_chunks(start, [*known, *parts]))
-        made = [*forms, *parts]
-        if parts:
-            made += self._by_chunks(parts[-1], made) if parts[-1].seconds < self._fastest(known) else ()
+        made, last = [*forms, *parts], [*forms, *parts][-1]
+        made += self._by_chunks(last, made) if last.seconds < self._fastest(known) else ()
         for least in [c for c in parts if not c.fits(self.limit)][-1:]:  # each computes some again
             made += self._more(least, self._again, best([*made, *known], self.limit))
         for form in _least(forms):
