@@ -17,7 +17,7 @@ from unity_jax.program import Program
 from unity_jax.residuals.change import at, made, positions
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.keep import Rematerialized
-from unity_jax.residuals.pair import innermost, pairs
+from unity_jax.residuals.pair import innermost
 from unity_jax.residuals.ranges import Layers, cut, early, layer_count
 from unity_jax.residuals.record import Keep, Microbatch, NeedsWholeBatchError, Recompute
 from unity_jax.rewrite.estimate import Seconds, by_kernels
@@ -78,10 +78,7 @@ def keeping(
     free = kept(frozenset())
     if free.fits(limit) and (1 - LIMITS.recomputed) * free.seconds > rival:
         return best([start, free], limit).noting(searched=start.searched)
-    little = free.fits(limit) and not pairs(innermost(graph))  # what nothing has to stack is best kept
-    most = LIMITS.recomputed * free.seconds if little else math.inf
-    some = itertools.takewhile(lambda how: how.seconds < most, recomputable(free))
-    ways = [frozenset(at(free.program.graph, how.values)) for how in some]
+    ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
     made = {-1: free, **dict(by_sections(len(ways), lambda i: kept(ways[i]), limit)), len(ways): start}
     every = [*ways, again.originals]
     more = by_layers(start, every, made, partly, limit, start.seconds)
