@@ -114,7 +114,7 @@ class Finder:
         emitted: dict[object, Graph | str] | None = None,
     ) -> None:
         self.graph, self.view, self.seconds = graph, View(graph, emitted), seconds
-        self.kinds, self._next_to = kinds or Kinds(graph, {}), functools.cache(self._neighbours)
+        self.kinds, self._near = kinds or Kinds(graph, {}), dict[Op, frozenset[Op]]()
 
     @functools.cached_property
     def position(self) -> dict[Op, int]:
@@ -179,15 +179,18 @@ class Finder:
         same results of the program."""
         ops = last = {self.view.maker[t] for t in members}
         for _ in range(AROUND):
-            last = set[Op]().union(*map(self._next_to, last)) - ops
+            last = set[Op]().union(*map(self._neighbours, last)) - ops
             ops = ops | last
         return members, frozenset(ops), self.results.intersection(t for op in ops for t in op.outputs)
 
     def _neighbours(self, op: Op) -> frozenset[Op]:
         """What makes the operands of an op, and what reads these or its results, relabelled or not."""
-        view, operands = self.view, {self.view.source(t) for t in op.inputs}
-        makers = (view.maker[t] for t in operands if t in view.maker)
-        return frozenset((*makers, *(r for t in (*operands, *op.outputs) for r in view.readers.get(t, ()))))
+        if op not in self._near:
+            view, operands = self.view, {self.view.source(t) for t in op.inputs}
+            makers = (view.maker[t] for t in operands if t in view.maker)
+            readers = (r for t in (*operands, *op.outputs) for r in view.readers.get(t, ()))
+            self._near[op] = frozenset((*makers, *readers))
+        return self._near[op]
 
     def _by_kind(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         """Tensors of one kind together. Where no other is by an op of the same signature, nothing is to be compared."""

@@ -89,13 +89,13 @@ class Moves:
     """
 
     def __init__(self, planner: Planner, rules: Sequence[Rule], stacking: Sequence[Rule], lost: float) -> None:
-        device, known = planner.machine.device, dict[object, int]()
+        device, of, known = planner.machine.device, planner.rules, dict[object, int]()
         self.rules, self.stacking, self.lost = rules, stacking, lost
         self.by_name = {r.name: r for r in (*rules, *stacking)}
-        self.seconds = by_kernels(device, lambda op: planner.rules.shard(op, WHOLE, ()))
+        self.seconds = by_kernels(device, lambda op: of.shard(op, WHOLE, ()))
         self.saves = functools.cache(functools.partial(saved, seconds=self.seconds))
         self.number = functools.cache(lambda graph: fingerprint(graph, known))
-        self.apart = one_by_one(device, lambda op: planner.rules(op).flops)
+        self.apart = one_by_one(device, lambda op: of(op).flops)
         self.emitted: dict[object, Graph | str] = {}
         self.vain: Vain = {}  # of steps that follow
         self._found: dict[Graph, list[Move]] = {}
