@@ -24,7 +24,7 @@ import functools
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from unity_jax.aot.cycles import computes
@@ -68,8 +68,11 @@ def empty() -> None:
         path.unlink()
 
 
-def scheduled_cycles(text: str) -> int:
-    """The bundles of one kernel, those of loops as often as they run: once where a value decides that."""
+def scheduled_cycles(text: str, trips: Sequence[float] = ()) -> int:
+    """The bundles of one kernel, those of loops as often as they run.
+
+    **Arguments:** `trips`: how often loops run where a value decides that, from the first one to the last; others once.
+    """
     bundles: list[str] = []
     for line in text.splitlines():
         if _BUNDLE.match(line):
@@ -77,29 +80,30 @@ def scheduled_cycles(text: str) -> int:
         elif bundles:
             bundles[-1] += line  # a bundle may have several lines
     begins = {region: i for i, bundle in enumerate(bundles) for region in _REGION.findall(bundle)}
-    times = [1] * len(bundles)
+    times, unknown = [1.0] * len(bundles), iter(trips)
     for i, bundle in enumerate(bundles):
         for more, region in _BACK.findall(bundle):
             begin = begins.get(region, i + 1)
             test = re.search(rf"%{more} = scmp\.\w+\.s32\.totalorder [^,;]*, (\d+)", text)
-            if begin > i or test is None:
+            if begin > i:
                 continue
+            count = int(test[1]) if test else next(unknown, 1.0)
             after = bundles[i + 1 : i + 1 + _DELAY]
             end = i + 1 + next((n for n, b in enumerate(after) if not _EMPTY.match(b)), len(after))
-            times[begin:end] = (n * int(test[1]) for n in times[begin:end])
-    return sum(times)
+            times[begin:end] = (n * count for n in times[begin:end])
+    return round(sum(times))
 
 
-def schedules(module: Module) -> dict[str, int]:
+def schedules(module: Module, trips: Sequence[float] = ()) -> dict[str, int]:
     """Cycles by name of the instructions that compute and have no estimate, of the module that was compiled last.
 
-    Equal kernels are compiled once. Outside of `written` there are none.
+    Equal kernels are compiled once. Outside of `written` there are none. `trips` as of `scheduled_cycles`.
     """
     of = {m["name"]: path for path in _files() if (m := _FILE.fullmatch(path.name))}
 
     @functools.cache
     def cycles(name: str) -> int:
-        return scheduled_cycles(of[name].read_text())
+        return scheduled_cycles(of[name].read_text(), trips)
 
     run = _run(module)
     wanted = [

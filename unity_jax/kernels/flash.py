@@ -15,7 +15,8 @@ and loops over their queries; of what a causal mask hides it computes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -91,9 +92,9 @@ class _At(NamedTuple):
 def _forward(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
     q, row, here = x["q"][0, 0], jnp.zeros((1, sizes.blocks.queries), jnp.float32), _program()
 
-    def step(j: Any, known: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def step(j: Any, known: tuple[Any, Any, Any], hides: bool) -> tuple[Any, Any, Any]:
         (most, total, output), at = known, _seen(sizes, here, j)
-        s = _scores(spec, sizes, x, q, x["k"][0, 0, at.keys], at)
+        s = _scores(spec, sizes, x, q, x["k"][0, 0, at.keys], at, hides)
         now = jnp.maximum(most, jnp.max(s, axis=0, keepdims=True))
         p, less = jnp.exp(s - now), jnp.exp(most - now)
         v, total = x["v"][0, 0, at.keys], total * less + jnp.sum(p, axis=0, keepdims=True)
@@ -104,7 +105,7 @@ def _forward(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
         return now, total, output * less + _product(v, p.astype(v.dtype), 0, 0)
 
     start = row + LEAST, row, jnp.zeros((x["v"].shape[-1], row.shape[1]), jnp.float32)
-    most, total, output = lax.fori_loop(0, _last(spec, sizes, here), step, start)
+    most, total, output = _over(*_blocks_of_keys(spec, sizes, here), step, start)
     out["output"][0, 0] = (output / (total * spec.keep)).T.astype(out["output"].dtype)
     out["sums"][0, 0, :1], out["sums"][0, 0, 1:] = most, total
 
@@ -114,14 +115,14 @@ def _backward_queries(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
     sums = _sums(x, 0, slice(None))
     here = _program()
 
-    def step(j: Any, dq: Any) -> Any:
+    def step(j: Any, dq: Any, hides: bool) -> Any:
         at = _seen(sizes, here, j)
         k, v = x["k"][0, 0, at.keys], x["v"][0, 0, at.keys]
-        p = _probabilities(_scores(spec, sizes, x, q, k, at), sums)
+        p = _probabilities(_scores(spec, sizes, x, q, k, at, hides), sums)
         (dp,) = _kept(spec, x, at, _product(v, cotangent, 1, 1))
         return dq + _product((p * (dp - delta)).astype(k.dtype), k, 0, 0)
 
-    dq = lax.fori_loop(0, _last(spec, sizes, here), step, jnp.zeros(q.shape, jnp.float32))
+    dq = _over(*_blocks_of_keys(spec, sizes, here), step, jnp.zeros(q.shape, jnp.float32))
     out["dq"][0, 0] = (dq * spec.scale).astype(q.dtype)
 
 
@@ -132,17 +133,17 @@ def _backward_keys(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
     found = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for head in range(sizes.heads):
 
-        def step(i: Any, known: tuple[Any, Any], head: int = head) -> tuple[Any, Any]:
+        def step(i: Any, known: tuple[Any, Any], hides: bool, head: int = head) -> tuple[Any, Any]:
             (dk, dv), rows = known, pl.ds(i * queries, queries)
             at = _At(head, rows, slice(None), slice(None), (batch, group * sizes.heads + head), i * queries, key)
             q, cotangent = x["q"][0, head, rows], x["cotangent"][0, head, rows]
-            p = _probabilities(_scores(spec, sizes, x, q, k, at), _sums(x, head, rows))
+            p = _probabilities(_scores(spec, sizes, x, q, k, at, hides), _sums(x, head, rows))
             delta = x["delta"][0, head, :, rows]
             kept, dp = _kept(spec, x, at, p, _product(v, cotangent, 1, 1))
             dv += _product(kept.astype(v.dtype), cotangent, 1, 0)
             return dk + _product((p * (dp - delta)).astype(q.dtype), q, 1, 0), dv
 
-        found = lax.fori_loop(key // queries if spec.causal else 0, sizes.whole("q") // queries, step, found)
+        found = _over(*_blocks_of_queries(spec, sizes, block), step, found)
     dk, dv = found
     out["dk"][0, 0], out["dv"][0, 0] = (dk * spec.scale).astype(k.dtype), dv.astype(v.dtype)
 
@@ -158,20 +159,50 @@ def _seen(sizes: Sizes, program: tuple[Any, Any, Any], j: Any) -> _At:
     return _At(0, slice(None), pl.ds(j * keys, keys), words, (batch, head), i * queries, j * keys)
 
 
-def _last(spec: Spec, sizes: Sizes, program: tuple[Any, Any, Any]) -> Any:
-    """How many blocks of keys a program's queries see."""
-    (queries, keys), every = sizes.blocks, sizes.whole("k") // sizes.blocks.keys
-    return jnp.minimum(((program[2] + 1) * queries + keys - 1) // keys, every) if spec.causal else every
+Range = tuple[Any, Any]
 
 
-def _scores(spec: Spec, sizes: Sizes, x: Refs, q: Any, k: Any, at: _At) -> Any:
-    """Scores, float32 [keys, queries]."""
+def _blocks_of_keys(spec: Spec, sizes: Sizes, program: tuple[Any, Any, Any]) -> tuple[Range, Range]:
+    """The blocks of keys of which a program's queries see all, and those of which they see some."""
+    (queries, keys), (_, _, i) = sizes.blocks, program
+    whole, every = sizes.keys // keys, sizes.whole("k") // keys
+    if not spec.causal:
+        return (0, whole), (whole, every)
+    whole = jnp.minimum((i * queries + 1) // keys, whole)
+    return (0, whole), (whole, jnp.minimum(((i + 1) * queries + keys - 1) // keys, every))
+
+
+def _blocks_of_queries(spec: Spec, sizes: Sizes, j: Any) -> tuple[Range, Range]:
+    """The blocks of queries that see all of a program's keys, and those that see some."""
+    (queries, keys), every = sizes.blocks, sizes.whole("q") // sizes.blocks.queries
+    first, whole = (j * keys // queries, ((j + 1) * keys + queries - 2) // queries) if spec.causal else (0, 0)
+    if sizes.keys % keys:
+        whole = jnp.where((j + 1) * keys > sizes.keys, every, whole)
+    whole = jnp.minimum(whole, every) if spec.causal else whole
+    return (whole, every), (first, whole)
+
+
+def _over(whole: Range, some: Range, step: Callable[..., Any], start: Any) -> Any:
+    """Steps over blocks of which all is seen, and then over those of which some is hidden."""
+    for (first, stop), hides in ((whole, False), (some, True)):
+        if first is not stop:
+            of = functools.partial(_step, step, first, hides)
+            start = lax.fori_loop(0, stop - first, of, start)
+    return start
+
+
+def _step(step: Callable[..., Any], first: Any, hides: bool, i: Any, known: Any) -> Any:
+    return step(first + i, known, hides)
+
+
+def _scores(spec: Spec, sizes: Sizes, x: Refs, q: Any, k: Any, at: _At, hides: bool) -> Any:
+    """Scores, float32 [keys, queries]. **Arguments:** `hides`: whether some are of keys that no query may see."""
     s = _product(k, q, 1, 1) * spec.scale
     if "bias" in x:
         s += _tile(x["bias"], at).astype(jnp.float32)
     if "mask" in x:
         s = jnp.where(_tile(x["mask"], at) != 0, s, spec.fill)
-    if spec.causal or sizes.keys != sizes.whole("k"):
+    if hides:
         query, key = _places(s.shape, at)
         seen = key < sizes.keys
         s = jnp.where(seen & (key <= query) if spec.causal else seen, s, -jnp.inf)
