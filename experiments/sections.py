@@ -17,6 +17,7 @@ from experiments.tables import (
     ablation,
     expert_plans,
     iopddl,
+    kernels,
     measured,
     mesh_sweep,
     rules_used,
@@ -254,6 +255,14 @@ SECTIONS = (
         iopddl.verdict,
         lambda rows: [iopddl.table(rows)],
         iopddl.CODE,
+    ),
+    Section(
+        "Attention on TPUs, by the schedules of its kernels",
+        kernels,
+        "kernels.csv",
+        kernels.verdict,
+        lambda rows: [kernels.table(rows)],
+        kernels.CODE,
     ),
     Section("Measured, tiny models", measured, "measured.csv", wall, lambda rows: [measured.table(rows)]),
     Section(

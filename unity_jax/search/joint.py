@@ -20,7 +20,7 @@ from unity_jax.ops.constraint import code_mesh
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.rewrite.directions import is_applicable, repeats
+from unity_jax.rewrite.directions import is_applicable
 from unity_jax.rewrite.library import stacking
 from unity_jax.rewrite.record import Rewrite
 from unity_jax.rewrite.rule import Rule
@@ -259,7 +259,7 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
     best on one device, which another layout may suit better, if there is one: code that names mesh axes is for several.
     And how many were tried."""
     paired = [r for r in rules if r in stacking()]
-    single = [r for r in rules if is_applicable(r) and not repeats(r)]
+    single = [r for r in rules if is_applicable(r)]
     limit, several = planner.limit, planner.machine.num_devices > 1 and code_mesh(first.program.graph) is None
     moves = Moves(planner, single, paired, (LIMITS.worse - 1) * planner.machine.num_devices * first.seconds)
     search = Search(planner, moves)
