@@ -175,21 +175,18 @@ class Finder:
                     yield place
 
     def _surroundings(self, members: tuple[Tensor, ...]) -> object:
-        """Equal in graphs where a rule finds the same at some tensors: the ops around are the same ones, and make the
-        same results of the program."""
+        """Equal in graphs where a rule finds the same at tensors: the same ops around make the same results."""
         ops = last = {self.view.maker[t] for t in members}
         for _ in range(AROUND):
-            last = set[Op]().union(*map(self._neighbours, last)) - ops
-            ops = ops | last
+            ops = ops | (last := set[Op]().union(*map(self._neighbours, last)) - ops)
         return members, frozenset(ops), self.results.intersection(t for op in ops for t in op.outputs)
 
     def _neighbours(self, op: Op) -> frozenset[Op]:
         """What makes the operands of an op, and what reads these or its results, relabelled or not."""
         if op not in self._near:
-            view, operands = self.view, {self.view.source(t) for t in op.inputs}
-            makers = (view.maker[t] for t in operands if t in view.maker)
-            readers = (r for t in (*operands, *op.outputs) for r in view.readers.get(t, ()))
-            self._near[op] = frozenset((*makers, *readers))
+            maker, readers, operands = self.view.maker, self.view.readers, {*map(self.view.source, op.inputs)}
+            near = (readers.get(t, ()) for t in (*operands, *op.outputs))
+            self._near[op] = frozenset(maker[t] for t in operands if t in maker).union(*near)
         return self._near[op]
 
     def _by_kind(self, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:

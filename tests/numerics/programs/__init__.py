@@ -26,6 +26,7 @@ from tests.numerics.programs import (  # noqa: F401 (fill the table)
     reduction,
     shape,
     users,
+    with_kernels,
 )
 from tests.numerics.programs.control import NESTED, weighted
 from tests.numerics.programs.drawer import ENTRIES, FLOAT, Drawer, Program, Skip, grow, kind_of
