@@ -118,8 +118,6 @@ _USELESS: tuple[tuple[str, Callable[[Rule], bool]], ...] = (
      lambda r: any(t.op == PUT and any(s.op == TAKE for s in t.walk()) for side in r.source for t in side.walk())),
     ("it only turns operands round",
      lambda r: all(has(t, "commutes") and not any(a.op for a in t.args) for t in (*r.source, *r.target))),
-    ("it stacks copies of an operand, which each op repeats by itself",
-     lambda r: any(naming(t) == "count" and len({*t.args}) == 1 for s in r.target for t in s.walk())),
 )  # fmt: skip
 """Why rules are not tried at single places."""
 
