@@ -59,7 +59,7 @@ def test_the_fewest_layers_are_found_in_few_tries(count, share, bend, jump):
     list(by_layers(start, [{1}], {-1: start, 0: most}, make, limit, math.inf))
     fits = [k for k in range(1, count) if needs(k) <= limit]
     assert min((k for k in tried if k in fits), default=count) == min(fits, default=count)
-    assert len(tried) <= 5 + math.log2(count)
+    assert len(tried) <= 3 + math.log2(count)
 
 
 def test_nothing_is_tried_that_cannot_be_the_fastest():

@@ -30,7 +30,7 @@ from unity_jax.xla.traffic import Traffic
 FEW = 8
 """How many ways are all tried."""
 
-INTERPOLATED = 4
+INTERPOLATED = 2
 """How many numbers of layers are told from what fewer and more need; then the middle is tried."""
 
 
