@@ -20,6 +20,7 @@ from unity_jax.aot.topologies import topology
 from unity_jax.call import Call, JitSettings
 from unity_jax.correction import corrected
 from unity_jax.errors import PlanError
+from unity_jax.implement.choose import implemented
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
@@ -150,7 +151,7 @@ def make(
         if known_plan is not None and known_plan.axes in meshes and (known_plan.fits or not known_plan.margin):
             with contextlib.suppress(PlanError):  # a damaged entry is replaced
                 return rebuild(program, known_plan, with_devices(mesh, known_plan.axes, machine), machine, asked, limit)
-    followed = None if rewrites is None else _followed(program, rewrites)
+    followed = None if rewrites is None else _followed(implemented(program, machine, settings.search), rewrites)
     rules = searched() if may_rewrite else ()
 
     def search(margin: int) -> Candidate:
@@ -252,7 +253,10 @@ def rebuild(
 
 
 def _as_saved(program: Program, saved: Plan) -> Program:
-    """A traced program, rewritten, changed to need less memory, and packed as a plan says."""
+    """A traced program, with other implementations, rewritten, changed to need less memory, and packed as a plan
+    says."""
+    for done in saved.implementations:
+        program = program.implemented(done.applied(program.graph), (done,))
     if saved.rewrites:
         try:
             program = program.rewritten(replay(program.graph, saved.rewrites, searched()), saved.rewrites)

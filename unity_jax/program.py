@@ -19,6 +19,7 @@ from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.trace import build
 
 if TYPE_CHECKING:
+    from unity_jax.implement.record import Implementation
     from unity_jax.residuals.change import Change
     from unity_jax.residuals.ranges import Parts
     from unity_jax.residuals.record import Saving
@@ -37,11 +38,12 @@ class Program:
     the leaves; `in_suffixes`: the same below the argument (what functions that share a state have in common);
     `weak`: whether each result's type gives way to others (those that differ in this only are one program);
     `donated`: indices of donated graph inputs; `ties`: graph output index to the graph input that it replaces;
-    `rewrites`: what has been rewritten since tracing; `savings`: how it was changed then to need less memory,
-    `changes`: what each of these made of the graph before it, and `keeping`: this program before that; `hosted`: the
-    inputs that are in the memory of the host from step to step, as are the results that replace them; `packed`: inputs
-    that are held as one, each group after all other inputs, and its results after all other results (`rewrite.pack`);
-    `unpacked`: this program before that; `parts`: of one that is folded, how it has some layers apart from the others.
+    `implementations`: what has another one than was traced; `rewrites`: what has been rewritten then; `savings`: how it
+    was changed then to need less memory, `changes`: what each of these made of the graph before it, and `keeping`: this
+    program before that; `hosted`: the inputs that are in the memory of the host from step to step, as are the results
+    that replace them; `packed`: inputs that are held as one, each group after all other inputs, and its results after
+    all other results (`rewrite.pack`); `unpacked`: this program before that; `parts`: of one that is folded, how it has
+    some layers apart from the others.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Program:
     donated: tuple[int, ...]
     ties: dict[int, int]
     weak: tuple[bool, ...] = ()
+    implementations: tuple[Implementation, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
     traced: Program | None = None
     savings: tuple[Saving, ...] = ()
@@ -64,6 +67,11 @@ class Program:
     packed: tuple[Packed, ...] = ()
     unpacked: Program | None = None
     parts: Parts | None = None
+
+    def implemented(self, graph: Graph, done: tuple[Implementation, ...]) -> Program:
+        """The same function, some of it by other implementations."""
+        every = (*self.implementations, *done)
+        return dataclasses.replace(self, graph=graph, implementations=every, traced=self.traced or self)
 
     def rewritten(self, graph: Graph, rewrites: tuple[Rewrite, ...]) -> Program:
         """The same function, by another graph."""

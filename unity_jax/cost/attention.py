@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from unity_jax.kernels.grid import padded
 from unity_jax.machine.device import Device
 from unity_jax.ops.attention import OPS, PRODUCTS
 from unity_jax.ops.rule import Shard
@@ -26,6 +27,7 @@ def attention_seconds(shard: Shard, device: Device) -> float:
     if target_of(device).lanes:
         tile = device.matmul_tile[-1]
         features = math.ceil(features / tile) * tile
+    features = padded(features, compiler)
     blocks = math.ceil(queries / BLOCK)
     scores = batch * heads * queries * keys * ((blocks + 1) / (2 * blocks) if spec.causal else 1.0)
     efficiency = EFFICIENCY[compiler][OPS.index(shard.op.name)]

@@ -120,7 +120,7 @@ def _backward_queries(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
         k, v = x["k"][0, 0, at.keys], x["v"][0, 0, at.keys]
         p = _probabilities(_scores(spec, sizes, x, q, k, at, hides), sums)
         (dp,) = _kept(spec, x, at, _product(v, cotangent, 1, 1))
-        return dq + _product((p * (dp - delta)).astype(k.dtype), k, 0, 0)
+        return dq + _product(_shown(x, at, p * (dp - delta)).astype(k.dtype), k, 0, 0)
 
     dq = _over(*_blocks_of_keys(spec, sizes, here), step, jnp.zeros(q.shape, jnp.float32))
     out["dq"][0, 0] = (dq * spec.scale).astype(q.dtype)
@@ -141,7 +141,7 @@ def _backward_keys(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
             delta = x["delta"][0, head, :, rows]
             kept, dp = _kept(spec, x, at, p, _product(v, cotangent, 1, 1))
             dv += _product(kept.astype(v.dtype), cotangent, 1, 0)
-            return dk + _product((p * (dp - delta)).astype(q.dtype), q, 1, 0), dv
+            return dk + _product(_shown(x, at, p * (dp - delta)).astype(q.dtype), q, 1, 0), dv
 
         found = _over(*_blocks_of_queries(spec, sizes, block), step, found)
     dk, dv = found
@@ -207,6 +207,11 @@ def _scores(spec: Spec, sizes: Sizes, x: Refs, q: Any, k: Any, at: _At, hides: b
         seen = key < sizes.keys
         s = jnp.where(seen & (key <= query) if spec.causal else seen, s, -jnp.inf)
     return s
+
+
+def _shown(x: Refs, at: _At, slopes: Any) -> Any:
+    """Cotangents of scores that no mask replaces: where all keys are hidden, they have probabilities all the same."""
+    return jnp.where(_tile(x["mask"], at) != 0, slopes, 0.0) if "mask" in x else slopes
 
 
 def _sums(x: Refs, head: int, queries: Any) -> tuple[Any, Any]:

@@ -51,6 +51,9 @@ BLOCKS: Mapping[Platform, Blocks] = {"tpu": Blocks(512, 512), "gpu": Blocks(64, 
 ALONG = {"q": "q", "k": "kw"}
 """What is cut into blocks where queries are, and where keys are."""
 
+NARROWEST = 16
+"""The fewest features of a product that Triton computes."""
+
 VMEM = 2**25
 """Bytes on the chip that a TPU's kernel may take in any case, for what its steps compute."""
 
@@ -111,7 +114,13 @@ class Sizes(NamedTuple):
     def _shape(self, of: str, t: Any) -> tuple[int, ...]:
         shared = of in ("bias", "mask")  # by all, where there is one
         axes = zip(AXES[of], t.shape, strict=True)
-        return tuple(self.whole(axis) if axis in "qkw" and not (shared and n == 1) else n for axis, n in axes)
+        return tuple(self._size(axis, n) if not (shared and n == 1) else n for axis, n in axes)
+
+    def _size(self, axis: str, n: int) -> int:
+        """How many there are with padding."""
+        if axis == "f":
+            return padded(n, self.platform)
+        return self.whole(axis) if axis in "qkw" else n
 
     def _padded(self, of: str, t: jax.Array) -> jax.Array:
         by = [(0, n - m) for n, m in zip(self._shape(of, t), t.shape, strict=True)]
@@ -134,6 +143,11 @@ class Sizes(NamedTuple):
         size = {"b": 1, "h": group, "g": 1, **{axis: self.whole(axis) for axis in "qkw"}}
         size |= {"q": self.blocks.queries} if along == "q" else {"k": self.blocks.keys, "w": self.blocks.keys // WORD}
         return tuple(min(size.get(axis, n), n) for axis, n in zip(AXES[of], t.shape, strict=True))
+
+
+def padded(features: int, platform: str) -> int:
+    """How many features kernels compute with: Triton with powers of two."""
+    return max(NARROWEST, 1 << (features - 1).bit_length()) if platform == "gpu" else features
 
 
 def whole(n: int, block: int) -> int:

@@ -39,8 +39,6 @@ def backward(spec: Spec, x: Operands, found: Residuals, cotangent: jax.Array) ->
 def of_bias(spec: Spec, x: Operands, found: Residuals, cotangent: jax.Array) -> jax.Array:
     """The cotangent of the bias, which kernels do not compute."""
     _, ds = _gradients(spec, x, found, cotangent)
-    if x.mask is not None:
-        ds = jnp.where(x.mask, ds, 0)
     summed = tuple(i for i, n in enumerate(x.bias.shape) if n != ds.shape[i])
     return jnp.sum(ds, axis=summed, keepdims=True).astype(x.bias.dtype)
 
@@ -52,7 +50,8 @@ def _gradients(spec: Spec, x: Operands, found: Residuals, cotangent: jax.Array) 
     dp = _dropped(spec, found.kept, _products(cotangent, x.v))
     wide = p.dtype
     delta = jnp.sum(found.output.astype(wide) * cotangent.astype(wide), axis=-1, keepdims=True)
-    return p, p * (dp - delta)
+    ds = p * (dp - delta)
+    return p, ds if x.mask is None else jnp.where(x.mask, ds, 0)
 
 
 def _scores(spec: Spec, x: Operands) -> jax.Array:

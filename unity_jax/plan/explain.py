@@ -50,6 +50,7 @@ def explain(plan: PlanValue, pattern: str) -> str:
         lines.append(
             f"(alternatives are tried for {LEAVES} leaves at a time: narrow the pattern for those of the others)"
         )
+    lines += [str(done) for done in plan.implementations if _matches(f"{done.name} {done.where}", pattern)]
     for done in plan.rewrites:
         if _matches(done.rule, pattern) or _matches(done.where, pattern):
             lines += _rewrite(done)

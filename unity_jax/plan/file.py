@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from unity_jax import _compat
 from unity_jax.errors import PlanError
+from unity_jax.implement import record as implement
 from unity_jax.network.collectives import Collective
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
@@ -22,10 +23,11 @@ from unity_jax.search.searched import UNKNOWN, Searched
 P = TypeVar("P", bound=PlanValue)
 
 FORMAT = "unity_jax plan"
-VERSION = 6
-READABLE = (3, 4, 5, VERSION)
+VERSION = 7
+READABLE = (3, 4, 5, 6, VERSION)
 """Versions of plan files that can be read. In those of version 3 no state is packed; before version 5 rules had other
-names, so that a plan with rewrites can be read, but not run; before version 6 all is kept for the backward pass."""
+names, so that a plan with rewrites can be read, but not run; before version 6 all is kept for the backward pass; before
+version 7 nothing is a kernel that was not written so."""
 
 
 def save(plan: PlanValue, path: Path) -> None:
@@ -77,6 +79,7 @@ def _plan_json(plan: PlanValue) -> dict[str, Any]:
         "unequal": plan.unequal,
         "label": plan.label,
         "replicated": plan.replicated,
+        "implementations": [implement.to_json(done) for done in plan.implementations],
         "rewrites": [r.to_json() for r in plan.rewrites],
         "saving": [to_json(s) for s in plan.saving],
         "packed": [_packed_json(p) for p in plan.packed],
@@ -178,4 +181,5 @@ def _plan(data: dict[str, Any], kind: type[P]) -> P:
         str(data.get("machine_hash", "")),  # files that were written before it was known have none
         tuple(map(from_json, data.get("saving", ()))),
         int(data.get("margin", 0)),
+        tuple(map(implement.from_json, data.get("implementations", ()))),
     )

@@ -66,6 +66,7 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
         machine.hash,
         _savings(found),
         margin,
+        program.implementations,
         program=program,
         stored=stored,
         graph=graph,

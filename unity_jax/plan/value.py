@@ -16,6 +16,7 @@ from unity_jax import objects
 from unity_jax.cost.tasks import tasks
 from unity_jax.cost.timeline import Timeline, simulate
 from unity_jax.errors import PlanError
+from unity_jax.implement.record import Implementation
 from unity_jax.lower.host import sharding
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import Collective
@@ -81,6 +82,7 @@ class PlanValue:
     `memory_limit` in bytes per device; `predicted`; `inputs` and `outputs`: every leaf with its layout; `label`:
     `"search"`, or the expert whose plan won; `replicated`: large ops that every device computes in full, each with its
     line and the reason (`plan.whole`); `rewrites`: how the program was rewritten first, and what each rewrite saves;
+    `implementations`: what runs by another implementation than it was written in, such as a kernel, before that;
     `packed`: arguments, by position, that are held as one array from step to step, though the caller sees each by
     itself; `searched`: what the plan was chosen from; `program_hash`; `machine_hash`, of all that is known of the
     machine; `saving`: what was done to need less memory, where it was short, or to use what is left; `margin`: bytes of
@@ -107,6 +109,7 @@ class PlanValue:
     machine_hash: str = ""
     saving: tuple[Saving, ...] = ()
     margin: int = 0
+    implementations: tuple[Implementation, ...] = ()
     # What a plan knows once it has met its function; a file holds none of it. `graph` is that of `stored`: the program
     # over the state as it is held, which is `program` where nothing is packed.
     program: Program | None = field(default=None, repr=False)

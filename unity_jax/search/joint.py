@@ -14,6 +14,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from unity_jax.implement.choose import implemented
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
 from unity_jax.ops.constraint import code_mesh
@@ -65,6 +66,7 @@ def plan(
 
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
+    program = implemented(program, machine, options)
     if not may_rewrite(machine, options) and machine.num_devices == 1:
         return _alone(program, machine, limit, meshes[0], options)
     folds = Folds(program, pins)

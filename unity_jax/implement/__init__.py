@@ -1,0 +1,1 @@
+"""Groups of ops that have an implementation of their own: found in a traced step, whatever library wrote it."""

@@ -1,0 +1,108 @@
+"""Which groups of a program run by an implementation of their own: those that are faster so on the machine.
+
+Both ways are priced as they would be planned for all devices, if the program were nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from unity_jax.implement.attention import with_kernels
+from unity_jax.implement.group import Group
+from unity_jax.implement.record import Attention, attending
+from unity_jax.machine.machine import Machine
+from unity_jax.pcg.graph import Graph, part
+from unity_jax.program import Program
+from unity_jax.residuals.change import positions
+from unity_jax.search.options import SearchOptions
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import Planner
+
+COMPILERS = ("tpu", "gpu")
+"""Where kernels are compiled for."""
+
+
+def implemented(program: Program, machine: Machine, options: SearchOptions) -> Program:
+    """A program with those of its attentions as kernels that are faster so, or, if `options` ask for them, all."""
+    forced = options.attention == "kernel"
+    if options.attention == "xla" or not (forced or machine.device.compiler in COMPILERS):
+        return program
+    found, price = list[_Priced](), _Price(machine)
+
+    def look(graph: Graph, groups: Sequence[Group], repeat: int) -> Sequence[Group]:
+        found.extend(_Priced(group, price.kind(group), repeat * price.saved(graph, group)) for group in groups)
+        return ()
+
+    attending(program.graph, look)
+    whole = {one.kind for one in found if one.group.gradients}
+    trains = any(op.backward for op in program.graph.ops)
+    chosen = defaultdict[str, list[_Priced]](list)
+    for one in found:
+        pays = one.saved > 0 and is_possible(one.group) and (one.kind in whole or not trains)
+        if forced or pays:
+            chosen[one.group.scores.exp.source].append(one)
+    for where, same in chosen.items():
+        places = positions(program.graph, (one.group.place for one in same))
+        done = Attention(places, where, sum(one.saved for one in same))
+        program = program.implemented(done.applied(program.graph), (done,))
+    return program
+
+
+class _Priced(NamedTuple):
+    """An attention, what those are alike in that have an equal `kind`, and the seconds of a step that a kernel saves.
+
+    What has a kernel forward alone, though there is a backward pass, is computed twice: it is left as it is.
+    """
+
+    group: Group
+    kind: object
+    saved: float
+
+
+def is_possible(group: Group) -> bool:
+    """Whether there is a kernel for it: of one type of at most 32 bits."""
+    scores = group.scores
+    assert scores.q is not None and scores.k is not None
+    types = {np.dtype(of.tensor.dtype) for of in (scores.q, scores.k, group.v)}
+    return len(types) == 1 and types.pop().itemsize <= 4
+
+
+class _Price:
+    """What attentions take on the devices of a machine, each planned as a program of its own."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, (self._mesh, *_) = machine, mesh_candidates(machine.num_devices, machine)
+        self._known: dict[object, float] = {}
+
+    def _seconds(self, graph: Graph) -> float:
+        names = ("",) * len(graph.inputs)
+        program = Program("attention", graph, (), None, None, names, ("",) * len(graph.outputs), names, (), {})
+        return Planner(program, self.machine, math.inf).plan([self._mesh]).seconds
+
+    def kind(self, group: Group) -> object:
+        """What attentions of equal shapes are alike in, forward and backward."""
+        scores = group.scores
+        arrays = [scores.q, scores.k, group.v, *scores.biases, *(mask.which for mask in scores.masks)]
+        shapes = tuple((of.tensor.shape, str(of.tensor.dtype), of.dims) for of in arrays if of is not None)
+        return shapes, scores.causal, group.drop is None
+
+    def saved(self, graph: Graph, group: Group) -> float:
+        """Seconds by which a kernel is faster."""
+        key = self.kind(group), tuple(group.gradients), group.scores.exp.backward
+        if key not in self._known:
+            made = with_kernels(graph, [group])
+            self._known[key] = self._seconds(_apart(graph, made)) - self._seconds(_apart(made, graph))
+        return self._known[key]
+
+
+def _apart(graph: Graph, other: Graph) -> Graph:
+    """The ops of a graph that compute what another one does not, and what others read of that."""
+    ops = [op for op in graph.ops if not any(t in other.producer for t in op.outputs)]
+    own = set(ops)
+    read = {t for op in graph.ops if op not in own for t in op.inputs}.union(graph.outputs)
+    return part(ops, [t for op in ops for t in op.outputs if t in read])

@@ -1,0 +1,95 @@
+"""What has another implementation in a plan, in a form that can be read, saved, and done again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from unity_jax.implement.attention import attentions, with_kernels
+from unity_jax.implement.constants import Constants
+from unity_jax.implement.group import Group
+from unity_jax.pcg.graph import Graph, trips
+from unity_jax.residuals.change import Change, Position, at
+from unity_jax.residuals.pair import Pair, in_pairs, pairs
+from unity_jax.text import seconds, short_source
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attentions that run as kernels, of a program as it was traced.
+
+    **Fields:** `places`: the exponentials of their softmaxes; `where`: the user's line of the first; `saved`: predicted
+    seconds of a step, on each device.
+    """
+
+    places: tuple[Position, ...]
+    where: str
+    saved: float
+    name: ClassVar[str] = "attention"
+
+    def __str__(self) -> str:
+        times = f" ({len(self.places)} times)" if len(self.places) > 1 else ""
+        return f"attention by a kernel at {short_source(self.where)}{times}: saves {seconds(self.saved)}"
+
+    def applied(self, graph: Graph) -> Graph:
+        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
+        wanted, done = set(at(graph, self.places)), list[Group]()
+
+        def choose(_: Graph, found: Sequence[Group], __: int) -> list[Group]:
+            chosen = [group for group in found if group.place in wanted]
+            done.extend(chosen)
+            return chosen
+
+        made = attending(graph, choose)
+        if {group.place for group in done} != wanted:
+            raise LookupError(f"there is no attention at {self.where}")
+        return made
+
+
+Choose = Callable[[Graph, Sequence[Group], int], Sequence[Group]]
+"""Chooses of the attentions of a graph, which runs so often in a step."""
+
+
+def attending(graph: Graph, choose: Choose) -> Graph:
+    """The graph, and those of its loops, with those of their attentions as kernels that are chosen. A scan over layers
+    and its backward pass are looked at as one (`residuals.pair`)."""
+    constants = Constants(graph)
+
+    def of(graph: Graph, repeat: int) -> Graph:
+        halves = {op for pair in pairs(graph) for op in (pair.forward, pair.backward)}
+        others = [op for op in graph.ops if op.bodies and op not in halves]
+        inside = {op: tuple(of(body, repeat * trips(op)) for body in op.bodies) for op in others}
+        if any(new is not old for op, bodies in inside.items() for new, old in zip(bodies, op.bodies, strict=True)):
+            ops = [dataclasses.replace(op, bodies=inside[op]) if op in inside else op for op in graph.ops]
+            graph = Graph(graph.inputs, graph.outputs, ops)
+        if halves:
+            graph = in_pairs(graph, lambda pair: both(pair, repeat)).graph
+        return within(graph, repeat)
+
+    def both(pair: Pair, repeat: int) -> Change | None:
+        made = within(pair.joined, repeat * trips(pair.forward))
+        return None if made is pair.joined else Change(made, {})
+
+    def within(graph: Graph, repeat: int) -> Graph:
+        found = attentions(graph, constants)
+        chosen = choose(graph, found, repeat) if found else ()
+        return with_kernels(graph, chosen) if chosen else graph
+
+    return of(graph, 1)
+
+
+Implementation = Attention
+_KINDS: Mapping[str, type[Implementation]] = {"attention": Attention}
+
+
+def to_json(done: Implementation) -> dict[str, Any]:
+    """What a plan file holds of it."""
+    return {"kind": done.name, **dataclasses.asdict(done)}
+
+
+def from_json(data: Mapping[str, Any]) -> Implementation:
+    """Of what `to_json` gives. Raises `LookupError` for a kind that there is not."""
+    places = tuple(tuple(map(int, place)) for place in data["places"])
+    return _KINDS[data["kind"]](places, str(data["where"]), float(data["saved"]))
