@@ -29,6 +29,7 @@ import optax
 
 import models
 from experiments.padded import padded
+from unity_jax.implement.choose import implemented
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import nested
@@ -182,10 +183,11 @@ def checked(plan: Candidate) -> float:
 
 
 class Experts:
-    """Completes experts to plans; holds what styles share. Of a deep program the folded one is planned for, as the
-    planner does, and the best of a style is done on the whole."""
+    """Completes experts to plans; holds what styles share. They have the kernels that the planner has. Of a deep
+    program the folded one is planned for, as the planner does, and the best of a style is done on the whole."""
 
-    def __init__(self, whole: Program, machine: Machine) -> None:
+    def __init__(self, traced: Program, machine: Machine) -> None:
+        whole = implemented(traced, machine, SearchOptions())
         self.deep = folded(whole, NO_PINS)
         program = whole if self.deep is None else self.deep.program
         self.of, self.program, self.machine, self.rules = whole, program, machine, RuleCache()

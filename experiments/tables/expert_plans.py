@@ -42,6 +42,7 @@ from experiments.made_by import PLANNED
 from experiments.rows import Row, Rows
 from experiments.summaries import over
 from models._layers import Remat
+from unity_jax.implement.choose import implemented
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.layout import Layout
@@ -54,6 +55,7 @@ from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.fold import folded
 from unity_jax.search.following import followed
+from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.search.rule_cache import RuleCache
@@ -109,6 +111,8 @@ def expert_plan(what: Mapping[str, str], machine: Machine) -> Candidate:
     host."""
     sizes, limit = {a: int(what[a]) for a in AXES}, machine.device.memory_bytes
     whole = as_published(what)
+    if sizes["context"] == 1:  # kernels do not split positions
+        whole = implemented(whole, machine, SearchOptions())
     layers = folded(whole, NO_PINS)
     program = whole if layers is None else layers.program
     rows, few = int(what["batch"]) // (sizes["data"] * sizes["fsdp"]), int(what["accumulates"])

@@ -56,6 +56,7 @@ from unity_jax.aot.collectives import Collective, count_difference, stablehlo_co
 from unity_jax.aot.duplicates import duplicates
 from unity_jax.aot.flags import OFFLINE, WITHOUT_TRITON, Flags
 from unity_jax.aot.topologies import topology
+from unity_jax.implement.choose import implemented
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
@@ -67,6 +68,7 @@ from unity_jax.program import Program, trace
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.experts import expert_seeds
+from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import sample
@@ -242,7 +244,7 @@ def plans(program: Program, machine: Machine, wanted: tuple[str, ...], randoms: 
     On two axes only experts that use them apart: the others are those of one axis. Experts have rings, as we do.
     """
 
-    rules = RuleCache()
+    program, rules = implemented(program, machine, SearchOptions()), RuleCache()
     traffic = Traffic.of(program.graph, machine.device.compiler)
     meshes = mesh_candidates(machine.num_devices, machine)
     if "chosen" in wanted or "all" in wanted:

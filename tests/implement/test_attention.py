@@ -313,9 +313,10 @@ def test_kernels_are_chosen_where_they_are_faster(on):
     assert implemented(long, machine, SearchOptions(attention="xla")) is long
 
 
-def test_on_cpus_there_are_no_kernels():
+@pytest.mark.parametrize("on", ["cpu:4", "v100-summit:1x6"])
+def test_there_are_no_kernels_for_some(on):
     program = trace(gradients(by_einsum), drawn(0, jnp.float32), {})
-    assert implemented(program, Machine.preset("cpu:4"), SearchOptions()) is program
+    assert implemented(program, Machine.preset(on), SearchOptions()) is program
 
 
 def test_other_settings_are_refused():

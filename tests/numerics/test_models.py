@@ -13,12 +13,14 @@ import models
 from tests.numerics.harness import TOLERANCE, Case
 from tests.numerics.savings import saved
 from tests.numerics.steps import CHEAP, CORE, Reference, one_layer, slow
+from unity_jax.implement.choose import implemented
 from unity_jax.residuals import microbatched
 from unity_jax.rewrite.library import applicable, stacking
 from unity_jax.rewrite.towers import exchanged, stacked, towers
 from unity_jax.search import variants
 from unity_jax.search.batch import batch_dims
 from unity_jax.search.limits import LIMITS
+from unity_jax.search.options import SearchOptions
 from unity_jax.search.planner import Planner
 from unity_jax.search.variants import Moves
 
@@ -127,6 +129,17 @@ def test_random_plan_that_needs_less_memory(name, seed):
         ref = dataclasses.replace(ref, case=saved(ref.case, random.Random(seed)))
         assert ref.case.program.savings
         check(ref, ref.case.sample((2, 2), seed=seed, machine="h100"))
+
+
+@pytest.mark.parametrize("name", ["vit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama", "moe"))])
+def test_random_plan_of_kernels(name):
+    """Attention as one op of each pass, computed again where `jax.checkpoint` says so."""
+    with jax.enable_x64(True):
+        ref = reference(name)
+        program = implemented(ref.case.program, MACHINE, SearchOptions(attention="kernel"))
+        assert {"attention", "attention_back"} <= {op.name for op in program.graph.walk()}
+        ref = dataclasses.replace(ref, case=Case(program, ref.case.flat, ref.case.want))
+        check(ref, ref.case.sample((2, 2), seed=3, machine="h100"))
 
 
 PRECISE = ["mlp", "xdl", pytest.param("dlrm", marks=pytest.mark.slow)]

@@ -15,6 +15,7 @@ import numpy as np
 from unity_jax.implement.attention import with_kernels
 from unity_jax.implement.group import Group
 from unity_jax.implement.record import Attention, attending
+from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, part
 from unity_jax.program import Program
@@ -23,14 +24,11 @@ from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 
-COMPILERS = ("tpu", "gpu")
-"""Where kernels are compiled for."""
-
 
 def implemented(program: Program, machine: Machine, options: SearchOptions) -> Program:
     """A program with those of its attentions as kernels that are faster so, or, if `options` ask for them, all."""
     forced = options.attention == "kernel"
-    if options.attention == "xla" or not (forced or machine.device.compiler in COMPILERS):
+    if options.attention == "xla" or not (forced or has_kernels(machine.device)):
         return program
     found, price = list[_Priced](), _Price(machine)
 
@@ -64,6 +62,13 @@ class _Priced(NamedTuple):
     saved: float
 
 
+def has_kernels(device: Device) -> bool:
+    """Whether kernels are compiled for a device: a TPU, or a GPU that multiplies bfloat16 as fast as float16, which
+    those do that Triton compiles for (compute capability 8.0 and later)."""
+    rate = device.flops_per_second
+    return device.compiler == "tpu" or (device.compiler == "gpu" and rate("bfloat16") >= rate("float16"))
+
+
 def is_possible(group: Group) -> bool:
     """Whether there is a kernel for it: of one type of at most 32 bits."""
     scores = group.scores
@@ -76,13 +81,14 @@ class _Price:
     """What attentions take on the devices of a machine, each planned as a program of its own."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine, (self._mesh, *_) = machine, mesh_candidates(machine.num_devices, machine)
+        self.machine = machine
+        self._meshes = [mesh for mesh in mesh_candidates(machine.num_devices, machine) if len(mesh.names) < 3]
         self._known: dict[object, float] = {}
 
     def _seconds(self, graph: Graph) -> float:
         names = ("",) * len(graph.inputs)
         program = Program("attention", graph, (), None, None, names, ("",) * len(graph.outputs), names, (), {})
-        return Planner(program, self.machine, math.inf).plan([self._mesh]).seconds
+        return Planner(program, self.machine, math.inf).plan(self._meshes).seconds
 
     def kind(self, group: Group) -> object:
         """What attentions of equal shapes are alike in, forward and backward."""

@@ -40,8 +40,8 @@ class Scores:
     """The scores of a softmax.
 
     **Fields:** `exp`: the exponential; `dims`: of it; `key`: the label of keys; `q`, `k`: with a label "f" for the
-    features; `scale`, `biases`, `fill`, `causal`: see `kernels.spec`; `masks`: all; `hiding`: those that are not told by
-    `causal`.
+    features; `scale`, `biases`, `fill`, `causal`: see `kernels.spec`; `masks`: all; `hiding`: those that `causal`
+    does not tell.
     """
 
     exp: Op
