@@ -17,10 +17,11 @@ PACKAGE = Path(unity_jax.__file__).parent
 MODULES = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in sorted(PACKAGE.rglob("*.py"))}
 
 
-ROOMS = "aot calibration kernels lower machine ops pcg plan residuals search solver".split()
+ROOMS = "aot calibration implement kernels lower machine ops pcg plan residuals search solver".split()
 LAYERS = (
-    "kernels pcg ops machine network xla cost calibration rewrite rules residuals search solver lower aot plan".split()
-)
+    "kernels pcg ops machine network xla cost calibration rewrite rules residuals implement search solver lower aot "
+    "plan"
+).split()
 """Rooms in their order: each builds on those before it only."""
 MEMBERS = (FunctionType, property, functools.cached_property, staticmethod, classmethod)
 FOR_ANNOTATIONS = {"Emitter", "Span", "View"}

@@ -59,7 +59,7 @@ class _Writer:
         region = self.region
         ops: list[Op] = []
         index = Tensor((), jnp.dtype(jnp.int32))
-        totals = {t: _like(t, t.shape, _wide(t.dtype)) for t in region.sums}
+        totals = {t: _like(t, t.shape, wide(t.dtype)) for t in region.sums}
         env = {t: _like(t, self.turns.shape(t), t.dtype) for t in (*region.cut, *region.whole)}
         arguments = [*(env[t] for t in region.whole), *totals.values(), index, *(env[t] for t in region.cut)]
         inside = self.ops(region.ops, index, env)
@@ -209,7 +209,7 @@ def _like(t: Tensor, shape: tuple[int, ...], dtype: Any) -> Tensor:
     return dataclasses.replace(t, name="", shape=shape, dtype=dtype)
 
 
-def _wide(dtype: Any) -> Any:
+def wide(dtype: Any) -> Any:
     """The type in which parts are added up: rounded to half of it, eight parts would lose what one sum does not."""
     return jnp.dtype(jnp.float32) if _compat.is_float(dtype) and jnp.dtype(dtype).itemsize < 4 else dtype
 
