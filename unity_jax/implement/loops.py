@@ -108,7 +108,7 @@ def _divided(scan: Op, makers: Mapping[Tensor, Op]) -> _Divided | None:
     loop, stacks = _rest(stages, steps.outer)
     nbytes = sum(steps.outer[t].nbytes for t in stages.before if t not in stages.fixed)
     nbytes += sum(stack.nbytes for stack in stacks.values() if stack not in scan.outputs)
-    steps.outer = {**stacks, **steps.outer}
+    steps.outer = {**{t: stack for t, stack in stacks.items() if t not in stages.fixed}, **steps.outer}
     left = [loop] if loop.outputs or any(map(has_effects, loop.bodies[0].walk())) else []
     steps.ops += left
     steps.compute(outputs[i] for i in stages.moved)

@@ -187,7 +187,7 @@ class Stages:
         kept = {*results[self.roles.last], *self.fixed.intersection(results[self.roles.stacked])}
         products, out, made = set[Op](), set[Op](), set[Tensor]()
         for op in self.graph.ops:
-            if self.early.issuperset(op.outputs):
+            if may_move(op) and self.early.issuperset(op.outputs):
                 if op.name in PRODUCTS and self._has_fixed(op):
                     products.add(op)
                 if op in products or not made.isdisjoint(op.inputs):
