@@ -247,6 +247,34 @@ def test_convolutions():
     same(after, of, args)
 
 
+def test_embedding_and_loss_in_the_loop():
+    """Two layers in one cell; the gradient of the embedding is one scatter, and the loss is one of all steps."""
+
+    def loss(params, table, tokens, targets):
+        w, v, u, r, out = params
+
+        def step(carry, now):
+            h, g, total = carry
+            h = jnp.tanh(table[now[0]] @ w + h @ v)
+            g = jnp.tanh(h @ u + g @ r)
+            found = jnp.take_along_axis(jax.nn.log_softmax(g @ out), now[1][:, None], 1)
+            return (h, g, total - found.mean()), None
+
+        zeros = jnp.zeros((cells.ROWS, cells.WIDTH))
+        return jax.lax.scan(step, (zeros, zeros, 0.0), (tokens, targets))[0][2]
+
+    rng = np.random.default_rng(0)
+    params = [jnp.asarray(rng.normal(size=(4, n))) for n in (4, 4, 4, 4, 11)]
+    tokens, targets = rng.integers(11, size=(2, 6, cells.ROWS))
+    args = params, jnp.asarray(rng.normal(size=(11, 4))), jnp.asarray(tokens), jnp.asarray(targets)
+    of = trace(jax.value_and_grad(loss, (0, 1)), args, {})
+    after = divided(of)
+    assert (products(of), products(after)) == ([5, 10], [3, 3])
+    assert all(not count(op.bodies[0], "scatter-add") for op in scans(after.graph))
+    assert max(np.prod(t.shape) for op in after.graph.ops for t in op.outputs) == 6 * cells.ROWS * 11
+    same(after, of, args)
+
+
 def test_a_loop_that_carries_nothing_is_none():
     def fn(w, xs):
         return jax.lax.scan(lambda total, x: (total + (x @ w).T @ x, x), jnp.ones((4, 4)), xs)

@@ -54,7 +54,8 @@ def batched(graph: Graph, scans: Collection[Op]) -> Graph:
 
 
 class Gain(NamedTuple):
-    """What is saved. **Fields:** `seconds`; `nbytes`: of arrays of all steps that there were not before."""
+    """What is saved. **Fields:** `seconds`; `nbytes`: of arrays of all steps that there were not before, those together
+    that the loop slices and stacks, or the largest one outside of it if that is more."""
 
     seconds: Seconds
     nbytes: int
@@ -65,8 +66,9 @@ def gain(scan: Op, seconds: Callable[[Graph], Seconds]) -> Gain:
 
     So many times what a step takes less, less what is outside of the loop then. It is assumed that the kernels of a
     step read their operands from memory, weights too, in each step anew; that the loop itself takes no time; and that
-    what a step takes of a slice, or puts in a stack, it reads or writes as any other array. The new arrays need their
-    memory at one time; whether that is when the program needs most is not asked.
+    what a step takes of a slice, or puts in a stack, it reads or writes as any other array. Of devices that share the
+    rows of a step it saves each more than its share, since what each reads and writes of weights is the same. Whether
+    the new arrays are there when the program needs most memory is not asked.
 
     **Arguments:** `seconds`: what a graph takes by itself (`rewrite.estimate.by_kernels`); loops are left out.
     """
@@ -106,8 +108,6 @@ def _divided(scan: Op, makers: Mapping[Tensor, Op]) -> _Divided | None:
     steps, outputs, starts = Steps(stages), stages.graph.outputs, stages.scan.inputs[stages.roles.carried]
     steps.compute(stages.before)
     loop, stacks = _rest(stages, steps.outer)
-    nbytes = sum(steps.outer[t].nbytes for t in stages.before if t not in stages.fixed)
-    nbytes += sum(stack.nbytes for stack in stacks.values() if stack not in scan.outputs)
     steps.outer = {**{t: stack for t, stack in stacks.items() if t not in stages.fixed}, **steps.outer}
     left = [loop] if loop.outputs or any(map(has_effects, loop.bodies[0].walk())) else []
     steps.ops += left
@@ -115,7 +115,10 @@ def _divided(scan: Op, makers: Mapping[Tensor, Op]) -> _Divided | None:
     results = {scan.outputs[i]: starts[i] for i in stages.handed_on}
     results |= {scan.outputs[i]: steps.outer[outputs[i]] for i in stages.moved}
     results |= {scan.outputs[i]: steps.added_up(starts[i], found, makers) for i, found in stages.sums.items()}
-    return _Divided(steps.ops, left, results, nbytes)
+    every = {x for t, x in steps.outer.items() if t not in stages.fixed}
+    new = every.difference(scan.inputs, scan.outputs, results.values())
+    across = sum(x.nbytes for x in new.intersection((*loop.inputs, *loop.outputs)))
+    return _Divided(steps.ops, left, results, max([across, *(x.nbytes for x in new)]))
 
 
 def _rest(stages: Stages, outer: Mapping[Tensor, Tensor]) -> tuple[Op, dict[Tensor, Tensor]]:

@@ -27,15 +27,15 @@ from unity_jax.xla.op_classes import PRODUCTS
 
 BARRIER = "optimization_barrier"
 _STAY = frozenset("sharding_constraint layout_constraint shard_map pallas_call threefry2x32".split())
-_ADDS = frozenset(["add", "add_any"])
+_ADDS = frozenset(["add", "add_any", "sub"])
 _LINEAR = _ADDS | frozenset(
-    "sub neg copy reshape squeeze expand_dims transpose broadcast_in_dim slice split rev concatenate reduce_sum".split()
+    "neg copy reshape squeeze expand_dims transpose broadcast_in_dim slice split rev concatenate pad reduce_sum".split()
 )
 """Ops that are linear in all their operands together."""
 
 
 class Sum(NamedTuple):
-    """A carried value that is only added to. **Fields:** `terms`: what is added in each step, by `adds`."""
+    """A carried value that is only added to. **Fields:** `terms`: what each of `adds` adds in a step, or subtracts."""
 
     terms: tuple[Tensor, ...]
     adds: tuple[Op, ...]
@@ -96,6 +96,8 @@ class Stages:
             if t in self.graph.outputs or len(readers) != 1 or readers[0].name not in _ADDS:
                 return None
             adds += readers
+            if adds[-1].name == "sub" and adds[-1].inputs[0] is not t:
+                return None
             terms += (x for x in adds[-1].inputs if x is not t)
             (t,) = adds[-1].outputs
         alone = after not in self.graph.readers and self.graph.outputs.count(after) == 1
@@ -120,7 +122,7 @@ class Stages:
         return after
 
     def _contractions(self, t: Tensor) -> Iterator[Op]:
-        """The products of which a sum over the steps of some value is one product."""
+        """Those ops by which a sum over the steps of some value is added up over the steps."""
         op = self.graph.producer.get(t)
         if op is not None and self.contracts(op):
             yield op
@@ -129,10 +131,16 @@ class Stages:
                 yield from self._contractions(x)
 
     def contracts(self, op: Op) -> bool:
-        """Whether a sum over the steps of what an op makes is one product, which contracts the steps too."""
-        if op.name not in PRODUCTS or any(t in self.fixed or not _compat.is_float(t.dtype) for t in op.inputs):
+        """Whether a sum over the steps of what an op makes is one op that adds over the steps too: a product of what
+        differs from step to step, or a scatter of that, such as the gradient of an embedding."""
+        if not all(_compat.is_float(t.dtype) for t in op.outputs):
             return False
-        return op.name == "dot_general" or op.params["feature_group_count"] == op.params["batch_group_count"] == 1
+        if op.name == "scatter-add":
+            into, *rest = map(self.is_fixed, op.inputs)
+            return into and not any(rest) and not op.params["dimension_numbers"].operand_batching_dims
+        if op.name == "conv_general_dilated":
+            return not self._has_fixed(op) and op.params["feature_group_count"] == op.params["batch_group_count"] == 1
+        return op.name == "dot_general" and not self._has_fixed(op)
 
     def is_linear(self, op: Op) -> bool:
         """Whether a sum over the steps of what an op makes is what it makes of the sum of what is not fixed."""

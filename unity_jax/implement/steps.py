@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from unity_jax import _compat
 from unity_jax.implement.stages import BARRIER, Stages, Sum
@@ -71,12 +73,13 @@ class Steps:
         """What a carried value that starts so is at the end. **Arguments:** `makers`: of what is outside the loop."""
         dtype, last = wide(start.dtype), steps.adds[-1]
         totals = [self._total(t, dtype, last) for t in steps.terms]
-        maker = makers.get(start)
-        if maker is None or not is_zero(maker):
-            totals.append(start)
+        signs = [-1 if op.name == "sub" else 1 for op in steps.adds]
+        if not _is_zero(start, makers.get(start)):
+            totals, signs = [start, *totals], [1, *signs]
 
         def add(*xs: Any) -> list[Any]:
-            return [functools.reduce(operator.add, (x.astype(dtype) for x in xs)).astype(start.dtype)]
+            signed = (x.astype(dtype) if sign > 0 else -x.astype(dtype) for sign, x in zip(signs, xs, strict=True))
+            return [functools.reduce(operator.add, signed).astype(start.dtype)]
 
         return self._written(add, totals, last)[0]
 
@@ -88,8 +91,9 @@ class Steps:
             source = op or reader
             if self.stages.is_fixed(t):
                 self.compute([] if t.literal is not None else [t])
+                times = () if _is_zero(t, op) else (length,)
                 fixed = [self.outer.get(t, t)]
-                self._totals[key] = self._written(lambda x: [length * x.astype(dtype)], fixed, source)[0]
+                self._totals[key] = self._written(lambda x: [math.prod(times, start=x.astype(dtype))], fixed, source)[0]
             elif op is None or not self._goes_on(t):
                 self._totals[key] = self._reduced(t, (), dtype, source)[0]
             elif self.stages.contracts(op):
@@ -124,12 +128,19 @@ class Steps:
         return op is not None and t not in self.outer and (self.stages.contracts(op) or self.stages.is_linear(op))
 
     def _contraction(self, op: Op, dtype: Any) -> Tensor:
-        """The sum of a product, as one that contracts the steps too."""
-        self.compute(op.inputs)
+        """The sum of what an op makes, by one that adds over the steps too."""
+        self.compute(t for t in op.inputs if t not in self.stages.fixed)
+        fixed = map(self.stages.is_fixed, op.inputs)
+        operands = [
+            self._total(t, dtype, op) if same else self.outer[t] for t, same in zip(op.inputs, fixed, strict=True)
+        ]
         params = _with_type(op.params, dtype)
-        product = _dot_over_steps if op.name == "dot_general" else _convolution_over_steps
-        operands = [self.outer[t] for t in op.inputs]
-        return self._written(lambda x, y: [product(op, x, y, params).astype(dtype)], operands, op)[0]
+        return self._written(lambda *xs: [_OVER_STEPS[op.name](op, params, *xs).astype(dtype)], operands, op)[0]
+
+
+def _is_zero(t: Tensor, maker: Op | None) -> bool:
+    """Whether a value is known to be zero. **Arguments:** `maker`: the op that makes it, if one does."""
+    return not np.any(t.literal) if t.literal is not None else maker is not None and is_zero(maker)
 
 
 def _with_type(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
@@ -138,18 +149,33 @@ def _with_type(params: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
     return {**params, "preferred_element_type": dtype} if chosen else dict(params)
 
 
-def _dot_over_steps(op: Op, x: Any, y: Any, params: Mapping[str, Any]) -> Any:
+def _dot(op: Op, params: Mapping[str, Any], x: Any, y: Any) -> Any:
     contracted, batch = params["dimension_numbers"]
     over = tuple((0, *(d + 1 for d in dims)) for dims in contracted)
     within = tuple(tuple(d + 1 for d in dims) for dims in batch)
     return _compat.bind(op.eqn, (x, y), {**params, "dimension_numbers": (over, within)})[0]
 
 
-def _convolution_over_steps(op: Op, x: Any, y: Any, params: Mapping[str, Any]) -> Any:
+def _convolution(op: Op, params: Mapping[str, Any], x: Any, y: Any) -> Any:
     """A convolution adds over the features of both: those of all steps."""
     numbers = params["dimension_numbers"]
     both = [_merged(x, numbers.lhs_spec[1]), _merged(y, numbers.rhs_spec[1])]
     return _compat.bind(op.eqn, both, dict(params))[0]
+
+
+def _scatter(op: Op, params: Mapping[str, Any], into: Any, indices: Any, updates: Any) -> Any:
+    numbers = params["dimension_numbers"]
+    windows = tuple(d + 1 for d in numbers.update_window_dims)
+    numbers = numbers._replace(update_window_dims=windows)
+    return jax.lax.scatter_add(into, indices, updates.astype(into.dtype), numbers, mode=params["mode"])
+
+
+_OVER_STEPS: Mapping[str, Callable[..., Any]] = {
+    "dot_general": _dot,
+    "conv_general_dilated": _convolution,
+    "scatter-add": _scatter,
+}
+"""Ops that add over the steps too."""
 
 
 def _merged(x: Any, dim: int) -> Any:
