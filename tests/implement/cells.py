@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 STEPS, ROWS, WIDTH = 5, 3, 4
+KINDS = "product product product square both nonlinear times add flip part sum narrow look".split()
 
 
 def lstm(params, xs, reverse=False):
@@ -47,7 +48,7 @@ class Cell:
         count = self.carried + self.sliced
         self.recipe = []
         for n in range(draw.randint(3, 9)):
-            kind = draw.choice("product product product square both nonlinear times add flip part sum narrow".split())
+            kind = draw.choice(KINDS)
             self.recipe.append((kind, draw.randrange(count + n), draw.randrange(count + n), draw.randrange(3)))
         total = count + len(self.recipe)
         self.next = [draw.randrange(total) for _ in range(self.carried)]
@@ -63,29 +64,32 @@ class Cell:
 
         weights = [normal(WIDTH, WIDTH) for _ in range(3)]
         starts = [normal(ROWS, WIDTH) for _ in range(self.carried)]
-        return weights, starts, [normal(STEPS, ROWS, WIDTH) for _ in range(self.sliced)]
+        ids = jnp.asarray(rng.integers(WIDTH, size=(STEPS, ROWS)))
+        return weights, starts, [normal(STEPS, ROWS, WIDTH) for _ in range(self.sliced)], ids
 
-    def run(self, weights, starts, xs):
+    def run(self, weights, starts, xs, ids):
         """What is carried, added and stacked."""
 
         def step(carry, now):
-            values, added = [*carry[0], *now], carry[1]
+            (state, added), (xs, ids) = carry, now
+            values = [*state, *xs]
             for kind, i, j, k in self.recipe:
-                values.append(self._op(kind, values[i], values[j], weights[k]))
-            added = [x + self._term(kind, values[i], now[0]) for x, (kind, i) in zip(added, self.added, strict=True)]
+                values.append(self._op(kind, values[i], values[j], weights[k], ids))
+            terms = [self._term(kind, values[i], xs[0]) for kind, i in self.added]
+            added = [x - y if i % 2 else x + y for x, y, (_, i) in zip(added, terms, self.added, strict=True)]
             return ([values[i] for i in self.next], added), [values[i] for i in self.stacked]
 
         if self.remat:
             step = jax.checkpoint(step)
         shapes = {"product": (WIDTH, WIDTH), "rows": (WIDTH,), "all": (), "twice": (ROWS, WIDTH)}
         zeros = [jnp.full(shapes[kind], 0.5, xs[0].dtype) for kind, _ in self.added]
-        return jax.lax.scan(step, (starts, zeros), xs, reverse=self.reverse, unroll=self.unroll)
+        return jax.lax.scan(step, (starts, zeros), (xs, ids), reverse=self.reverse, unroll=self.unroll)
 
     def loss(self, *args):
         leaves = jax.tree.leaves(self.run(*args))
-        return sum(jnp.sin(x.astype(jnp.float64) if x.dtype == jnp.float64 else x).sum() for x in leaves)
+        return sum(jnp.sin(x).sum() for x in leaves)
 
-    def _op(self, kind, x, y, w):
+    def _op(self, kind, x, y, w, ids):
         return {
             "product": lambda: x @ w,
             "square": lambda: x @ (w @ y.T @ x) / 3,
@@ -97,6 +101,7 @@ class Cell:
             "part": lambda: jnp.concatenate(jnp.split(x, 2, -1)[::-1], -1),
             "sum": lambda: x - y.mean(0),
             "narrow": lambda: jax.nn.softmax(x @ w),
+            "look": lambda: x + w[ids],
         }[kind]()
 
     def _term(self, kind, x, now):
