@@ -28,10 +28,10 @@ from unity_jax.xla.op_classes import PRODUCTS
 BARRIER = "optimization_barrier"
 _STAY = frozenset("sharding_constraint layout_constraint shard_map pallas_call threefry2x32".split())
 _ADDS = frozenset(["add", "add_any", "sub"])
-_LINEAR = _ADDS | frozenset(
+LINEAR = _ADDS | frozenset(
     "neg copy reshape squeeze expand_dims transpose broadcast_in_dim slice split rev concatenate pad reduce_sum".split()
 )
-"""Ops that are linear in all their operands together."""
+"""Ops that are linear in all their operands together, those that are the same in all steps too."""
 
 
 class Sum(NamedTuple):
@@ -52,7 +52,7 @@ class Stages:
     """
 
     def __init__(self, scan: Op) -> None:
-        self.scan = merged(scan)
+        self.scan = _merged(scan)
         self.roles, (body,) = Scan.of(scan.params), self.scan.bodies
         self.graph = Graph(body.inputs, body.outputs, [part for op in body.ops for part in _parts(op)])
         carried = list(zip(body.inputs[self.roles.carried], body.outputs[self.roles.last], strict=True))
@@ -150,11 +150,7 @@ class Stages:
             return self.is_fixed(op.inputs[1])
         if op.name == "mul" or op.name in PRODUCTS:
             return self._has_fixed(op)
-        return op.name in _LINEAR or op.name == "convert_element_type"
-
-    def is_joint(self, op: Op) -> bool:
-        """Whether an op is linear in all its operands together, those that are fixed too."""
-        return op.name in _LINEAR
+        return op.name in LINEAR or op.name == "convert_element_type"
 
     def is_fixed(self, t: Tensor) -> bool:
         """Whether a value is the same in all steps."""
@@ -231,7 +227,7 @@ def may_move(op: Op) -> bool:
     return known and not (op.bodies or op.name in _STAY or op.name.startswith("random_") or has_effects(op))
 
 
-def merged(scan: Op) -> Op:
+def _merged(scan: Op) -> Op:
     """A scan whose body computes nothing twice and reads no array twice."""
     (body,), roles = scan.bodies, Scan.of(scan.params)
     names, known, ops = dict[Tensor, Tensor](), dict[object, tuple[Tensor, ...]](), list[Op]()

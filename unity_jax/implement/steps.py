@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unity_jax import _compat
-from unity_jax.implement.stages import BARRIER, Stages, Sum
+from unity_jax.implement.stages import BARRIER, LINEAR, Stages, Sum
 from unity_jax.pcg.graph import Op, Tensor, trips
 from unity_jax.residuals.loop import computed, wide
 from unity_jax.xla.op_classes import is_zero
@@ -114,7 +114,7 @@ class Steps:
             return [self._total(op.inputs[0], dtype, op)]
         if op.name == "reduce_sum" and not self.stages.is_fixed(op.inputs[0]) and not self._goes_on(op.inputs[0]):
             return self._reduced(op.inputs[0], op.params["axes"], dtype, op)
-        joint, fixed = self.stages.is_joint(op), [t for t in op.inputs if self.stages.is_fixed(t)]
+        joint, fixed = op.name in LINEAR, [t for t in op.inputs if self.stages.is_fixed(t)]
         self.compute([] if joint else [t for t in fixed if t.literal is None])
         operands = [
             self.outer.get(t, t) if t in fixed and not joint else self._total(t, dtype, op) for t in op.inputs
