@@ -14,10 +14,11 @@ import numpy as np
 
 from unity_jax.implement.attention import with_kernels
 from unity_jax.implement.group import Group
-from unity_jax.implement.record import Attention, attending
+from unity_jax.implement.loops import batchable, batched
+from unity_jax.implement.record import Attention, Loops, attending
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
-from unity_jax.pcg.graph import Graph, part
+from unity_jax.pcg.graph import Graph, Op, nested, part
 from unity_jax.program import Program
 from unity_jax.residuals.change import positions
 from unity_jax.search.options import SearchOptions
@@ -26,14 +27,39 @@ from unity_jax.search.planner import Planner
 
 
 def implemented(program: Program, machine: Machine, options: SearchOptions) -> Program:
-    """A program with those of its attentions as kernels that are faster so, or, if `options` ask for them, all."""
-    forced = options.attention == "kernel"
-    if options.attention == "xla" or not (forced or has_kernels(machine.device)):
-        return program
-    found, price = list[_Priced](), _Price(machine)
+    """A program with those loops and attentions by another implementation that are faster so on a machine, or what
+    `options` ask for."""
+    price = _Price(machine)
+    if options.loops != "xla":
+        program = _with_loops(program, price, forced=options.loops == "batch")
+    if options.attention == "kernel" or (options.attention == "choose" and has_kernels(machine.device)):
+        program = _with_attentions(program, price, forced=options.attention == "kernel")
+    return program
+
+
+def _with_loops(program: Program, price: _Price, forced: bool) -> Program:
+    chosen = defaultdict[str, list[tuple[Op, float]]](list)
+    repeats = {op: repeat for _, graph, repeat in nested(program.graph) for op in graph.ops}
+    for scan in batchable(program.graph):
+        before = part([scan], scan.outputs)
+        saved = repeats[scan] * price.difference(str(before), before, batched(before, [scan]))
+        if forced or saved > 0:
+            chosen[scan.source].append((scan, saved))
+    for where, scans in chosen.items():
+        places = positions(program.graph, (scan.outputs[0] for scan, _ in scans))
+        done = Loops(places, where, sum(saved for _, saved in scans))
+        program = program.implemented(done.applied(program.graph), (done,))
+    return program
+
+
+def _with_attentions(program: Program, price: _Price, forced: bool) -> Program:
+    found = list[_Priced]()
 
     def look(graph: Graph, groups: Sequence[Group], repeat: int) -> Sequence[Group]:
-        found.extend(_Priced(group, price.kind(group), repeat * price.saved(graph, group)) for group in groups)
+        for group in groups:
+            made, kind = with_kernels(graph, [group]), _kind(group)
+            key = kind, tuple(group.gradients), group.scores.exp.backward
+            found.append(_Priced(group, kind, repeat * price.difference(key, _apart(graph, made), _apart(made, graph))))
         return ()
 
     attending(program.graph, look)
@@ -77,33 +103,32 @@ def is_possible(group: Group) -> bool:
     return len(types) == 1 and types.pop().itemsize <= 4
 
 
+def _kind(group: Group) -> object:
+    """What attentions of equal shapes are alike in, forward and backward."""
+    scores = group.scores
+    arrays = [scores.q, scores.k, group.v, *scores.biases, *(mask.which for mask in scores.masks)]
+    shapes = tuple((of.tensor.shape, str(of.tensor.dtype), of.dims) for of in arrays if of is not None)
+    return shapes, scores.causal, group.drop is None
+
+
 class _Price:
-    """What attentions take on the devices of a machine, each planned as a program of its own."""
+    """What parts of a program take on the devices of a machine, each planned as a program of its own."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._meshes = [mesh for mesh in mesh_candidates(machine.num_devices, machine) if len(mesh.names) < 3]
         self._known: dict[object, float] = {}
 
+    def difference(self, key: object, before: Graph, after: Graph) -> float:
+        """Seconds by which the one takes longer than the other. Those of equal keys are equal."""
+        if key not in self._known:
+            self._known[key] = self._seconds(before) - self._seconds(after)
+        return self._known[key]
+
     def _seconds(self, graph: Graph) -> float:
         names = ("",) * len(graph.inputs)
-        program = Program("attention", graph, (), None, None, names, ("",) * len(graph.outputs), names, (), {})
+        program = Program("part", graph, (), None, None, names, ("",) * len(graph.outputs), names, (), {})
         return Planner(program, self.machine, math.inf).plan(self._meshes).seconds
-
-    def kind(self, group: Group) -> object:
-        """What attentions of equal shapes are alike in, forward and backward."""
-        scores = group.scores
-        arrays = [scores.q, scores.k, group.v, *scores.biases, *(mask.which for mask in scores.masks)]
-        shapes = tuple((of.tensor.shape, str(of.tensor.dtype), of.dims) for of in arrays if of is not None)
-        return shapes, scores.causal, group.drop is None
-
-    def saved(self, graph: Graph, group: Group) -> float:
-        """Seconds by which a kernel is faster."""
-        key = self.kind(group), tuple(group.gradients), group.scores.exp.backward
-        if key not in self._known:
-            made = with_kernels(graph, [group])
-            self._known[key] = self._seconds(_apart(graph, made)) - self._seconds(_apart(made, graph))
-        return self._known[key]
 
 
 def _apart(graph: Graph, other: Graph) -> Graph:

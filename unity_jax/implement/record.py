@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from unity_jax.implement.attention import attentions, with_kernels
 from unity_jax.implement.constants import Constants
 from unity_jax.implement.group import Group
+from unity_jax.implement.loops import batchable, batched
 from unity_jax.pcg.graph import Graph, trips
 from unity_jax.residuals.change import Change, Position, at
 from unity_jax.residuals.pair import Pair, in_pairs, pairs
@@ -48,6 +49,31 @@ class Attention:
         return made
 
 
+@dataclass(frozen=True)
+class Loops:
+    """Loops whose products run once for all steps, as far as they can (`implement.loops`).
+
+    **Fields:** `places`: what the loops make first; `where`, `saved`: as of `Attention`.
+    """
+
+    places: tuple[Position, ...]
+    where: str
+    saved: float
+    name: ClassVar[str] = "loops"
+
+    def __str__(self) -> str:
+        times = f" ({len(self.places)} loops)" if len(self.places) > 1 else ""
+        return f"products of all steps at once at {short_source(self.where)}{times}: saves {seconds(self.saved)}"
+
+    def applied(self, graph: Graph) -> Graph:
+        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
+        first = set(at(graph, self.places))
+        scans = [op for op in graph.walk() if op.name == "scan" and op.outputs[0] in first]
+        if len(scans) < len(first) or not set(scans) <= set(batchable(graph)):
+            raise LookupError(f"there is no loop at {self.where} that products can leave")
+        return batched(graph, scans)
+
+
 Choose = Callable[[Graph, Sequence[Group], int], Sequence[Group]]
 """Chooses of the attentions of a graph, which runs so often in a step."""
 
@@ -80,8 +106,8 @@ def attending(graph: Graph, choose: Choose) -> Graph:
     return of(graph, 1)
 
 
-Implementation = Attention
-_KINDS: Mapping[str, type[Implementation]] = {"attention": Attention}
+Implementation = Attention | Loops
+_KINDS: Mapping[str, type[Implementation]] = {of.name: of for of in (Attention, Loops)}
 
 
 def to_json(done: Implementation) -> dict[str, Any]:

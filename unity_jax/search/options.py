@@ -15,7 +15,8 @@ class SearchOptions:
     `checkpoint`: "keep" keeps the user's `jax.checkpoint` as written; by default ("choose") what it has the backward
     pass compute again is kept where there is memory for it and the step is faster so;
     `attention`: by a kernel where that is faster ("choose"), by the operations as written ("xla"), or by a kernel
-    wherever it is found ("kernel");
+    wherever it is found ("kernel"); `loops`: products that need not be in a loop run once for all of its steps where
+    that is faster ("choose"), as written ("xla"), or wherever they can ("batch");
     `compile_candidates`: how many of the best candidates are compiled for the devices (or, offline, for the topology
     that the machine is called by), so that the compiler's own estimates of time and memory decide between them; 0 and 1
     compile none.
@@ -24,15 +25,21 @@ class SearchOptions:
     rewrite: bool | None = None
     checkpoint: Literal["choose", "keep"] = "choose"
     attention: Literal["choose", "xla", "kernel"] = "choose"
+    loops: Literal["choose", "xla", "batch"] = "choose"
     compile_candidates: int = 0
 
     def __post_init__(self) -> None:
-        if self.checkpoint not in ("choose", "keep"):
-            raise ValueError(f'checkpoint= takes "choose" or "keep", not {self.checkpoint!r}')
-        if self.attention not in ("choose", "xla", "kernel"):
-            raise ValueError(f'attention= takes "choose", "xla" or "kernel", not {self.attention!r}')
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                *others, last = (f'"{word}"' for word in known)
+                raise ValueError(f"{name}= takes {', '.join(others)} or {last}, not {getattr(self, name)!r}")
         if not isinstance(self.compile_candidates, int) or self.compile_candidates < 0:
             raise ValueError(f"compile_candidates= takes a number of plans, 0 or more, not {self.compile_candidates!r}")
 
 
+_CHOICES = {
+    "checkpoint": ("choose", "keep"),
+    "attention": ("choose", "xla", "kernel"),
+    "loops": ("choose", "xla", "batch"),
+}
 DEFAULTS = SearchOptions()
