@@ -29,7 +29,6 @@ import optax
 
 import models
 from experiments.padded import padded
-from unity_jax.implement.choose import implemented
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import nested
@@ -42,6 +41,7 @@ from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.decompose import Place
 from unity_jax.search.experts import Expert, expert_seeds, experts
 from unity_jax.search.fold import folded
+from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner

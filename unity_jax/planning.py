@@ -20,7 +20,6 @@ from unity_jax.aot.topologies import topology
 from unity_jax.call import Call, JitSettings
 from unity_jax.correction import corrected
 from unity_jax.errors import PlanError
-from unity_jax.implement.choose import implemented
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
@@ -39,6 +38,7 @@ from unity_jax.rewrite.record import Rewrite, replay
 from unity_jax.search import joint, packing
 from unity_jax.search.candidate import Candidate, Pins, finish
 from unity_jax.search.hosting import hosting
+from unity_jax.search.implementing import implemented
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates

@@ -42,7 +42,6 @@ from experiments.made_by import PLANNED
 from experiments.rows import Row, Rows
 from experiments.summaries import over
 from models._layers import Remat
-from unity_jax.implement.choose import implemented
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.layout import Layout
@@ -55,6 +54,7 @@ from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.fold import folded
 from unity_jax.search.following import followed
+from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner

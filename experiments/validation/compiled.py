@@ -56,7 +56,6 @@ from unity_jax.aot.collectives import Collective, count_difference, stablehlo_co
 from unity_jax.aot.duplicates import duplicates
 from unity_jax.aot.flags import OFFLINE, WITHOUT_TRITON, Flags
 from unity_jax.aot.topologies import topology
-from unity_jax.implement.choose import implemented
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
@@ -68,6 +67,7 @@ from unity_jax.program import Program, trace
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.experts import expert_seeds
+from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.rule_cache import RuleCache

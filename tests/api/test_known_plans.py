@@ -202,7 +202,8 @@ def test_cache_misses_where_the_plan_would_differ(tmp_path, mesh):
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(SearchOptions)])
 def test_plans_are_kept_by_every_setting_of_the_search(tmp_path, field):
     default = getattr(SearchOptions(), field)
-    other = {type(None): lambda: False, int: lambda: default + 1, str: lambda: "keep"}[type(default)]()
+    words = {"checkpoint": "keep", "attention": "xla", "loops": "xla"}
+    other = {type(None): lambda: False, int: lambda: default + 1, str: lambda: words[field]}[type(default)]()
     for value in (default, other, default):
         options = unity.Options(cache=tmp_path, **{field: value})
         unity.auto_shard(mlp_step, options=options).plan(mlp_state(), mlp_batch())

@@ -250,7 +250,7 @@ def test_no_baseline_is_better_than_the_chosen_plan(model, machine):
 
 
 def test_experts_have_rings_where_they_gain_by_them():
-    program, on = program_of("gpt", "tiny", hidden=1024, heads=8, length=512, batch_size=64), Machine.preset("v5e:2x4")
+    program, on = program_of("gpt", "tiny", hidden=1024, heads=8, length=128, batch_size=256), Machine.preset("v5e:2x4")
     plain = list(Experts(program, on)("megatron", math.inf))
     found = ringed(plain, math.inf)
     assert found.seconds < min(c.seconds for c in plain) and found.decisions.rings

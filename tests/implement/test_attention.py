@@ -13,11 +13,11 @@ import models
 import unity_jax as unity
 from experiments.validation.programs import VALIDATION
 from unity_jax.implement.attention import attentions
-from unity_jax.implement.choose import implemented
 from unity_jax.implement.constants import Constants
 from unity_jax.implement.record import attending
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
+from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
 
 

@@ -13,12 +13,12 @@ import models
 from tests.numerics.harness import TOLERANCE, Case
 from tests.numerics.savings import saved
 from tests.numerics.steps import CHEAP, CORE, Reference, one_layer, slow
-from unity_jax.implement.choose import implemented
 from unity_jax.residuals import microbatched
 from unity_jax.rewrite.library import applicable, stacking
 from unity_jax.rewrite.towers import exchanged, stacked, towers
 from unity_jax.search import variants
 from unity_jax.search.batch import batch_dims
+from unity_jax.search.implementing import implemented
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.planner import Planner

@@ -16,9 +16,9 @@ from unity_jax.plan import memory
 HERE = "residuals/steps.py"
 
 
-def planned(step, *args, machine="h100:8", limit=None):
+def planned(step, *args, machine="h100:8", limit=None, **options):
     settings = {"machine": machine, "memory_limit": limit, "donate_argnums": 0}
-    return unity.plan(step, *args, options=unity.Options(cache=None, rewrite=False), **settings)
+    return unity.plan(step, *args, options=unity.Options(cache=None, rewrite=False, **options), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_gradients_that_a_loop_adds_up_are_told_as_such():
         return w - 1e-3 * jax.lax.scan(add, jnp.zeros_like(w), x)[0]
 
     w, x = np.ones((256, 256), np.float32), np.ones((4, 64, 256), np.float32)
-    found = planned(step, w, x, machine="h100:1").memory()
+    found = planned(step, w, x, machine="h100:1", loops="xla").memory()
     assert {m.get(memory.GRADIENTS, 0) for _, m in found.over_step[1:-1]} == {w.nbytes}
 
 

@@ -1,10 +1,12 @@
 """Other ways to compute what a program computes, found in a traced step whatever library wrote it.
 
-    implemented(program, machine, options)    those that are faster on a machine (`choose`)
-    attentions(graph, constants)              softmaxes of products with values, and their gradients (`attention`)
-    with_kernels(graph, groups)               the graph with these as kernels
-    batchable(graph)                          the loops that compute something one step at a time and need not (`loops`)
-    batched(graph, scans)                     the graph that computes it once for all steps, before and after these
+    attentions(graph, constants)    softmaxes of products with values, and their gradients (`attention`)
+    with_kernels(graph, groups)     the graph with these as kernels
+    batchable(graph)                the loops that compute something one step at a time and need not (`loops`)
+    batched(graph, scans)           the graph that computes it once for all steps, before and after these loops
+    gain(scan, seconds)             what that saves of a loop (`Gain`)
+
+Which of them a program has is searched for (`search.implementing`).
 """
 
 from unity_jax.implement.attention import attentions, with_kernels

@@ -14,7 +14,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from unity_jax.implement.choose import implemented
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.network import Level
 from unity_jax.ops.constraint import code_mesh
@@ -31,6 +30,7 @@ from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.fold import Folded, Folds, folded
 from unity_jax.search.following import some_layers
 from unity_jax.search.identity import Alone, identity
+from unity_jax.search.implementing import implemented
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates

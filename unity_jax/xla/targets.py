@@ -67,6 +67,8 @@ class Target:
     `packs`: how the most bytes are counted (`xla.buffer_assignment`).
 
     Of the order of instructions: `counts_results`: results count as memory.
+
+    `kernels`: there are kernels for it (`unity_jax.kernels`).
     """
 
     fusing: Fusing = Fusing()
@@ -84,6 +86,7 @@ class Target:
     heap: bool = False
     packs: bool = False
     counts_results: bool = False
+    kernels: bool = False
 
 
 TARGETS = {
@@ -96,6 +99,7 @@ TARGETS = {
         counter_kernel=True,
         packs=True,
         counts_results=True,
+        kernels=True,
     ),
     "tpu": Target(
         fusing=Fusing(
@@ -116,6 +120,7 @@ TARGETS = {
         gathers_apart=True,
         narrows=True,
         heap=True,
+        kernels=True,
     ),
 }
 

@@ -24,6 +24,7 @@ from unity_jax.residuals.change import positions
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.xla.targets import target_of
 
 
 def implemented(program: Program, machine: Machine, options: SearchOptions) -> Program:
@@ -89,10 +90,10 @@ class _Priced(NamedTuple):
 
 
 def has_kernels(device: Device) -> bool:
-    """Whether kernels are compiled for a device: a TPU, or a GPU that multiplies bfloat16 as fast as float16, which
-    those do that Triton compiles for (compute capability 8.0 and later)."""
+    """Whether kernels are compiled for a device: GPUs that Triton compiles for (compute capability 8.0 and later)
+    multiply bfloat16 as fast as float16, as TPUs do."""
     rate = device.flops_per_second
-    return device.compiler == "tpu" or (device.compiler == "gpu" and rate("bfloat16") >= rate("float16"))
+    return target_of(device).kernels and rate("bfloat16") >= rate("float16")
 
 
 def is_possible(group: Group) -> bool:
