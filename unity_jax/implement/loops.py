@@ -108,14 +108,14 @@ def _divided(scan: Op, makers: Mapping[Tensor, Op]) -> _Divided | None:
     steps, outputs, starts = Steps(stages), stages.graph.outputs, stages.scan.inputs[stages.roles.carried]
     steps.compute(stages.before)
     loop, stacks = _rest(stages, steps.outer)
-    steps.outer = {**{t: stack for t, stack in stacks.items() if t not in stages.fixed}, **steps.outer}
+    steps.outer = {**{t: stack for t, stack in stacks.items() if not stages.is_fixed(t)}, **steps.outer}
     left = [loop] if loop.outputs or any(map(has_effects, loop.bodies[0].walk())) else []
     steps.ops += left
     steps.compute(outputs[i] for i in stages.moved)
     results = {scan.outputs[i]: starts[i] for i in stages.handed_on}
     results |= {scan.outputs[i]: steps.outer[outputs[i]] for i in stages.moved}
     results |= {scan.outputs[i]: steps.added_up(starts[i], found, makers) for i, found in stages.sums.items()}
-    every = {x for t, x in steps.outer.items() if t not in stages.fixed}
+    every = {x for t, x in steps.outer.items() if not stages.is_fixed(t)}
     new = every.difference(scan.inputs, scan.outputs, results.values())
     across = sum(x.nbytes for x in new.intersection((*loop.inputs, *loop.outputs)))
     return _Divided(steps.ops, left, results, max([across, *(x.nbytes for x in new)]))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -91,9 +90,10 @@ class Steps:
             source = op or reader
             if self.stages.is_fixed(t):
                 self.compute([] if t.literal is not None else [t])
-                times = () if _is_zero(t, op) else (length,)
-                fixed = [self.outer.get(t, t)]
-                self._totals[key] = self._written(lambda x: [math.prod(times, start=x.astype(dtype))], fixed, source)[0]
+                fixed, zero = [self.outer.get(t, t)], _is_zero(t, op)
+                self._totals[key] = self._written(
+                    lambda x: [x.astype(dtype) if zero else length * x.astype(dtype)], fixed, source
+                )[0]
             elif op is None or not self._goes_on(t):
                 self._totals[key] = self._reduced(t, (), dtype, source)[0]
             elif self.stages.contracts(op):
