@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
+from unity_jax.pcg.loops import Scan
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, is_free, passes_layouts
 from unity_jax.search.candidate import Candidate, Pins
@@ -61,6 +62,8 @@ def _transferred(
                 decide(body)
             if op.bodies:
                 layouts.update((t, layout(t)) for t in op.outputs if like.get(t, t) in before.layouts)
+                if op.name == "scan" and not layouts.keys() >= {*op.outputs[Scan.of(op.params).stacked]}:
+                    raise LookupError  # a stack that there was not
                 continue
             source = made_by[like.get(op.outputs[0], op.outputs[0])]
             strategy = strategies[op] = before.strategies[source]
