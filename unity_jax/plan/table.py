@@ -48,7 +48,7 @@ def table(plan: PlanValue) -> str:
     if plan.unequal:
         lines.append(f"  pace         {plan.unequal}")
     if plan.implementations:
-        lines.append("  kernels      " + "\n               ".join(map(str, plan.implementations)))
+        lines.append("  implemented  " + "\n               ".join(map(str, plan.implementations)))
     if plan.rewrites:
         lines.append("  rewritten    " + "\n               ".join(map(str, plan.rewrites)))
     for effect in dict.fromkeys(how.effect for how in plan.saving):
