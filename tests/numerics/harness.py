@@ -31,6 +31,8 @@ from unity_jax.rewrite.library import applicable
 from unity_jax.rewrite.record import with_graph
 from unity_jax.rewrite.sites import Finder, rewrite
 from unity_jax.search.assemble import Decisions, assemble
+from unity_jax.search.implementing import implemented
+from unity_jax.search.options import SearchOptions
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import sample
 
@@ -102,6 +104,11 @@ class Case:
                 program = program.rewritten(with_graph(program.graph, path, made[0]), ())
                 done.append(made[2].rule)
         return Case(program, self.flat, self.want), done
+
+    def implemented(self) -> Case:
+        """The same function with all that has another implementation by that."""
+        options = SearchOptions(attention="kernel", loops="batch")
+        return Case(implemented(self.program, Machine.preset("cpu:2"), options), self.flat, self.want)
 
     def planned(self, axes: MeshAxes, decisions: Decisions, machine: str = "cpu") -> Planned:
         """The plan of these decisions; `machine` decides only which path each change of layout takes."""

@@ -1,4 +1,4 @@
-"""Attention as one op of each pass."""
+"""Attention as one op of each pass, and as it is written by hand."""
 
 from __future__ import annotations
 
@@ -34,3 +34,25 @@ def attended_back(d: Drawer) -> None:
         return of(k.astype(q.dtype))
 
     d.apply("attention_back", gradient, *operands)
+
+
+@entry("attention:written")
+def attended_by_hand(d: Drawer) -> None:
+    """Of which a kernel may be made (`Case.implemented`)."""
+    operands, causal = _attended(d)
+    back, hides = d.variant("forward", "backward") == "backward", d.variant("mask", "no mask") == "mask"
+
+    def written(q: Any, k: Any, v: Any) -> Any:
+        k, v = k.astype(q.dtype), v.astype(q.dtype)
+        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
+        s = jnp.einsum("bqgrf,bkgf->bgrqk", grouped, k) / q.shape[3] ** 0.5
+        if causal:
+            s = jnp.where(jnp.tril(jnp.ones(s.shape[3:], bool)), s, -1e30)
+        if hides:
+            s = jnp.where(jnp.arange(s.shape[-1]) % 3 < 2, s, -1e30)
+        return jnp.einsum("bgrqk,bkgf->bqgrf", jax.nn.softmax(s), v).reshape(q.shape)
+
+    def gradients(q: Any, k: Any, v: Any) -> Any:
+        return jax.grad(lambda *x: jnp.sin(written(*x)).sum(), (0, 1, 2))(q, k, v)
+
+    d.apply("attention by hand", gradients if back else written, *operands)
