@@ -9,13 +9,18 @@ from flax import linen
 import models
 from tests.implement import cells
 from tests.numerics.harness import error
+from tests.numerics.steps import slow
 from tests.residuals import steps
 from unity_jax.implement import batchable, batched, gain
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.loops import Scan
-from unity_jax.pcg.mesh import WHOLE
+from unity_jax.pcg.mesh import WHOLE, MeshAxes
 from unity_jax.program import trace
+from unity_jax.residuals import Microbatch
 from unity_jax.rewrite.estimate import by_kernels
+from unity_jax.search import joint
+from unity_jax.search.candidate import NO_PINS
+from unity_jax.search.options import SearchOptions
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.trace import has_effects
 
@@ -327,3 +332,13 @@ def test_gain():
     forward, backward = (gain(op, seconds) for op in batchable(of.graph))
     assert forward.nbytes == backward.nbytes == 35 * 20 * 4 * 512 * 4
     assert forward.seconds.on(1) > 0 and backward.seconds.on(1) > 2 * forward.seconds.on(1)
+
+
+def test_a_plan_that_needs_less_memory():
+    """By microbatches, and what loops compute again: they stack what they did not before."""
+    model, meshes, options = models.get("lstm_lm", "tiny"), [MeshAxes(("x", "y"), (2, 4))], SearchOptions(rewrite=False)
+    with jax.enable_x64(False):
+        of = divided(trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0))
+        free = joint.plan(of, slow(), None, NO_PINS, meshes, [], options)
+        found = joint.plan(of, slow(), 0.6 * free.memory.peak_bytes, NO_PINS, meshes, [], options)
+    assert {type(how) for how in found.program.savings} >= {Microbatch}
