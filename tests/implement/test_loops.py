@@ -11,17 +11,17 @@ from tests.implement import cells
 from tests.numerics.harness import error
 from tests.numerics.steps import slow
 from tests.residuals import steps
-from unity_jax.implement import batchable, batched, gain
+from unity_jax.implement import batchable, batched, widened
+from unity_jax.implement.record import Loops
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.loops import Scan
-from unity_jax.pcg.mesh import WHOLE, MeshAxes
+from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.residuals import Microbatch
-from unity_jax.rewrite.estimate import by_kernels
 from unity_jax.search import joint
 from unity_jax.search.candidate import NO_PINS
+from unity_jax.search.implementing import WIDEST, implemented
 from unity_jax.search.options import SearchOptions
-from unity_jax.search.rule_cache import RuleCache
 from unity_jax.trace import has_effects
 
 
@@ -323,15 +323,42 @@ def test_models(name):
         assert len(new.outputs[Scan.of(new.params).last]) < len(old.outputs[Scan.of(old.params).last])
 
 
-def test_gain():
-    """It pays for a wide cell of few rows, and says what it needs."""
-    rules = RuleCache()
-    seconds = by_kernels(Machine.preset("v5e:1x1").device, lambda op: rules.shard(op, WHOLE, ()))
-    shapes = jax.eval_shape(lambda: (cells.parameters(512, 512, np.float32), cells.inputs(35, 20, 512, np.float32)))
+@pytest.mark.parametrize("on", ["v5e:1x1", "h100:8"])
+def test_a_wide_cell_of_few_rows_is_divided(on):
+    shapes = jax.eval_shape(lambda: (cells.parameters(512, 512, np.float32), cells.inputs(35, 24, 512, np.float32)))
     of = trace(jax.grad(lambda *a: (cells.lstm(*a) ** 2).sum(), (0, 1)), shapes, {})
-    forward, backward = (gain(op, seconds) for op in batchable(of.graph))
-    assert forward.nbytes == backward.nbytes == 35 * 20 * 4 * 512 * 4
-    assert forward.seconds.on(1) > 0 and backward.seconds.on(1) > 2 * forward.seconds.on(1)
+    assert max(map(widened, batchable(of.graph))) < WIDEST
+    made = implemented(of, Machine.preset(on), SearchOptions())
+    assert [type(done) for done in made.implementations] == [Loops] and made.implementations[0].saved > 0
+    assert implemented(of, Machine.preset(on), SearchOptions(loops="xla")) is of
+
+
+def accumulated(w, batch):
+    """Gradients that a user adds up over microbatches."""
+
+    def add(total, x):
+        return total + jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w) ** 2))(w), None
+
+    return jax.lax.scan(add, jnp.zeros_like(w), batch)[0]
+
+
+def chunked(w, x):
+    """A loss of many classes by chunks of rows."""
+
+    def loss(w, x):
+        step = jax.checkpoint(lambda total, x: (total + jnp.sum(jax.nn.logsumexp(x @ w, axis=-1)), None))
+        return jax.lax.scan(step, 0.0, x)[0]
+
+    return jax.grad(loss, (0, 1))(w, x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"), [(accumulated, ((64, 64), (8, 1024, 64))), (chunked, ((64, 8192), (8, 256, 64)))]
+)
+def test_what_is_in_a_loop_for_its_memory_stays_there(fn, shapes):
+    of = trace(fn, tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), {})
+    assert batchable(of.graph)
+    assert implemented(of, Machine.preset("h100:8"), SearchOptions()) is of
 
 
 def test_a_plan_that_needs_less_memory():

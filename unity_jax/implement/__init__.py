@@ -4,12 +4,12 @@
     with_kernels(graph, groups)     the graph with these as kernels
     batchable(graph)                the loops that compute something one step at a time and need not (`loops`)
     batched(graph, scans)           the graph that computes it once for all steps, before and after these loops
-    gain(scan, seconds)             what that saves of a loop (`Gain`)
+    widened(scan)                   how much larger what a loop slices and stacks is then
 
 Which of them a program has is searched for (`search.implementing`).
 """
 
 from unity_jax.implement.attention import attentions, with_kernels
-from unity_jax.implement.loops import Gain, batchable, batched, gain
+from unity_jax.implement.loops import batchable, batched, widened
 
-__all__ = ["Gain", "attentions", "batchable", "batched", "gain", "with_kernels"]
+__all__ = ["attentions", "batchable", "batched", "widened", "with_kernels"]

@@ -16,13 +16,15 @@ the order of sums.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from unity_jax import _compat
 from unity_jax.implement.stages import BARRIER, Stages, can_be_cut
 from unity_jax.implement.steps import Steps
-from unity_jax.pcg.graph import Graph, Op, Tensor, part, trips
-from unity_jax.rewrite.estimate import Seconds
+from unity_jax.pcg.graph import Graph, Op, Tensor, trips
+from unity_jax.pcg.loops import Scan
 from unity_jax.trace import has_effects, without_dead_code
 
 
@@ -53,42 +55,25 @@ def batched(graph: Graph, scans: Collection[Op]) -> Graph:
     return without_dead_code(Graph(graph.inputs, tuple(replaced.get(t, t) for t in graph.outputs), ops))
 
 
-class Gain(NamedTuple):
-    """What is saved. **Fields:** `seconds`; `nbytes`: of arrays of all steps that there were not before, those together
-    that the loop slices and stacks, or the largest one outside of it if that is more."""
-
-    seconds: Seconds
-    nbytes: int
-
-
-def gain(scan: Op, seconds: Callable[[Graph], Seconds]) -> Gain:
-    """What it saves of one scan, on one device that has all of it.
-
-    So many times what a step takes less, less what is outside of the loop then. It is assumed that the kernels of a
-    step read their operands from memory, weights too, in each step anew; that the loop itself takes no time; and that
-    what a step takes of a slice, or puts in a stack, it reads or writes as any other array. Of devices that share the
-    rows of a step it saves each more than its share, since what each reads and writes of weights is the same. Whether
-    the new arrays are there when the program needs most memory is not asked.
-
-    **Arguments:** `seconds`: what a graph takes by itself (`rewrite.estimate.by_kernels`); loops are left out.
-    """
-    made = _divided(scan, {})
+def widened(scan: Op) -> float:
+    """How many bytes there are of arrays of all steps that there were not before, those together that the loop slices
+    and stacks, or the largest one outside of it if that is more: as a multiple of what the loop slices and stacks as it
+    is. Infinite where a step then needs nothing of the step before: a loss by chunks, or gradients that a user adds up
+    over microbatches, are loops so that such arrays are not there."""
+    made, roles = _divided(scan, {}), Scan.of(scan.params)
     if made is None:
-        return Gain(Seconds(0.0), 0)
-    (body,), outside = scan.bodies, [op for op in made.ops if op not in made.loop]
-    read = [*made.results.values(), *(t for op in made.loop for t in op.inputs)]
-    saved = seconds(body)
-    for op in made.loop:
-        saved = saved.less(seconds(op.bodies[0]), 1)
-    every = Seconds(trips(scan) * saved.work, trips(scan) * saved.starts)
-    return Gain(every.less(seconds(part(outside, read)), 1), made.nbytes)
+        return 0.0
+    carried = [t for op in made.loop for t in op.bodies[0].inputs[Scan.of(op.params).carried]]
+    if not any(t.rank and _compat.is_float(t.dtype) for t in carried):
+        return math.inf
+    return made.nbytes / sum(t.nbytes for t in (*scan.inputs[roles.sliced], *scan.outputs[roles.stacked]))
 
 
 class _Divided(NamedTuple):
     """A scan, divided.
 
     **Fields:** `ops`: all in place of it; `loop`: the scan among them, or none if nothing is left of it; `results`:
-    what is in place of its results that it does not make any more; `nbytes`: see `Gain`.
+    what is in place of its results that it does not make any more; `nbytes`: of new arrays, see `widened`.
     """
 
     ops: Sequence[Op]

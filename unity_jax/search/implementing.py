@@ -14,7 +14,7 @@ import numpy as np
 
 from unity_jax.implement.attention import with_kernels
 from unity_jax.implement.group import Group
-from unity_jax.implement.loops import batchable, batched
+from unity_jax.implement.loops import batchable, batched, widened
 from unity_jax.implement.record import Attention, Loops, attending
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
@@ -25,6 +25,10 @@ from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
 from unity_jax.xla.targets import target_of
+
+WIDEST = 4.0
+"""How many times what a loop slices and stacks there may be of new arrays of all its steps: an LSTM has four gates. What
+a user computes by chunks or microbatches, so that such arrays are not there, stays so."""
 
 
 def implemented(program: Program, machine: Machine, options: SearchOptions) -> Program:
@@ -44,7 +48,7 @@ def _with_loops(program: Program, price: _Price, forced: bool) -> Program:
     for scan in batchable(program.graph):
         before = part([scan], scan.outputs)
         saved = repeats[scan] * price.difference(str(before), before, batched(before, [scan]))
-        if forced or saved > 0:
+        if forced or (saved > 0 and widened(scan) <= WIDEST):
             chosen[scan.source].append((scan, saved))
     for where, scans in chosen.items():
         places = positions(program.graph, (scan.outputs[0] for scan, _ in scans))
