@@ -89,7 +89,8 @@ def with_rivals(
 
     **Arguments:** `near`: how much slower these are at most, as a part.
     """
-    others = (c for f in found for c in (f, *f.rivals))
+    most = math.inf if count else (1 + near) * chosen.seconds
+    others = (c for f in found for c in (f, *f.rivals) if c.seconds <= most)
     known = {(c.seconds, c.memory.peak_bytes): c for c in others if c.fits(limit)} if count or near else {}
     known.pop((chosen.seconds, chosen.memory.peak_bytes), None)
     nearest = sorted(known.values(), key=lambda c: c.seconds)
