@@ -11,6 +11,7 @@ from unity_jax.rewrite.directions import is_applicable
 from unity_jax.rewrite.library import searched
 from unity_jax.rewrite.sites import Place
 from unity_jax.search.candidate import Candidate
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.planner import Planner
 from unity_jax.search.variants import Move, Moves
 
@@ -86,6 +87,17 @@ def test_a_finer_mesh_completes_no_expert_that_a_coarser_one_has() -> None:
     alone.plan([mesh(4, 2)])
     assert {"dp(x,y)", "fsdp(x,y)"} <= set(alone._expert_seeds(mesh(4, 2)))
     assert not {"dp(x,y)", "fsdp(x,y)"} & set(plan._expert_seeds(mesh(4, 2)))
+
+
+def test_a_variant_completes_no_expert_that_was_far_behind_on_a_coarser_mesh() -> None:
+    plan = planner(program("mlp"))
+    plan.plan([mesh(8), mesh(4, 2)])
+    variant, expert = plan.like(plan.program, follows=True), "fsdp(x,y)"
+    variant.promising(mesh(4, 2))
+    for ratio, there in ((1.0, True), (1 + LIMITS.behind, False)):
+        plan._behind[mesh(8), "fsdp(x)", True] = ratio
+        variant._experts.clear()
+        assert (expert in variant._expert_seeds(mesh(4, 2), near=True)) == there
 
 
 def test_a_mesh_that_cannot_be_better_is_left_out() -> None:

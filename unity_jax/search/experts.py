@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.built import Built, Node
 from unity_jax.search.parameters import Roles
+from unity_jax.search.refine import coarser
 from unity_jax.search.rule_cache import RuleCache
 
 
@@ -48,6 +49,13 @@ class Expert:
     def is_combined(self) -> bool:
         """Whether it does different things on different axes; other experts are those of a coarser mesh."""
         return bool((self.data and self.model) or self.over) or len(self.tables) not in (0, len(self.data))
+
+    def named(self, mesh: MeshAxes) -> Iterator[tuple[MeshAxes, str]]:
+        """What it is called on a mesh and, unless it is combined, on the coarser ones, where it does the same."""
+        yield mesh, self.name
+        for coarse, _ in () if self.is_combined else coarser(mesh):
+            axes = {of: coarse.names for of in ("data", "model", "tables") if getattr(self, of)}
+            yield coarse, replace(self, **axes).name
 
 
 def experts(mesh: MeshAxes) -> Iterator[Expert]:

@@ -347,7 +347,7 @@ class Planner:
         not split one of them may; `near`: only what is not far."""
         mesh, key = built.mesh, (built.mesh, new, near)
         if key not in self._experts:
-            styles = (e for e in experts(mesh) if not (near and self._is_far(mesh, e.name, True)))
+            styles = (e for e in experts(mesh) if not (near and any(self._is_far(*at, True) for at in e.named(mesh))))
             if new:
                 styles = (e for e in styles if e.is_combined and (len(mesh.names) == 2 or e.over or len(e.data) == 2))
             self._experts[key] = self._completed(built, styles)
