@@ -11,27 +11,18 @@ Everything is in whole units, shares rounded down, so the bound holds exactly.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from .eliminate import completed, easy, eliminated, excesses
+from .eliminate import Eliminated, completed, easy, eliminated, excesses
 from .network import Network
 
 EASY = 2.0**14  # entries of tables that eliminating a variable ahead may bring; messages pass between the others
 STALLED = 2e-4  # the part of a bound that a pass there and back must add for another to be worth it
 FORBIDDEN = 2.0**50  # stands for inf: more than any sum of costs, and sums of a few stay exact
-
-
-@dataclass(frozen=True)
-class Bound:
-    """`least[v][a]` bounds from below the cost of every assignment with x_v = a; `value` all assignments; `assignment`,
-    an entry per variable, is what the messages lead to."""
-
-    value: float
-    least: dict[int, np.ndarray]
-    assignment: np.ndarray
 
 
 class Messages:
@@ -131,6 +122,26 @@ class Messages:
         return table.min(axis=others)
 
 
+@dataclass(frozen=True)
+class Bound:
+    """`value` bounds the cost of every assignment from below. **Fields:** `core`: the network, easy ones eliminated;
+    `messages` between the others, after a pass backward."""
+
+    value: float
+    core: Eliminated
+    messages: Messages
+
+    @functools.cached_property
+    def least(self) -> dict[int, np.ndarray]:
+        """`least[v][a]` bounds from below the cost of every assignment with x_v = a."""
+        return {v: self.value + e for v, e in excesses(self.core, self.messages.excess()).items()}
+
+    @functools.cached_property
+    def assignment(self) -> np.ndarray:
+        """What the messages lead to, an entry per variable."""
+        return completed(self.core, self.messages.decoded())
+
+
 def lower_bound(net: Network, sweeps: int, table_limit: float) -> Bound:
     """The bound after so many passes there and back at most, in the order of the variables' numbers, among those that
     are not easily eliminated."""
@@ -142,5 +153,4 @@ def lower_bound(net: Network, sweeps: int, table_limit: float) -> Bound:
     while sweeps and value - before > STALLED * abs(value):
         messages.sweep(backward=False)
         value, before, sweeps = messages.sweep(backward=True), value, sweeps - 1
-    least = {v: value + e for v, e in excesses(core, messages.excess()).items()}
-    return Bound(value, least, completed(core, messages.decoded()))
+    return Bound(value, core, messages)

@@ -128,9 +128,9 @@ def _consumer_bound(cost: np.ndarray, wants: np.ndarray) -> np.ndarray:
     cost = distinct(cost)[0]
     rows, inverse = distinct(wants)
     newly = rows[:, None] & ~rows[None]  # what a wants and b does not; what b wants another node may want too
-    never = (newly[..., None] & np.isinf(cost.T)).any(axis=(2, 3))
-    seconds = (newly.astype(float) @ np.where(np.isinf(cost), 0.0, cost).T).max(axis=2)
-    return np.where(never, np.inf, seconds)[np.ix_(inverse, inverse)]
+    barred = np.isinf(cost)
+    seconds = (newly.astype(float) @ np.where(barred, 0.0, cost).T).max(axis=2)
+    return np.where(newly @ barred.any(axis=0), np.inf, seconds)[np.ix_(inverse, inverse)]
 
 
 def distinct(rows: np.ndarray) -> tuple[np.ndarray, list[int]]:
