@@ -1,5 +1,6 @@
 """Ops of a traced program as ops of the language of rules."""
 
+import dataclasses
 import math
 
 import jax
@@ -8,6 +9,9 @@ import pytest
 
 from unity_jax.program import trace
 from unity_jax.rewrite.dims import Dims, Value
+from unity_jax.rewrite.estimate import Seconds
+from unity_jax.rewrite.library import applicable
+from unity_jax.rewrite.sites import Finder
 from unity_jax.rewrite.view import View
 
 
@@ -43,3 +47,22 @@ def test_what_a_barrier_keeps_apart_is_not_the_same():
 
     graph = trace(barred, (jax.ShapeDtypeStruct((4,), jnp.float32),), {}).graph
     assert len({View(graph).same[t] for t in graph.outputs}) == 3
+
+
+@pytest.mark.parametrize("shape, has", [((2, 3, 4), True), ((3, 2, 4), True), ((6, 4), False), ((3, 4), False)])
+def test_copies_are_stacked_where_an_operand_lacks_a_dimension_of_their_number(shape, has):
+    """Nothing is left out that would be found without this look."""
+
+    def power(a):
+        wide = a[:, None] if shape[0] == 3 and len(shape) == 3 else jnp.tile(a, (2, 1)) if shape[0] == 6 else a
+        return jnp.power(jnp.broadcast_to(wide, shape), jnp.ones(shape).at[0].set(2.0))
+
+    graph = trace(power, (jax.ShapeDtypeStruct((3, 4), jnp.float32),), {}).graph
+    view, rules = View(graph), [r for r in applicable() if r.repeats]
+    (result,) = graph.outputs
+    assert rules and view.has_repeated(result, 2) == has
+    for rule in rules:
+        every = dataclasses.replace(rule)
+        every.__dict__["repeats"] = 0
+        found = [len(list(Finder(graph, lambda g: Seconds(1.0)).places([r]))) for r in (rule, every)]
+        assert found[0] == found[1]

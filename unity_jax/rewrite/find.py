@@ -21,6 +21,8 @@ def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
     """Every way in which `root` is the first result of the rule's source."""
     if view.source(root) is not root or not view.may_be(outline(rule.source[0]), root):
         return  # relabelled values are found where they are made
+    if rule.repeats and not view.has_repeated(root, rule.repeats):
+        return
     start = Match(rule, Dims())
     if len(rule.source) > 1 or rule.source[0].op != ADD:
         every = _roots(rule.source, (), root, start, view)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unity_jax.rewrite.language import Dim, RuleError, Term, Type, variable
-from unity_jax.rewrite.table import apply
+from unity_jax.rewrite.table import apply, has, naming
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,15 @@ class Rule:
         """Variables of the target that the source does not mention: such a rule can never be applied."""
         known = {t for s in self.source for t in s.walk()}
         return tuple(dict.fromkeys(t.name for s in self.target for t in s.walk() if not t.op and t not in known))
+
+    @functools.cached_property
+    def repeats(self) -> int:
+        """How many copies the target stacks of what the source, a function of variables, has along no such dimension:
+        `h(a, u) => h(stack(a, a; e), u)` with `u[e]`; 0 of any other rule."""
+        (term, *others), copies = self.source, [t for r in self.target for t in r.walk() if naming(t) == "count"]
+        if others or not copies or not has(term, "unknown") or any(a.op for a in term.args):
+            return 0
+        return max(len(t.args) for t in copies if any(t.attrs[0] in a.type.dims for a in term.args))
 
     def __str__(self) -> str:
         head = f"{self.name}: " + " ".join(f"{v.name}{v.type}" for v in self.given)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -140,6 +141,18 @@ class View:
             makers = (self.maker.get(t) for t in operands)
             self.below[op] = operands, frozenset(n for made in makers if made is not None for n in names_of(made))
         return self.below[op]
+
+    def has_repeated(self, t: Tensor, times: int) -> bool:
+        """Whether an operand of what makes a tensor is one of so many times fewer elements, relabelled."""
+        return any(math.prod(t.shape) == times * math.prod(x.shape) for x in self._before(self.maker[t].inputs))
+
+    def _before(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Tensors, and what each was before it was relabelled, step by step."""
+        for t in tensors:
+            yield t
+            while (op := self.maker.get(t)) is not None and relabels(op):
+                t = op.inputs[0]
+                yield t
 
     def value(self, value: Value, dims: Dims) -> Value:
         """The same value where it is made, before it was relabelled."""
