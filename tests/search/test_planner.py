@@ -63,8 +63,9 @@ def test_a_plan_that_is_there_is_not_made_again() -> None:
     assert vars(again)["timeline"].step_seconds == seconds  # known before it is asked for
     another = plan.common.finished(plan.program, dataclasses.replace(same, keep=False), mesh(8), "again", 1.0)
     assert another.graph is not own.graph
-    follower = plan.like(plan.program)
-    assert follower._proposed(mesh(8)).graph is own.graph
+    told = plan.common.known(own.noting(program=plan.program.rewritten(plan.program.graph, ())))
+    for form in (plan.program, told.program):
+        assert plan.like(form)._proposed(mesh(8)).graph is own.graph
 
 
 def test_a_plan_of_a_coarser_mesh_takes_part_once() -> None:

@@ -42,13 +42,16 @@ class Common:
 
     def finished(self, program: Program, decisions: Decisions, mesh: MeshAxes, label: str, bound: float) -> Candidate:
         """The plan of some decisions, for a lower bound of all plans; what is known of it, if it is there already."""
-        there = self._finished.setdefault(program.graph, WeakSet())
+        there = self._finished.get(program.graph, ())
         made = next((c for c in there if c.mesh == mesh and c.program is program and c.decisions == decisions), None)
         if made is not None:
             return made.noting(label=label, lower_bound=bound)
-        made = finish(program, decisions, self.resharder(mesh), self.rules, label, bound)
-        there.add(made)
-        return made
+        return self.known(finish(program, decisions, self.resharder(mesh), self.rules, label, bound))
+
+    def known(self, plan: Candidate) -> Candidate:
+        """A plan, which is not made again as long as it is there."""
+        self._finished.setdefault(plan.program.graph, WeakSet()).add(plan)
+        return plan
 
     def ringed(self, plan: Candidate, places: frozenset[Place]) -> Candidate:
         """A plan with the collectives of some places as rings."""

@@ -199,7 +199,7 @@ def _following(
         searched += other.searched(meshes) + Searched(variants=1, allowed=1)
         if better.program is followed:
             rewrites = shared_out(followed.rewrites, chosen.seconds - better.seconds)
-            better = dataclasses.replace(better, program=followed.rewritten(followed.graph, rewrites))
+            better = better.noting(program=followed.rewritten(followed.graph, rewrites))
         chosen = better
     found = _fitting(planner, chosen, meshes, options)
     return found.noting(searched=searched + found.searched)
@@ -273,7 +273,7 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
         found = search.run(seed)
         searched += search.searched
     rivals = [seed] if seed is not found and seed.fits(limit) else []
-    return [c for c in (found, *rivals) if c is not first], searched
+    return [planner.common.known(c) for c in (found, *rivals) if c is not first], searched
 
 
 def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, Searched]:
@@ -289,4 +289,4 @@ def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, 
     made = planner.like(after.program, follows=True).promising(start.mesh)
     rewrites = shared_out(after.program.rewrites, start.seconds - made.seconds)
     program = after.program.rewritten(after.program.graph, rewrites)
-    return dataclasses.replace(made, program=program), search.searched
+    return made.noting(program=program), search.searched

@@ -307,7 +307,7 @@ class Search:
         if self.best is first:
             return first
         graph = self.best.program.graph
-        return dataclasses.replace(self.best, program=self.best.program.rewritten(graph, self.done[graph]))
+        return self.best.noting(program=self.best.program.rewritten(graph, self.done[graph]))
 
     def _worth_a_plan(self, variant: Variant) -> Iterator[Move]:
         """The moves of a variant that are worth a plan, most promising first; what has been tried elsewhere comes after
