@@ -70,23 +70,26 @@ class Contention:
         runs at 1 - a, the all-gather at full speed. Where that would use some resource beyond its rate, all end
         together.
         """
-        steady = self._steady[sum(1 << i for i, x in enumerate(left) if x > 0)]
+        running = tuple([i for i, x in enumerate(left) if x > 0])
+        if running not in self._steady:
+            self._steady[running] = self._solve(running)
+        steady = self._steady[running]
         if steady is not None:
             return steady
         together = self.seconds(*left)
         return tuple(x / together for x in left)
 
     @functools.cached_property
-    def _steady(self) -> list[tuple[float, ...] | None]:
-        """By running streams (bit i: stream i), the rates at which each uses its own resource fully; None if there are
-        none that leave every other resource less used, however much of the work is done."""
-        return [self._solve([i for i in range(4) if which >> i & 1]) for which in range(16)]
+    def _steady(self) -> dict[tuple[int, ...], tuple[float, ...] | None]:
+        """By running streams, as far as they have been asked for: the rates at which each uses its own resource fully;
+        None if there are none that leave every other resource less used, however much of the work is done."""
+        return {}
 
-    def _solve(self, running: list[int]) -> tuple[float, ...] | None:
+    def _solve(self, running: tuple[int, ...]) -> tuple[float, ...] | None:
         own, rates = self._uses[np.ix_(running, running)], np.zeros(4)
         if not running or np.linalg.cond(own) > 1e9:
             return None
-        rates[running] = np.linalg.solve(own, np.ones(len(running)))
+        rates[list(running)] = np.linalg.solve(own, np.ones(len(running)))
         for idle in set(range(4)) - set(running):
             # The row of an idle stream never binds if it lies below a mean of running rows.
             below = linprog(np.ones(len(running)), A_ub=-own.T, b_ub=-self._uses[idle, running])

@@ -20,8 +20,9 @@ def refusal(rule: Rule, towers: bool = False) -> str | None:
 
     **Arguments:** `towers`: whether only reasons count for which it could not, as of rules that stack towers.
     """
-    reasons = _IMPOSSIBLE if towers else (*_IMPOSSIBLE, *_USELESS)
-    return next((reason for reason, holds in reasons if holds(rule)), None)
+    if not towers and (impossible := refusal(rule, towers=True)) is not None:
+        return impossible
+    return next((reason for reason, holds in (_IMPOSSIBLE if towers else _USELESS) if holds(rule)), None)
 
 
 def is_applicable(rule: Rule) -> bool:
@@ -29,6 +30,7 @@ def is_applicable(rule: Rule) -> bool:
     return refusal(rule) is None
 
 
+@functools.cache
 def _terms(rule: Rule) -> list[Term]:
     return list(dict.fromkeys(t for r in (*rule.source, *rule.target) for t in r.walk()))
 

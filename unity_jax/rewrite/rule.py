@@ -143,17 +143,15 @@ _TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_']*|\d+|.)")
 
 class _Tokens:
     def __init__(self, text: str) -> None:
-        self.text, self.tokens, self.at = text, _TOKEN.findall(text), 0
-
-    @property
-    def next(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+        self.text, self.tokens, self.at = text, [*_TOKEN.findall(text), ""], 0
+        self.next = self.tokens[0]
 
     def take(self, expected: str | None = None) -> str:
         token = self.next
         if expected is not None and token != expected:
             raise RuleError(f"{self.text!r}: expected {expected!r} before {''.join(self.tokens[self.at :])!r}")
-        self.at += 1
+        self.at = min(self.at + 1, len(self.tokens) - 1)
+        self.next = self.tokens[self.at]
         return token
 
     def end(self) -> None:
