@@ -85,7 +85,8 @@ def _largest_cost(problem: Problem) -> float:
 
     def top(array: np.ndarray) -> float:
         if id(array) not in seen:
-            seen[id(array)] = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+            most = float(np.abs(array).max(initial=0.0))
+            seen[id(array)] = most if most < np.inf else float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
         return seen[id(array)]
 
     total = sum(top(u) for u in problem.unary) + sum(top(e.table) for e in problem.edges)

@@ -48,7 +48,7 @@ class Readers:
 
     def of(self, op: Op) -> list[Op]:
         """The ops that read a result of an op."""
-        return [c for t in op.outputs for c in self(t)]
+        return self(op.outputs[0]) if len(op.outputs) == 1 else [c for t in op.outputs for c in self(t)]
 
     def escapes(self, op: Op) -> bool:
         """Whether a result of an op, or an alias of it, is a result of the program."""
