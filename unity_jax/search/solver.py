@@ -63,13 +63,8 @@ def solve(
 def adapted(problem: Problem, keep: Sequence[np.ndarray], store: Store, improving: bool) -> np.ndarray:
     """The best assignment among some strategies of each node; `improving`: and then by single changes, if cheaper."""
     model = Model.of(problem, store)
-
-    def kept(i: int) -> np.ndarray:
-        found = np.zeros(model.size(i), bool)
-        found[keep[i]] = True
-        return found
-
-    found = optimum(model.choose(kept), list, LIMITS.table)
+    few = {i: store.add(k) for i, k in enumerate(keep) if len(k) < model.size(i)}
+    found = optimum(model.restricted(few), list, LIMITS.table)
     return improved(Local(model, found.assignment), found.assignment).assignment if improving else found.assignment
 
 
