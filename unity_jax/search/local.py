@@ -48,7 +48,7 @@ class Local:
 
     def _count(self, rest: Rest) -> np.ndarray:
         store = self.model.store
-        return np.sum([store[w][self.x[n]] for n, w in zip(rest.nodes, rest.wants, strict=True)], axis=0)
+        return sum([store[w][self.x[n]] for n, w in zip(rest.nodes, rest.wants, strict=True)], np.zeros((), np.int64))
 
     def costs(self, node: int) -> np.ndarray:
         """The node's own terms and all shared ones around it, per strategy."""

@@ -8,7 +8,7 @@ wants the layout forbids 0. Both are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def network(model: Model, table_limit: int, relaxed: bool = False) -> Network:
     factors: list[Factor] = [((i,), u) for i, (u, k) in enumerate(zip(model.unary, sizes, strict=True)) if k > 1]
     factors += list(model.pairs.items())
     for rest in model.rests:
-        if np.prod([float(sizes[n]) for n in rest.nodes]) <= min(SMALL_TABLE, table_limit):
+        if prod([sizes[n] for n in rest.nodes]) <= min(SMALL_TABLE, table_limit):
             factors.append(_single(store, rest, sizes))
         elif relaxed:
             factors += [_single(store, part, sizes) for part in _parts(store, rest, sizes, table_limit)]
@@ -55,7 +55,7 @@ def network(model: Model, table_limit: int, relaxed: bool = False) -> Network:
 
 def _single(store: Store, rest: Rest, sizes: list[int]) -> Factor:
     free = [n for n in rest.nodes if sizes[n] > 1]
-    order = tuple(int(n) for n in np.argsort(free))
+    order = tuple(sorted(range(len(free)), key=free.__getitem__))
 
     def make() -> int:
         name = rest.tabulated(store)

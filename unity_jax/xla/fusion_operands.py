@@ -20,20 +20,17 @@ class Reading:
             alias = is_alias(op)
             if not alias and op not in absorbed.ops:
                 continue
-            reads: dict[Tensor, None] = {}
-            held: dict[Tensor, None] = {}
-            ops: dict[Op, None] = {}
-            for t in op.inputs:
-                reads.update(dict.fromkeys(self.read(op, t)))
-                held.update(dict.fromkeys(self.held(t)))
-                ops.update(dict.fromkeys(self.taken(op, t)))
+            held = dict.fromkeys(s for t in op.inputs if t in self._held for s in self._held[t])
             if op.name == "optimization_barrier":
-                held.update(reads)
-            self._held.update(dict.fromkeys(op.outputs, tuple(held)))
+                held.update(dict.fromkeys(s for t in op.inputs for s in self.read(op, t)))
+            if held:
+                self._held.update(dict.fromkeys(op.outputs, tuple(held)))
             if alias:  # one operand per result
                 for i, o in zip(op.inputs, op.outputs, strict=False):
                     self._sources[o], self._taken[o] = self.read(op, i), self.taken(op, i)
                 continue
+            reads = dict.fromkeys(s for t in op.inputs for s in self.read(op, t))
+            ops = dict.fromkeys(p for t in op.inputs for p in self.taken(op, t))
             if op in absorbed.fills:
                 reads[absorbed.fills[op].outputs[0]] = None
             else:
