@@ -27,8 +27,8 @@ from unity_jax.search.planner import Planner
 from unity_jax.xla.targets import target_of
 
 WIDEST = 4.0
-"""How many times what a loop slices and stacks there may be of new arrays of all its steps: an LSTM has four gates. What
-a user computes by chunks or microbatches, so that such arrays are not there, stays so."""
+"""How many times what a loop slices and stacks there may be of new arrays of all its steps: an LSTM has four gates.
+What a user computes by chunks or microbatches, so that such arrays are not there, stays so."""
 
 
 def implemented(program: Program, machine: Machine, options: SearchOptions) -> Program:
@@ -73,7 +73,7 @@ def _with_attentions(program: Program, price: _Price, forced: bool) -> Program:
     chosen = defaultdict[str, list[_Priced]](list)
     for one in found:
         pays = one.saved > 0 and is_possible(one.group) and (one.kind in whole or not trains)
-        if forced or pays:
+        if pays or (forced and (is_possible(one.group) or not has_kernels(price.machine.device))):
             chosen[one.group.scores.exp.source].append(one)
     for where, same in chosen.items():
         places = positions(program.graph, (one.group.place for one in same))
