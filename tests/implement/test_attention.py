@@ -254,6 +254,24 @@ def with_another_temperature_in_the_sum(q, k, v, seen, key):
     return jnp.einsum("bhqk,bkhd->bqhd", e / jnp.sum(e * e, -1, keepdims=True), v)
 
 
+def of_scaled_probabilities(q, k, v, seen, key):
+    p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    return jnp.einsum("bhqk,bkhd->bqhd", 1.01 * p, v)
+
+
+def with_dropout_that_is_not_scaled_up(q, k, v, seen, key):
+    p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    return jnp.einsum("bhqk,bkhd->bqhd", jnp.where(jax.random.bernoulli(key, 0.8, p.shape), p, 0), v)
+
+
+def with_another_dropout_of_gradients(q, k, v, seen, key):
+    """Dropped twice, by two keys."""
+    p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
+    for of in jax.random.split(key):
+        p = jnp.where(jax.random.bernoulli(of, 0.8, p.shape), p / 0.8, 0)
+    return jnp.einsum("bhqk,bkhd->bqhd", p, v)
+
+
 def over_queries(q, k, v, seen, key):
     p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), axis=2)
     return jnp.einsum("bhqk,bkhd->bqhd", p, v)
@@ -267,6 +285,9 @@ def over_queries(q, k, v, seen, key):
         of_squares,
         through_the_largest,
         with_another_temperature_in_the_sum,
+        of_scaled_probabilities,
+        with_dropout_that_is_not_scaled_up,
+        with_another_dropout_of_gradients,
         over_queries,
     ],
     ids=lambda way: way.__name__,

@@ -51,14 +51,19 @@ def groups(graph: Graph, constants: Constants) -> list[Group]:
     return found
 
 
+ROUNDED = 2.0**-8
+"""By how much a constant differs from it in bfloat16, relative to it."""
 P, A, KEPT = Term(p=1), Term(a=1), Term(kept=1)
 _Value = tuple[Terms, Dims]
 
 
 @dataclass(eq=False)
 class _Follower:
-    """Follows what is computed of a softmax. **Fields:** `known`: tensors that are polynomials; `arrays`: what a tensor
-    is of q, k, v and the cotangent."""
+    """Follows what is computed of a softmax.
+
+    **Fields:** `known`: tensors that are polynomials; `arrays`: what a tensor is of q, k, v and the cotangent; `keep`:
+    what is kept of the probabilities is divided by it; `waiting`: which ops are to be looked at, a heap, and `queued`.
+    """
 
     finder: Finder
     scores: Scores
@@ -70,29 +75,20 @@ class _Follower:
     out: Labelled | None = None
     cotangent: Labelled | None = None
     gradients: dict[str, Labelled] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)
+    queued: set[int] = field(default_factory=set)
 
     def found(self) -> Group | None:
         """The attention, if it is one."""
         graph, scores = self.finder.graph, self.scores
         assert scores.q is not None and scores.k is not None
-        place = self._place = {op: i for i, op in enumerate(graph.ops)}
-        waiting = list[int]()
-        self._seen = set[int]()
-
-        def read(ts: Iterable[Tensor]) -> None:
-            for op in (op for t in ts for op in graph.readers.get(t, ())):
-                if place[op] not in self._seen:
-                    self._seen.add(place[op])
-                    heapq.heappush(waiting, place[op])
-
-        self._read = read
         self.known[scores.exp.outputs[0]] = {P.times(Term(total=1)): 1.0}, scores.dims
         self._is("q", scores.q)
         self._is("k", scores.k)
-        read(scores.exp.outputs)
-        while waiting:
-            op = graph.ops[heapq.heappop(waiting)]
-            self._seen.discard(place[op])
+        self._read(scores.exp.outputs[0])
+        while self.waiting:
+            op = graph.ops[heapq.heappop(self.waiting)]
+            self.queued.discard(self.finder.place[op])
             if op.name == "dot_general":
                 self._dot(op)
             elif op.name == "optimization_barrier":
@@ -104,13 +100,21 @@ class _Follower:
             return None
         return Group(scores, self.v, self.out, self.drop, self.cotangent, self.gradients)
 
+    def _read(self, t: Tensor) -> None:
+        """Look at what reads a tensor, in the order of the program."""
+        for op in self.finder.graph.readers.get(t, ()):
+            place = self.finder.place[op]
+            if place not in self.queued:
+                self.queued.add(place)
+                heapq.heappush(self.waiting, place)
+
     def _is(self, name: str, of: Labelled) -> bool:
         """Note what a tensor is; whether that goes with what is known."""
         known = self.arrays.setdefault(of.tensor, {})
         if name in known:
             return known[name] == of.dims
         known[name] = of.dims
-        self._read([of.tensor])
+        self._read(of.tensor)
         return True
 
     def _same(self, t: Tensor, made: Tensor, dims: Callable[[Dims], Dims | None]) -> None:
@@ -128,7 +132,7 @@ class _Follower:
     def _know(self, t: Tensor, terms: Terms, dims: Dims) -> None:
         if t not in self.known:
             self.known[t] = {term: f for term, f in terms.items() if f}, varying(t, dims)
-            self._read([t])
+            self._read(t)
 
     def _follow(self, op: Op) -> None:
         """What an op makes of polynomials."""
@@ -239,9 +243,8 @@ class _Follower:
         """A product of a polynomial and an array: the output, or a gradient."""
         of, names = Dot.of(op), self.arrays.get(other, {})
         over = {dims[d] for d in of.contracted[side] if op.inputs[side].shape[d] > 1}
-        kept, slope = factor_of(terms, {P.times(KEPT) if self._has_dropout else P: 1.0}), self._slope(terms)
-        self.keep = 1 / kept if kept else self.keep
-        if kept is not None and over == {self.scores.key} and self.out is None:
+        kept, slope = self._is_kept(terms), self._slope(terms)
+        if kept and over == {self.scores.key} and self.out is None:
             v = self._labelled(other, of, side, dims, {"fv"})
             made = v and of.made(side, dims, v.dims)
             if v is not None and made is not None:
@@ -249,22 +252,30 @@ class _Follower:
                 self._is("v", v)
         elif self.out is None and not self.scores.exp.backward:
             return
-        elif kept is not None and over == self._queries and (self.cotangent is None or "cotangent" in names):
+        elif kept and over == self._queries and (self.cotangent is None or "cotangent" in names):
             g = self._labelled(other, of, side, dims, {"fv"})
             if g is not None and self._is_cotangent(g):
                 self._gradient("v", op, of.made(side, dims, g.dims))
-        elif slope is not None and over == {self.scores.key} and "k" in names:
+        elif slope and over == {self.scores.key} and "k" in names:
             self._gradient("q", op, of.made(side, dims, names["k"]))
-        elif slope is not None and over == self._queries and "q" in names:
+        elif slope and over == self._queries and "q" in names:
             self._gradient("k", op, of.made(side, dims, names["q"]))
 
-    def _slope(self, terms: Terms) -> float | None:
-        """Of what is the cotangent of products of queries and keys, by how much it is more than unscaled."""
+    def _is_kept(self, terms: Terms) -> bool:
+        """Whether these are the probabilities, or what dropout makes of them, divided by what it keeps: in bfloat16 by
+        that as rounded."""
+        keep, within = (self.drop.keep, ROUNDED) if self.drop else (1.0, NEAR)
+        factor = factor_of(terms, {P.times(KEPT) if self._has_dropout else P: 1.0})
+        if factor is None or not _is_near(factor * keep, 1.0, within):
+            return False
+        self.keep = 1 / factor
+        return True
+
+    def _slope(self, terms: Terms) -> bool:
+        """Whether it is the cotangent of the products of queries and keys."""
         inner = P.times(A).times(KEPT) if self._has_dropout else P.times(A)
         found = factor_of(terms, {inner: 1.0, P.times(Term(delta=1)): -1.0})
-        if found is None or abs(found * self.keep - self.scores.scale) > NEAR * abs(self.scores.scale):
-            return None
-        return found
+        return found is not None and _is_near(found * self.keep, self.scores.scale)
 
     @property
     def _queries(self) -> set[object]:
@@ -305,7 +316,7 @@ class _Follower:
 
     def _gradient(self, name: str, op: Op, dims: Dims | None) -> None:
         before = self.out and self.finder.graph.producer[self.out.tensor]
-        if dims is not None and (before is None or self._place[op] > self._place[before]):
+        if dims is not None and (before is None or self.finder.place[op] > self.finder.place[before]):
             self.gradients.setdefault(name, Labelled(op.outputs[0], dims))
 
     def _labelled(self, t: Tensor, of: Dot, side: int, dims: Dims, free: Iterable[object]) -> Labelled | None:
@@ -321,6 +332,10 @@ class _Follower:
         for d, label in zip(left, labels, strict=True):
             found[d] = label
         return Labelled(t, tuple(found))
+
+
+def _is_near(x: float, y: float, within: float = NEAR) -> bool:
+    return abs(x - y) <= within * abs(y)
 
 
 def _joined(left: Dims, right: Dims) -> Dims | None:

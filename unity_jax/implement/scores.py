@@ -7,6 +7,7 @@ in any order that comes to scale * q @ k.T + bias with hidden keys, of any dimen
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,11 @@ class Finder:
 
     def __init__(self, graph: Graph, constants: Constants) -> None:
         self.graph, self.constants = graph, constants
+
+    @functools.cached_property
+    def place(self) -> dict[Op, int]:
+        """Where ops are in the program."""
+        return {op: i for i, op in enumerate(self.graph.ops)}
 
     def scores(self, exp: Op) -> Scores | None:
         """Those whose exponentials an op computes; None where they are not those of attention."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-NEAR = 2.0**-6
-"""How far factors may differ: constants are rounded to bfloat16."""
+NEAR = 1e-4
+"""How far equal factors may differ, relative to them: constants are rounded to float32."""
 
 
 class Term(NamedTuple):
