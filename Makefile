@@ -12,7 +12,7 @@ EXTRAS := test
 # What traces, lowers or runs programs: each primitive, train steps, and how people call it. The rest of the tests meets
 # JAX in no other way. Strategies of single ops run over one mesh axis; tests/lower and tests/numerics run whole programs
 # over several.
-NEWEST_TESTS := tests/aot tests/api tests/kernels tests/lower tests/numerics tests/ops tests/test_trace.py
+NEWEST_TESTS := tests/aot tests/api tests/implement tests/kernels tests/lower tests/numerics tests/ops tests/test_trace.py
 
 # A Python >= 3.12, which newer JAX releases ask for. Candidates are run, not just found: a pyenv shim may exist and fail.
 NEWEST_PYTHON ?= $(shell for p in python3.13 python3.12 \
