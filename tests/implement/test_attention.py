@@ -334,6 +334,27 @@ def test_kernels_are_chosen_where_they_are_faster(on):
     assert implemented(long, machine, SearchOptions(attention="xla")) is long
 
 
+@pytest.mark.parametrize(
+    ("on", "heads", "shared", "features", "dtype"),
+    [
+        ("h100:8", 16, 1, 256, jnp.bfloat16),
+        ("a100:8", 16, 1, 128, jnp.float32),
+        ("v5e:2x4", 128, 128, 64, jnp.bfloat16),
+    ],
+)
+def test_what_no_kernel_has_memory_for_is_left(on, heads, shared, features, dtype):
+    """Features of many bytes on a GPU, many heads that share keys on a TPU."""
+    q, kv = ((32, 2048, n, features) for n in (heads, heads // shared))
+    given = [jax.ShapeDtypeStruct(shape, dtype) for shape in (q, kv, kv)]
+
+    def step(q, k, v):
+        return jax.grad(lambda *x: jnp.sum(jax.nn.dot_product_attention(*x) ** 2), (0, 1, 2))(q, k, v)
+
+    program = trace(step, tuple(given), {})
+    assert len(found(program)) == 1
+    assert implemented(program, Machine.preset(on), SearchOptions()) is program
+
+
 @pytest.mark.parametrize("on", ["cpu:4", "v100-summit:1x6"])
 def test_there_are_no_kernels_for_some(on):
     program = trace(gradients(by_einsum), drawn(0, jnp.float32), {})

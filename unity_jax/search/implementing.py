@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
+from unity_jax.implement.arrange import Arrangement
 from unity_jax.implement.attention import with_kernels
 from unity_jax.implement.group import Group
 from unity_jax.implement.loops import batchable, batched, widened
 from unity_jax.implement.record import Attention, Loops, attending
+from unity_jax.kernels.grid import LANES, VMEM, padded, whole
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, nested, part
@@ -29,6 +29,10 @@ from unity_jax.xla.targets import target_of
 WIDEST = 4.0
 """How many times what a loop slices and stacks there may be of new arrays of all its steps: an LSTM has four gates.
 What a user computes by chunks or microbatches, so that such arrays are not there, stays so."""
+WIDEST_ROW = 256
+"""Bytes of the features of a position that a kernel for a GPU has memory for on every chip: on an L4 for 100 KiB."""
+HELD = 4
+"""How many times what is read of all positions is on the chip: two arrays, and those of the next program."""
 
 
 def implemented(program: Program, machine: Machine, options: SearchOptions) -> Program:
@@ -72,8 +76,9 @@ def _with_attentions(program: Program, price: _Price, forced: bool) -> Program:
     trains = any(op.backward for op in program.graph.ops)
     chosen = defaultdict[str, list[_Priced]](list)
     for one in found:
-        pays = one.saved > 0 and is_possible(one.group) and (one.kind in whole or not trains)
-        if pays or (forced and (is_possible(one.group) or not has_kernels(price.machine.device))):
+        possible = is_possible(one.group, price.machine.device)
+        pays = one.saved > 0 and possible and (one.kind in whole or not trains)
+        if pays or (forced and (possible or not has_kernels(price.machine.device))):
             chosen[one.group.scores.exp.source].append(one)
     for where, same in chosen.items():
         places = positions(program.graph, (one.group.place for one in same))
@@ -100,12 +105,21 @@ def has_kernels(device: Device) -> bool:
     return target_of(device).kernels and rate("bfloat16") >= rate("float16")
 
 
-def is_possible(group: Group) -> bool:
-    """Whether there is a kernel for it: of one type of at most 32 bits."""
-    scores = group.scores
+def is_possible(group: Group, device: Device) -> bool:
+    """Whether a device has a kernel for it: of one type of at most 32 bits, its features in few bytes on a GPU, and on
+    a TPU with all positions of a head, or of all heads that share keys, on the chip."""
+    scores, arrangement = group.scores, Arrangement.of(group)
     assert scores.q is not None and scores.k is not None
-    types = {np.dtype(of.tensor.dtype) for of in (scores.q, scores.k, group.v)}
-    return len(types) == 1 and types.pop().itemsize <= 4
+    arrays = [of.tensor for of in (scores.q, scores.k, group.v)]
+    if not has_kernels(device) or len({t.dtype for t in arrays}) > 1 or arrays[0].itemsize > 4:
+        return False
+    features = max(of.tensor.shape[of.dims.index(name)] for name, of in (("f", scores.q), ("fv", group.v)))
+    if not target_of(device).lanes:
+        return padded(features, device.compiler) * arrays[0].itemsize <= WIDEST_ROW
+    size = [math.prod(arrangement.size[label] for label in of) for of in (arrangement.shared, arrangement.query)]
+    positions = max(math.prod(size), arrangement.size[scores.key])
+    held = HELD * positions * whole(features, LANES) * arrays[0].itemsize
+    return held <= device.chip_bytes - VMEM
 
 
 def _kind(group: Group) -> object:
