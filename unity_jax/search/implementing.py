@@ -37,7 +37,9 @@ HELD = 4
 
 def implemented(program: Program, machine: Machine, options: SearchOptions) -> Program:
     """A program with those loops and attentions by another implementation that are faster so on a machine, or what
-    `options` ask for."""
+    `options` ask for; one that was rewritten since it was traced as it is."""
+    if program.rewrites:
+        return program
     price = _Price(machine)
     if options.loops != "xla":
         program = _with_loops(program, price, forced=options.loops == "batch")
@@ -62,24 +64,24 @@ def _with_loops(program: Program, price: _Price, forced: bool) -> Program:
 
 
 def _with_attentions(program: Program, price: _Price, forced: bool) -> Program:
-    found = list[_Priced]()
+    kinds = defaultdict[object, list[_Priced]](list)
 
     def look(graph: Graph, groups: Sequence[Group], repeat: int) -> Sequence[Group]:
         for group in groups:
             made, kind = with_kernels(graph, [group]), _kind(group)
             key = kind, tuple(group.gradients), group.scores.exp.backward
-            found.append(_Priced(group, kind, repeat * price.difference(key, _apart(graph, made), _apart(made, graph))))
+            saved = repeat * price.difference(key, _apart(graph, made), _apart(made, graph))
+            kinds[kind].append(_Priced(group, saved))
         return ()
 
     attending(program.graph, look)
-    whole = {one.kind for one in found if one.group.gradients}
-    trains = any(op.backward for op in program.graph.ops)
+    device, trains = price.machine.device, any(op.backward for op in program.graph.ops)
     chosen = defaultdict[str, list[_Priced]](list)
-    for one in found:
-        possible = is_possible(one.group, price.machine.device)
-        pays = one.saved > 0 and possible and (one.kind in whole or not trains)
-        if pays or (forced and (possible or not has_kernels(price.machine.device))):
-            chosen[one.group.scores.exp.source].append(one)
+    for alike in kinds.values():
+        possible = is_possible(alike[0].group, device)
+        if (possible and _pays(alike, trains)) or (forced and (possible or not has_kernels(device))):
+            for one in alike:
+                chosen[one.group.scores.exp.source].append(one)
     for where, same in chosen.items():
         places = positions(program.graph, (one.group.place for one in same))
         done = Attention(places, where, sum(one.saved for one in same))
@@ -88,14 +90,17 @@ def _with_attentions(program: Program, price: _Price, forced: bool) -> Program:
 
 
 class _Priced(NamedTuple):
-    """An attention, what those are alike in that have an equal `kind`, and the seconds of a step that a kernel saves.
-
-    What has a kernel forward alone, though there is a backward pass, is computed twice: it is left as it is.
-    """
+    """An attention, and the seconds of a step that a kernel saves."""
 
     group: Group
-    kind: object
     saved: float
+
+
+def _pays(alike: Sequence[_Priced], trains: bool) -> bool:
+    """Whether kernels save time for attentions that are alike, forward and backward: together, and those with gradients
+    by themselves, since what these compute again may be kept. Without them, what is kept would be computed twice."""
+    late = [one.saved for one in alike if one.group.gradients or not trains]
+    return bool(late) and sum(late) > 0 and sum(one.saved for one in alike) > 0
 
 
 def has_kernels(device: Device) -> bool:
