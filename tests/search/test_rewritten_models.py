@@ -28,9 +28,10 @@ def zoo(name, size, **overrides):
     return dataclasses.replace(models.get(name, size, **overrides), optimizer=optax.sgd(0.01))
 
 
-def plan_of(model, machine, mesh=None):
+def plan_of(model, machine, mesh=None, **options):
     shapes = model.abstract_state(), model.abstract_batch()
-    return unity.plan(model.train_step, *shapes, machine=machine, mesh=mesh, donate_argnums=0)
+    settings = {"machine": machine, "mesh": mesh, "options": unity.Options(**options)}
+    return unity.plan(model.train_step, *shapes, donate_argnums=0, **settings)
 
 
 def test_dlrm_scatters_into_the_tables_of_its_bags(monkeypatch):
@@ -57,10 +58,11 @@ def test_lora_makes_no_gradient_of_a_weight_that_adapters_are_merged_into(monkey
 
 @pytest.mark.slow
 def test_vit_runs_its_last_block_for_the_class_token_alone(monkeypatch):
-    """But for keys and values, which that attends to, and their gradients and the queries'."""
+    """But for keys and values, which that attends to, and their gradients and the queries'. No rule looks into a
+    kernel."""
     monkeypatch.setattr(variants, "LIMITS", dataclasses.replace(LIMITS, variants=2))
     layers, options = 2, {"scan": False, "remat": False, "dropout": 0.0}  # as on JFT-300M
-    found = plan_of(models.get("vit", "base", batch_size=1024, layers=layers, **options), "h100:8")
+    found = plan_of(models.get("vit", "base", batch_size=1024, layers=layers, **options), "h100:8", attention="xla")
     products = ops(found, "dot_general")
     whole = [op for op in products if any({197, 3072} <= set(t.shape) for t in (*op.inputs, *op.outputs))]
     assert len(whole) == 6 * (layers - 1)  # two products of all blocks but one, each with two gradients
