@@ -23,9 +23,9 @@ from unity_jax.implement.group import Group, groups
 from unity_jax.kernels import primitive
 from unity_jax.kernels.spec import Operands, Residuals, Spec
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.residuals.turn import as_of, renamed
+from unity_jax.residuals.loop import computed
 from unity_jax.rewrite.apply import in_order
-from unity_jax.trace import build, without_dead_code
+from unity_jax.trace import without_dead_code
 
 
 def attentions(graph: Graph, constants: Constants) -> list[Group]:
@@ -92,14 +92,13 @@ def _written(group: Group) -> tuple[list[Op], dict[Tensor, Tensor]]:
         gradients = group.gradients.items()
         return [arrangement.back(name, named[name], of).astype(of.tensor.dtype) for name, of in gradients]
 
-    results = [] if out is None else [out.tensor]
-    ops, kept = _traced(forward, [*reads, *([drop.key] if drop else [])], results, scores.exp)
-    replaced = dict(zip(results, kept, strict=False))
+    ops, kept = computed(forward, [*reads, *([drop.key] if drop else [])], scores.exp)
+    replaced = {} if out is None else {out.tensor: kept[0]}
     if group.cotangent is not None and group.gradients:
-        late, results = dataclasses.replace(scores.exp, backward=True), [of.tensor for of in group.gradients.values()]
-        more, made = _traced(backward, [*reads, *kept, group.cotangent.tensor], results, late)
+        late = dataclasses.replace(scores.exp, backward=True)
+        more, made = computed(backward, [*reads, *kept, group.cotangent.tensor], late)
         ops += more
-        replaced.update(zip(results, made, strict=True))
+        replaced.update((of.tensor, t) for of, t in zip(group.gradients.values(), made, strict=True))
     return ops, replaced
 
 
@@ -109,19 +108,3 @@ def _together(by: Callable[[Any, Any], Any], arrays: Sequence[Any], keys: Any) -
         return None
     made = functools.reduce(by, arrays)
     return jnp.broadcast_to(made, (*made.shape[:3], keys.shape[2]))
-
-
-def _traced(
-    fn: Callable[..., Any], reads: Sequence[Tensor], results: Sequence[Tensor], source: Op
-) -> tuple[list[Op], list[Tensor]]:
-    """The ops of a function of some tensors, of the line and the pass of one op, and its results, of which the first
-    are like these."""
-    graph = build(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in reads)))
-    names = dict(zip(graph.inputs, reads, strict=True))
-    like = dict(zip(graph.outputs, results, strict=False))
-
-    def fresh(t: Tensor) -> Tensor:
-        return dataclasses.replace(like[t], name="") if t in like else dataclasses.replace(t, times=source.times)
-
-    ops = renamed(graph.ops, names, fresh, functools.partial(as_of, source))
-    return ops, [names[t] for t in graph.outputs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,24 +19,33 @@ from unity_jax.text import seconds, short_source
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Attentions that run as kernels, of a program as it was traced.
+class Implementation(abc.ABC):
+    """Places of a program, as it was before, that have another implementation.
 
-    **Fields:** `places`: the exponentials of their softmaxes; `where`: the user's line of the first; `saved`: predicted
-    seconds of a step, on each device.
+    **Fields:** `places`: of some tensors; `where`: the user's line of the first; `saved`: predicted seconds of a step,
+    on each device.
     """
 
     places: tuple[Position, ...]
     where: str
     saved: float
-    name: ClassVar[str] = "attention"
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def applied(self, graph: Graph) -> Graph:
+        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
+
+
+class Attention(Implementation):
+    """Attentions that run as kernels. The places are the exponentials of their softmaxes."""
+
+    name = "attention"
 
     def __str__(self) -> str:
         times = f" ({len(self.places)} times)" if len(self.places) > 1 else ""
         return f"attention by a kernel at {short_source(self.where)}{times}: saves {seconds(self.saved)}"
 
     def applied(self, graph: Graph) -> Graph:
-        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
         wanted, done = set(at(graph, self.places)), list[Group]()
 
         def choose(_: Graph, found: Sequence[Group], __: int) -> list[Group]:
@@ -49,24 +59,17 @@ class Attention:
         return made
 
 
-@dataclass(frozen=True)
-class Loops:
-    """Loops whose products run once for all steps, as far as they can (`implement.loops`).
+class Loops(Implementation):
+    """Loops whose products run once for all steps, as far as they can (`implement.loops`). The places are what they
+    make first."""
 
-    **Fields:** `places`: what the loops make first; `where`, `saved`: as of `Attention`.
-    """
-
-    places: tuple[Position, ...]
-    where: str
-    saved: float
-    name: ClassVar[str] = "loops"
+    name = "loops"
 
     def __str__(self) -> str:
         times = f" ({len(self.places)} loops)" if len(self.places) > 1 else ""
         return f"products of all steps at once at {short_source(self.where)}{times}: saves {seconds(self.saved)}"
 
     def applied(self, graph: Graph) -> Graph:
-        """The graph after it. Raises `LookupError` for a graph that it was not made for."""
         first = set(at(graph, self.places))
         scans = [op for op in graph.walk() if op.name == "scan" and op.outputs[0] in first]
         if len(scans) < len(first) or not set(scans) <= set(batchable(graph)):
@@ -106,7 +109,6 @@ def attending(graph: Graph, choose: Choose) -> Graph:
     return of(graph, 1)
 
 
-Implementation = Attention | Loops
 _KINDS: Mapping[str, type[Implementation]] = {of.name: of for of in (Attention, Loops)}
 
 

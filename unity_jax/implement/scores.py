@@ -105,17 +105,20 @@ class Finder:
                 return None
         if op is None or len(op.params["axes"]) != 1:
             return None
-        first, same = self._moved(scores, dims), self._moved(op.inputs[0], range(op.inputs[0].rank))
+        turned = op.inputs[0]
+        first = self._before(scores, dims, ["transpose"])
+        same = self._before(turned, range(turned.rank), ["transpose"])
         if first.tensor is not same.tensor or op.params["axes"][0] not in same.dims:
             return None
         return first.dims[same.dims.index(op.params["axes"][0])]
 
-    def _moved(self, t: Tensor, dims: Sequence[Any]) -> Labelled:
-        """What a tensor is but for the order of its dimensions, and what theirs are."""
+    def _before(self, t: Tensor, dims: Sequence[Any], names: Sequence[str]) -> Labelled:
+        """What a tensor is before ops of these names that only move it."""
         dims = varying(t, dims)
-        while (op := self.graph.producer.get(t)) is not None and op.name == "transpose":
+        while (op := self.graph.producer.get(t)) is not None and op.name in names:
             before = labelled_before(op, dims)
-            assert before is not None
+            if before is None:
+                break
             t, dims = op.inputs[0], before
         return Labelled(t, dims)
 
@@ -152,13 +155,7 @@ class Finder:
 
     def _smallest(self, t: Tensor, dims: Dims) -> Labelled:
         """What a tensor is broadcast from."""
-        dims = varying(t, dims)
-        while (op := self.graph.producer.get(t)) is not None and op.name in ("broadcast_in_dim", "reshape"):
-            before = labelled_before(op, dims)
-            if before is None:
-                break
-            t, dims = op.inputs[0], before
-        return Labelled(t, dims)
+        return self._before(t, dims, ("broadcast_in_dim", "reshape"))
 
     def hides_alike(self, mask: Mask, which: Tensor, dims: Dims, case: int) -> bool:
         """Whether a predicate hides the same keys."""
