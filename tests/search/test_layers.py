@@ -62,6 +62,20 @@ def test_the_fewest_layers_are_found_in_few_tries(count, share, bend, jump):
     assert len(tried) <= 3 + math.log2(count)
 
 
+def test_less_is_what_saves_most_for_its_bytes():
+    """Of two ways that compute less and do not fit, the one whose line to what fits is below at the limit."""
+    least, steep, flat = candidate(60.0, 2.0, 24), candidate(200.0, 0.5, 24), candidate(90.0, 1.9, 24)
+    tried = []
+
+    def make(less, more, layers):
+        tried.append((less, more))
+        part = layers.first / 24
+        return candidate(60 + 140 * (1 - part), 0.5 + 1.5 * part, 24)
+
+    list(by_layers(least, [{1}, {1, 2}, {1, 2, 3}], {0: steep, 1: flat, 2: least}, make, 75.0, 2.0))
+    assert set(tried) == {(0, 2)}
+
+
 def test_nothing_is_tried_that_cannot_be_the_fastest():
     start, most = candidate(100.0, 1.0, 24), candidate(40.0, 2.0, 24)
     assert not list(by_layers(start, [{1}], {-1: start, 0: most}, None, 70.0, fastest=1.4))
@@ -110,7 +124,14 @@ def test_of_a_scan_ever_more_layers_need_ever_less():
     made = list(recomputing(start, [most], {0: slower}, planner.following, limit, math.inf))
     assert not made  # what is not slower is done in all layers
     slower.__dict__["timeline"] = SimpleNamespace(step_seconds=2 * start.seconds)
-    made = list(recomputing(start, [most], {0: slower}, planner.following, limit, math.inf))
+
+    def follow(*form):
+        now = planner.following(*form)
+        part = now.program.savings[0].layers.first / 6
+        now.__dict__["timeline"] = SimpleNamespace(step_seconds=(1 + part) * start.seconds)
+        return now
+
+    made = list(recomputing(start, [most], {0: slower}, follow, limit, math.inf))
     firsts = [now.program.savings[0].layers.first for now in made]
     assert made and all(0 < k < 6 for k in firsts)
     needs = [now.memory.peak_bytes for _, now in sorted(zip(firsts, made, strict=True), key=lambda found: found[0])]

@@ -30,6 +30,9 @@ from unity_jax.xla.traffic import Traffic
 FEW = 8
 """How many ways are all tried."""
 
+WRONG = 2.0
+"""By what factor an estimate of what is saved may be too low."""
+
 INTERPOLATED = 2
 """How many numbers of layers are told from what fewer and more need; then the middle is tried."""
 
@@ -62,9 +65,13 @@ def keeping(
         return start
     progress.stage("what jax.checkpoint would recompute, and there is memory for")
 
-    def kept(values: Set[Tensor]) -> Candidate:
-        choice = again.keeping(values)
+    def kept(choice: Choice | None) -> Candidate:
         return start if choice is None else followed(start, [Keep.of(graph, choice, _share(choice, bytes_of))], follow)
+
+    def gain(choice: Choice | None) -> float:
+        """Seconds that it saves, in as many layers as there is memory for, by estimates."""
+        room = limit - start.memory.peak_bytes
+        return 0.0 if choice is None else choice.seconds * min(1.0, room / max(_share(choice, bytes_of), 1.0))
 
     def partly(less: int, more: int, layers: Layers) -> Candidate:
         part = Part.of(start, every[less] if less >= 0 else frozenset(), every[more], layers)
@@ -75,11 +82,15 @@ def keeping(
         how = Keep.of(part.graph, choice, _share(choice, near), layers)
         return follow(start, *saved(part.program, part.found, [how]))
 
-    free = kept(frozenset())
+    whole = again.keeping()
+    free = kept(whole)
     if free.fits(limit) and (1 - LIMITS.recomputed) * free.seconds > rival:
         return best([start, free], limit).noting(searched=start.searched)
     ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
-    made = {-1: free, **dict(by_sections(len(ways), lambda i: kept(ways[i]), limit)), len(ways): start}
+    known = [again.keeping(way) for way in ways]
+    if WRONG * max(map(gain, [whole, *known])) < LIMITS.saves * start.seconds:
+        return start
+    made = {-1: free, **dict(by_sections(len(ways), lambda i: kept(known[i]), limit)), len(ways): start}
     every = [*ways, again.originals]
     more = by_layers(start, every, made, partly, limit, start.seconds)
     found = best([start, *made.values(), *more], limit)
@@ -167,7 +178,8 @@ def by_layers(
     fastest: float,
 ) -> Iterator[Candidate]:
     """Plans of which the first layers compute again what fits if all layers do, and the others what does not, which is
-    less: in search of the fewest layers. What these need and take is about linear between both.
+    less: in search of the fewest layers. What these need and take is about linear between both, which tells what less
+    is best: what saves most for its bytes. It ends where what fewer layers could still save is not worth a plan.
 
     **Arguments:** `ways`: what is computed again, ever more; `made`: of these, plans so far, and that of none as -1;
     `make`: the plan all of whose layers do as one of these, and the first as another; `fastest`: seconds of the best
@@ -178,24 +190,29 @@ def by_layers(
     parts = start.program.parts
     if not faster or (parts is None and any(op.times > 1 for op in start.program.graph.ops)):
         return  # what is folded has its layers as one
-    less = max(faster)
-    below = made[less]
-    more = ways[i] if less < 0 else ways[i] - ways[less]
-    count = parts.count if parts else layer_count(start.program.graph, more)
-    few, enough, above, tries = 0, count, made[i], itertools.count()
-    while enough - few > 1:
-        share = (below.memory.peak_bytes - limit) / max(below.memory.peak_bytes - above.memory.peak_bytes, 1)
-        if below.seconds + share * (above.seconds - below.seconds) >= fastest:
-            return
-        interpolated = few + math.ceil(share * (enough - few))
-        middle = interpolated if next(tries) < INTERPOLATED else (few + enough) // 2
-        layers = Layers(min(max(middle, few + 1), enough - 1), count)
-        plan = make(less, i, layers)
-        yield plan
-        if plan.fits(limit):
-            enough, above = layers.first, plan
-        else:
-            few, below = layers.first, plan
+
+    def share(below: Candidate, above: Candidate) -> float:
+        """The part of the layers that compute again what `above` does, so that it fits."""
+        return (below.memory.peak_bytes - limit) / max(below.memory.peak_bytes - above.memory.peak_bytes, 1)
+
+    def told(below: Candidate, above: Candidate) -> float:
+        """Seconds of such a plan."""
+        return below.seconds + share(below, above) * (above.seconds - below.seconds)
+
+    for less in sorted(faster, key=lambda j: told(made[j], made[i])):
+        more = ways[i] if less < 0 else ways[i] - ways[less]
+        count = parts.count if parts else layer_count(start.program.graph, more)
+        few, enough, below, above, tries = 0, count, made[less], made[i], itertools.count()
+        while enough - few > 1 and told(below, above) < fastest:
+            interpolated = few + math.ceil(share(below, above) * (enough - few))
+            middle = interpolated if next(tries) < INTERPOLATED else (few + enough) // 2
+            layers = Layers(min(max(middle, few + 1), enough - 1), count)
+            plan = make(less, i, layers)
+            yield plan
+            if plan.fits(limit):
+                enough, above, fastest = layers.first, plan, min(fastest, (1 - LIMITS.saves) * plan.seconds)
+            else:
+                few, below = layers.first, plan
 
 
 def _is_faster(a: Candidate, b: Candidate) -> bool:
