@@ -34,16 +34,16 @@ class Rows:
     """The rows of a file.
 
     **Fields:** `settings`: the columns that say what a row is about; the others are results; `code`: folders and files
-    whose code the results follow from.
+    whose code the results follow from, or what tells the version that a row follows from.
     """
 
     path: Path
     settings: tuple[str, ...]
-    code: tuple[str, ...] = COMPILED
+    code: tuple[str, ...] | Callable[[Mapping[str, Any]], str] = COMPILED
 
     def version(self, settings: Mapping[str, Any]) -> str:
         """The version of the code, as it is now, that a row about these settings follows from."""
-        return made_by(self.code, settings.get("model"))
+        return self.code(settings) if callable(self.code) else made_by(self.code, settings.get("model"))
 
     def is_stale(self, row: Row) -> bool:
         """Whether another version of the code made a row."""

@@ -5,12 +5,14 @@
 
 `experiments/results/programs.csv` has a row for each program that a compiler compiled or refused. What it says holds
 for the same text, compiler and options, whatever changes in the library: after a change only those programs are
-compiled that it changed. Another judge makes rows stale; these are judged again from the scheduled HLO, which is in
+compiled that it changed. A judge that says something else makes rows stale: they name what it says of small programs
+that were compiled once (`samples/`), not its code. Stale ones are judged again from the scheduled HLO, which is in
 `build/programs/` where the program was compiled, or from the program compiled again.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import json
@@ -30,9 +32,30 @@ from unity_jax.aot.cycles import CLOCKS, estimated_cycles
 from unity_jax.aot.hlo import Module, parse
 
 STORE = ROOT / "build" / "programs"
-JUDGED = ("experiments/validation/judge", *(f"unity_jax/aot/{name}.py" for name in ("bundles", "cycles", "hlo")))
-KEPT = Rows(ROOT / "experiments" / "results" / "programs.csv", ("program",), JUDGED)
+SAMPLES = ROOT / "experiments" / "validation" / "samples"
 HLO, WRITTEN = "hlo.txt.gz", "written.json"
+
+
+def judged_as(row: Mapping[str, Any]) -> str:
+    """The judge of a row's topology: twelve hexadecimal digits of all that it says of the samples of that device."""
+    return _judge_of(str(row["topology"]).split(":")[0].removesuffix("-cores"))
+
+
+@functools.cache
+def _judge_of(device: str) -> str:
+    says = list[Any]()
+    for path in sorted(SAMPLES.glob("*.json.gz")):
+        sample = json.loads(gzip.decompress(path.read_bytes()))
+        if sample["topology"].split(":")[0] == device:
+            module = with_schedules(parse(sample["hlo"]), sample["schedules"])
+            figures = _judged(module, sample["topology"]).items()
+            says.append((path.name, [f"{name} {figure:.6g}" for name, figure in figures if figure != ""]))
+    if not says:
+        raise ValueError(f"{SAMPLES} has no program of {device!r} that tells one judge from another")
+    return hashlib.sha256(repr(says).encode()).hexdigest()[:12]
+
+
+KEPT = Rows(ROOT / "experiments" / "results" / "programs.csv", ("program",), judged_as)
 
 
 def compiled(

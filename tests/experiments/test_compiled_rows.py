@@ -20,7 +20,7 @@ MODEL, ON = "convnet_nnx", "h100:8"
 def table(tmp_path, monkeypatch):
     """The table of compiled programs, of which nothing is changed."""
     shutil.copy(kept.KEPT.path, tmp_path / "programs.csv")
-    monkeypatch.setattr(kept, "KEPT", Rows(tmp_path / "programs.csv", ("program",), kept.JUDGED))
+    monkeypatch.setattr(kept, "KEPT", Rows(tmp_path / "programs.csv", ("program",), kept.judged_as))
     monkeypatch.setattr(kept, "STORE", tmp_path)
 
 

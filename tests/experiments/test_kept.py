@@ -14,7 +14,7 @@ def compiles(tmp_path, monkeypatch):
     made = []
     compile_ = kept._compile
     monkeypatch.setattr(kept, "STORE", tmp_path / "store")
-    monkeypatch.setattr(kept, "KEPT", Rows(tmp_path / "programs.csv", ("program",), kept.JUDGED))
+    monkeypatch.setattr(kept, "KEPT", Rows(tmp_path / "programs.csv", ("program",), kept.judged_as))
     monkeypatch.setattr(kept, "_compile", lambda folder, *rest: (made.append(folder.name), compile_(folder, *rest)))
     return made
 
@@ -22,6 +22,13 @@ def compiles(tmp_path, monkeypatch):
 def known(step, **asked):
     lowered = jax.jit(step).lower(jax.ShapeDtypeStruct((64, 64), jnp.float32))
     return kept.compiled(lowered, jax.devices()[:1], "h100:1", {}, **asked)
+
+
+def another_judge(monkeypatch, seconds):
+    """One that says so of every program."""
+    monkeypatch.setattr(kept, "judge", lambda module, topology: seconds)
+    kept._judge_of.cache_clear()
+    monkeypatch.setattr(kept, "_judge_of", kept._judge_of.__wrapped__)
 
 
 def test_equal_programs_are_compiled_once(compiles):
@@ -34,22 +41,19 @@ def test_equal_programs_are_compiled_once(compiles):
 
 def test_another_judge_judges_again_what_is_here_and_compiles_what_is_not(compiles, monkeypatch):
     first = known(lambda x: x @ x)
-    monkeypatch.setattr(kept, "judge", lambda module, topology: 7.0)
-    monkeypatch.setattr(kept, "KEPT", Rows(kept.KEPT.path, ("program",), ("experiments/validation/judge",)))
+    another_judge(monkeypatch, 7.0)
     assert known(lambda x: x @ x)["judged"] == 7.0 and len(compiles) == 1
-    monkeypatch.setattr(kept, "KEPT", Rows(kept.KEPT.path, ("program",), ("experiments/rows.py",)))
+    another_judge(monkeypatch, 8.0)
     (kept.STORE / first["program"] / kept.WRITTEN).unlink()
-    assert known(lambda x: x @ x)["judged"] == 7.0 and len(compiles) == 2
+    assert known(lambda x: x @ x)["judged"] == 8.0 and len(compiles) == 2
 
 
 def test_what_is_here_is_judged_again_without_its_program(compiles, monkeypatch):
     first = known(lambda x: x @ x)
     assert kept.judged_again(first["program"]) == first
-    monkeypatch.setattr(kept, "judge", lambda module, topology: 7.0)
-    assert kept.judged_again(first["program"]) == first, "the judge that its row names is the same"
-    monkeypatch.setattr(kept, "KEPT", Rows(kept.KEPT.path, ("program",), ("experiments/validation/judge",)))
+    another_judge(monkeypatch, 7.0)
     assert kept.judged_again(first["program"]) == first | {"judged": 7.0} and len(compiles) == 1
-    monkeypatch.setattr(kept, "KEPT", Rows(kept.KEPT.path, ("program",), ("experiments/rows.py",)))
+    another_judge(monkeypatch, 8.0)
     (kept.STORE / first["program"] / kept.HLO).unlink()
     with pytest.raises(FileNotFoundError):
         kept.judged_again(first["program"])
