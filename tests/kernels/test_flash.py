@@ -101,6 +101,20 @@ def test_kernels_are_as_exact_as_plain_operations(arguments):
             assert error(a, t) <= 2 * error(b, t) + least, (name, error(a, t), error(b, t))
 
 
+@given(cases)
+@settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate])
+def test_kernels_are_lowered_by_triton(arguments):
+    """It takes less than what is interpreted."""
+    spec, x, cotangent = case(**arguments | {"dtype": jnp.bfloat16})
+
+    def both(x, cotangent):
+        found = flash.forward(spec, x, "gpu")
+        return found, flash.backward(spec, x, found, cotangent, "gpu")
+
+    lowered = jax.jit(both).trace(x, cotangent).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("custom_call") >= 3  # forward, and backward by queries and by keys
+
+
 def unpacked(kept, keys):
     """Which probabilities the bits say are kept, [batch, heads, queries, keys]."""
     kept = np.asarray(kept)

@@ -177,7 +177,7 @@ def _blocks_of_queries(spec: Spec, sizes: Sizes, j: Any) -> tuple[Range, Range]:
     (queries, keys), every = sizes.blocks, sizes.whole("q") // sizes.blocks.queries
     first, whole = (j * keys // queries, ((j + 1) * keys + queries - 2) // queries) if spec.causal else (0, 0)
     if sizes.keys % keys:
-        whole = jnp.where((j + 1) * keys > sizes.keys, every, whole)
+        whole = lax.select((j + 1) * keys > sizes.keys, jnp.int32(every), jnp.asarray(whole, jnp.int32))
     whole = jnp.minimum(whole, every) if spec.causal else whole
     return (whole, every), (first, whole)
 
