@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -189,6 +190,19 @@ def has_explicit_axes(mesh: Any) -> bool:
 def shard_map(body: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """`jax.shard_map` over every axis of `mesh`, without the replication checks that our own layouts replace."""
     return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def quiet(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A lowering rule that does not tell users that Pallas for GPUs will be lowered by Mosaic instead of Triton, as jax
+    0.12 does: which of them lowers our kernels is not theirs to choose."""
+
+    @functools.wraps(rule)
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+            return rule(*args, **kwargs)
+
+    return lowered
 
 
 def is_pushed(leaf: Any) -> bool:

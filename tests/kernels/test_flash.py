@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from jax.sharding import AbstractDevice
 
-from unity_jax.kernels import flash, xla
+from unity_jax.kernels import flash, primitive, xla
 from unity_jax.kernels.grid import Blocks
 from unity_jax.kernels.spec import Operands, Spec
 
@@ -101,17 +102,20 @@ def test_kernels_are_as_exact_as_plain_operations(arguments):
             assert error(a, t) <= 2 * error(b, t) + least, (name, error(a, t), error(b, t))
 
 
-@given(cases)
-@settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate])
-def test_kernels_are_lowered_by_triton(arguments):
-    """It takes less than what is interpreted."""
-    spec, x, cotangent = case(**arguments | {"dtype": jnp.bfloat16})
+@pytest.mark.parametrize(("platform", "kind"), [("cuda", "NVIDIA H100 80GB HBM3"), ("tpu", "TPU v5 lite")])
+@given(arguments=cases)
+@settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.generate])
+def test_kernels_are_lowered_for_machines_that_are_not_there(platform, kind, arguments):
+    """Triton and Mosaic take less than what is interpreted."""
+    spec, x, cotangent = case(**arguments)
 
     def both(x, cotangent):
-        found = flash.forward(spec, x, "gpu")
-        return found, flash.backward(spec, x, found, cotangent, "gpu")
+        found = primitive.forward(spec, x)
+        return found, primitive.backward(spec, x, found, cotangent)
 
-    lowered = jax.jit(both).trace(x, cotangent).lower(lowering_platforms=("cuda",))
+    device = AbstractDevice(device_kind=kind, num_cores=None, platform="gpu" if platform == "cuda" else platform)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+        lowered = jax.jit(both).trace(x, cotangent).lower(lowering_platforms=(platform,))
     assert lowered.as_text().count("custom_call") >= 3  # forward, and backward by queries and by keys
 
 

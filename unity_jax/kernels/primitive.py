@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from unity_jax import _compat
 from unity_jax.kernels import flash, grid, xla
 from unity_jax.kernels.spec import WORD, Operands, Residuals, Spec
 
@@ -87,7 +88,7 @@ def _register(primitive: Primitive, run: Callable[..., Any], name: str) -> None:
     """How a primitive is run by these functions of `xla` and `flash`."""
 
     def lowered(of: Callable[..., Any]) -> Callable[..., Any]:
-        return mlir.lower_fun(lambda *flat, **params: run(of, *flat, **params), multiple_results=True)
+        return _compat.quiet(mlir.lower_fun(lambda *flat, **params: run(of, *flat, **params), multiple_results=True))
 
     mlir.register_lowering(primitive, lowered(getattr(xla, name)))
     for platform, kind in PLATFORMS.items():
