@@ -299,6 +299,18 @@ def test_a_grouped_convolution_multiplies_each_output_with_the_weights_of_its_ch
     assert gpu(text) == pytest.approx(H100.start + 2 * (8 * 14 * 14 * 2048) * (3 * 3 * 512) / H100.matmul["bf16"])
 
 
+def test_kernels_of_attention_are_told_by_their_names():
+    operands = "k q v".split()
+    text = "".join(f"  %{of} = bf16[4,8,2048,64]{{3,2,1,0}} parameter({i})\n" for i, of in enumerate(operands))
+    text += "  %k0 = (bf16[4,8,2048,64]{3,2,1,0}, f32[4,8,2,2048]{3,2,1,0}) custom-call(%k, %q, %v), "
+    text += 'custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/attention_forward/pallas_call"}'
+    products = 2 * 2 * (4 * 8 * 2048 * 2048) * 64 / (H100.attention * H100.matmul["bf16"])
+    assert gpu(text) == pytest.approx(H100.start + products)
+    assert gpu(text.replace("_forward/", "_forward_causal/")) == pytest.approx(H100.start + products / 2)
+    dropped = text.replace("2,2048]{3,2,1,0})", "2,2048]{3,2,1,0}, u32[4,8,64,2048]{3,2,1,0})")
+    assert gpu(dropped) == pytest.approx(H100.start + products + 115 * 4 * 8 * 2048 * 2048 / H100.lanes)
+
+
 def test_a_kernel_moves_its_operands_and_results_once():
     add = """\
 %f (a: f32[1048576], b: f32[1048576]) -> f32[1048576] {

@@ -92,15 +92,16 @@ class Sizes(NamedTuple):
         shapes = {of: jax.ShapeDtypeStruct(self._shape(of, t), t.dtype) for of, t in results.items()}
         blocks = self.blocks.queries if along == "q" else self.blocks.keys
         batch, heads = given["q" if along == "q" else "k"].shape[:2]
-        found = pl.pallas_call(
-            functools.partial(kernel, spec, self),
-            grid=(batch, heads, self.whole(along) // blocks),
-            in_specs=[{of: self._block(of, t, along) for of, t in padded.items()}],
-            out_specs={of: self._block(of, t, along) for of, t in shapes.items()},
-            out_shape=shapes,
-            interpret=self.platform == "cpu",
-            compiler_params=self._parameters(padded | shapes, along),
-        )(padded)
+        with jax.named_scope(f"attention{kernel.__name__}" + "_causal" * spec.causal):  # profiles show it
+            found = pl.pallas_call(
+                functools.partial(kernel, spec, self),
+                grid=(batch, heads, self.whole(along) // blocks),
+                in_specs=[{of: self._block(of, t, along) for of, t in padded.items()}],
+                out_specs={of: self._block(of, t, along) for of, t in shapes.items()},
+                out_shape=shapes,
+                interpret=self.platform == "cpu",
+                compiler_params=self._parameters(padded | shapes, along),
+            )(padded)
         return {of: found[of][tuple(map(slice, t.shape))] for of, t in results.items()}
 
     def _parameters(self, arrays: Mapping[str, Any], along: str) -> Any:

@@ -2,7 +2,8 @@
 
 The largest of three times: its matmuls and convolutions at the rate of their type, its other arithmetic at the rate
 of each instruction, and the bytes that it reads and writes at the memory's bandwidth, as large kernels reach them. Each
-operand is read once, what is sliced or gathered from it in part; what is updated in place is written in part.
+operand is read once, what is sliced or gathered from it in part; what is updated in place is written in part. Kernels
+of attention are told by the names that they have in profiles, and compute at a rate of their own.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ Computation = Mapping[str, Instruction]
 @dataclass(frozen=True)
 class Gpu:
     """Rates of a GPU: flops per second of matmuls by element type, bytes per second of its memory, simple instructions
-    per second over all lanes, seconds to start a kernel."""
+    per second over all lanes, seconds to start a kernel; the part of the rate of matmuls that attention reaches."""
 
     matmul: Mapping[str, float]
     memory: float
     lanes: float
     start: float
+    attention: float
 
 
 # What kernels of one H200 were measured to reach (`experiments/results/calibration.csv`), which computes as the H100
 # does: 685 TFLOP/s bf16, 669 f16, 370 TF32, 62 float64; 26 tera-instructions per second outside of matmuls; 2.4 us for
 # a small kernel. Of its memory's bandwidth it reached 0.71; the H100 has 3.35 TB/s
-# (https://www.nvidia.com/en-us/data-center/h100/).
-H100 = Gpu({"bf16": 6.85e14, "f16": 6.69e14, "f32": 3.7e14, "f64": 6.2e13}, 0.71 * 3.35e12, 2.6e13, 2.4e-6)
+# (https://www.nvidia.com/en-us/data-center/h100/). Attention by Triton, forward and backward together, with 32 heads of
+# 2,048 positions and 128 features, reached 119 TFLOP/s.
+H100 = Gpu({"bf16": 6.85e14, "f16": 6.69e14, "f32": 3.7e14, "f64": 6.2e13}, 0.71 * 3.35e12, 2.6e13, 2.4e-6, 119 / 685)
 
 # How many results a multiprocessor computes per clock (128 for float32 addition), as what a result costs:
 # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#arithmetic-instructions, compute capability 9.0.
@@ -56,6 +59,9 @@ def kernel_seconds(op: Instruction, computation: Computation, module: Module, gp
     """Seconds of an instruction of a scheduled computation."""
     if op.opcode in NO_KERNEL:
         return 0.0
+    if op.opcode == "custom-call" and (match := ATTENTION.search(op.attributes)):
+        seconds = attention_seconds(op, match, computation, gpu)
+        return gpu.start + max(seconds, traffic(op, computation, module) / gpu.memory)
     inside = list(_inside(op, computation, module))
     matmuls = sum(
         flops(i, c) / gpu.matmul.get(_operands(i, c)[0].element, 2 * gpu.lanes) for i, c in inside if _is_matmul(i)
@@ -76,6 +82,26 @@ def _inside(op: Instruction, computation: Computation, module: Module) -> Iterat
 
 def _operands(op: Instruction, computation: Computation) -> list[Array]:
     return [array for name in op.operands for array in computation[name].arrays]
+
+
+# Kernels of attention
+
+ATTENTION = re.compile(r'op_name="[^"]*/attention_(forward|backward_queries|backward_keys)(_causal)?/pallas_call"')
+_PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4}
+_BITS = 115  # operations on each score that dropout draws bits for: Threefry has twenty rounds of five
+
+
+def attention_seconds(op: Instruction, match: re.Match[str], computation: Computation, gpu: Gpu) -> float:
+    """Seconds of the arithmetic of a kernel of attention: the products of all scores with as many features as values
+    have, of half of them where a mask is causal; and of the bits of dropout, which the forward pass draws and keeps."""
+    kind, causal = match.groups()
+    arrays = [*_operands(op, computation), *op.arrays]
+    batch, heads, _, queries = next(a.shape for a in arrays if a.element == "f32" and a.shape[2:3] == (2,))  # the sums
+    value = _operands(op, computation)[-1]  # operands are in the order of their names
+    scores = batch * heads * queries * value.shape[2] / (2 if causal else 1)
+    drawn = _BITS * scores / gpu.lanes if kind == "forward" and len(op.arrays) == 3 else 0.0
+    rate = gpu.attention * gpu.matmul.get(value.element, 2 * gpu.lanes)
+    return 2 * _PRODUCTS[kind] * scores * value.shape[3] / rate + drawn
 
 
 # Matmuls and convolutions
