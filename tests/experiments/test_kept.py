@@ -16,7 +16,8 @@ def compiles(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "STORE", tmp_path / "store")
     monkeypatch.setattr(kept, "KEPT", Rows(tmp_path / "programs.csv", ("program",), kept.judged_as))
     monkeypatch.setattr(kept, "_compile", lambda folder, *rest: (made.append(folder.name), compile_(folder, *rest)))
-    return made
+    yield made
+    kept._judge_of.cache_clear()
 
 
 def known(step, **asked):
@@ -28,7 +29,6 @@ def another_judge(monkeypatch, seconds):
     """One that says so of every program."""
     monkeypatch.setattr(kept, "judge", lambda module, topology: seconds)
     kept._judge_of.cache_clear()
-    monkeypatch.setattr(kept, "_judge_of", kept._judge_of.__wrapped__)
 
 
 def test_equal_programs_are_compiled_once(compiles):
