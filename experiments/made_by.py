@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PLANNED = (
     *(f"unity_jax/{name}" for name in ("pcg", "ops", "machine", "cost", "network", "xla")),
     *(f"unity_jax/{name}" for name in ("implement", "residuals", "rewrite", "search")),
-    *(f"unity_jax/kernels/{name}.py" for name in ("bits", "grid", "primitive", "spec")),
+    *(f"unity_jax/kernels/{name}.py" for name in ("bits", "primitive", "spec")),
+    *(f"unity_jax/kernels/grid.py:{name}" for name in ("LANES", "NARROWEST", "VMEM", "padded", "whole")),
     *(f"unity_jax/{name}.py" for name in ("_compat", "nnx_nodes", "objects", "pins", "program", "specs", "trace")),
     "models/__init__.py",
     "models/_common.py",
@@ -32,6 +33,7 @@ PLANNED = (
 )
 COMPILED = (
     *PLANNED,
+    "unity_jax/kernels",
     "unity_jax/lower",
     "unity_jax/planning.py",
     *(f"unity_jax/plan/{name}.py" for name in ("devices", "file", "make", "record", "value")),
