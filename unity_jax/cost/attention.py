@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from unity_jax.kernels.grid import padded
+from unity_jax.kernels.tiles import padded
 from unity_jax.machine.device import Device
 from unity_jax.ops.attention import OPS, PRODUCTS
 from unity_jax.ops.rule import Shard

@@ -19,12 +19,10 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 
 from unity_jax.kernels.spec import WORD, Operands, Spec
+from unity_jax.kernels.tiles import LANES, VMEM, padded, whole
 
 Platform = Literal["tpu", "gpu", "cpu"]
 """For what kernels are compiled; on CPUs they are interpreted."""
-
-LANES = 128
-"""What blocks are multiples of."""
 
 AXES = {
     **dict.fromkeys(("q", "output", "cotangent", "dq"), "bhqf"),
@@ -50,12 +48,6 @@ BLOCKS: Mapping[Platform, Blocks] = {"tpu": Blocks(512, 512), "gpu": Blocks(64, 
 
 ALONG = {"q": "q", "k": "kw"}
 """What is cut into blocks where queries are, and where keys are."""
-
-NARROWEST = 16
-"""The fewest features of a product that Triton computes."""
-
-VMEM = 2**25
-"""Bytes on the chip that a TPU's kernel may take in any case, for what its steps compute."""
 
 
 class Sizes(NamedTuple):
@@ -144,12 +136,3 @@ class Sizes(NamedTuple):
         size = {"b": 1, "h": group, "g": 1, **{axis: self.whole(axis) for axis in "qkw"}}
         size |= {"q": self.blocks.queries} if along == "q" else {"k": self.blocks.keys, "w": self.blocks.keys // WORD}
         return tuple(min(size.get(axis, n), n) for axis, n in zip(AXES[of], t.shape, strict=True))
-
-
-def padded(features: int, platform: str) -> int:
-    """How many features kernels compute with: Triton with powers of two."""
-    return max(NARROWEST, 1 << (features - 1).bit_length()) if platform == "gpu" else features
-
-
-def whole(n: int, block: int) -> int:
-    return -(-n // block) * block

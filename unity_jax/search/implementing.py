@@ -15,7 +15,7 @@ from unity_jax.implement.attention import with_kernels
 from unity_jax.implement.group import Group
 from unity_jax.implement.loops import batchable, batched, widened
 from unity_jax.implement.record import Attention, Loops, attending
-from unity_jax.kernels.grid import LANES, VMEM, padded, whole
+from unity_jax.kernels.tiles import LANES, VMEM, padded, whole
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.graph import Graph, Op, nested, part
