@@ -1,5 +1,5 @@
 """The command line: `unity plan`, `unity explain`, `unity verify`, `unity sweep`, `unity calibrate`, `unity rules
-check`, `unity rules generate` (also `python -m unity_jax ...`).
+check`, `unity rules generate`, `unity kernels tune` (also `python -m unity_jax ...`).
 
     unity plan train.py:make_step --machine v5e:4x4 --out plan.json
     unity sweep train.py:make_step --machine v5e --devices 8,16,32
@@ -33,6 +33,7 @@ import jax
 from rich.console import Console
 from rich.progress import track
 
+from unity_jax.aot import tune
 from unity_jax.aot.bundles import written
 from unity_jax.aot.topologies import topology
 from unity_jax.api import AutoSharded, auto_shard
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     sweeping.add_argument("--devices", required=True, type=_counts, metavar="N,N,...", help="how many of them")
     measuring.add_argument("--out", type=Path, required=True, metavar="FILE", help="write the machine as JSON")
     _rules(commands.add_parser("rules", help="work with rewrite rules", description="Work with rewrite rules."))
+    _kernels(commands.add_parser("kernels", help="work with kernels", description="Work with kernels."))
     return parser
 
 
@@ -123,6 +125,29 @@ def _rules(rules: argparse.ArgumentParser) -> None:
     making.add_argument("--out", type=Path, metavar="FILE", help="write the rules as JSON")
     making.add_argument("--check", action="store_true", help="fail if they are not those that ship")
     making.set_defaults(run=lambda options: generate.run(options.out, options.check), parser=making)
+
+
+def _kernels(kernels: argparse.ArgumentParser) -> None:
+    commands = kernels.add_subparsers(required=True, metavar="COMMAND")
+    text = "find the best blocks of kernels for TPUs by the compiler's own schedules (half an hour)"
+    tuning = commands.add_parser("tune", help=text, description=text[0].upper() + text[1:] + ".")
+    tuning.add_argument("--on", default="v5e:2x4,v5p:2x2x2,v6e:2x4", metavar="TOPOLOGY,...", help="%(default)s")
+    tuning.add_argument("--out", type=Path, metavar="FILE", help="write the table as CSV")
+    tuning.add_argument("--check", action="store_true", help="fail if it is not the one that ships")
+    tuning.set_defaults(run=_tune, parser=tuning)
+
+
+def _tune(options: argparse.Namespace) -> int:
+    _on_cpu()
+    shown = functools.partial(track, description="compiling", console=Console(stderr=True), transient=True)
+    try:
+        text = tune.as_text(tune.tuned(options.on.split(","), shown))
+    except (ImportError, ValueError) as error:
+        raise _Wrong(f"argument --on: {error}") from None
+    print(text, end="")
+    if options.out is not None:
+        _writable("--out", options.out, functools.partial(_write, text=text))
+    return int(options.check and text != tune.TUNED.read_text())
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -286,6 +311,10 @@ def _bytes(text: str) -> float:
 
 def _limits(text: str) -> list[float]:
     return [_bytes(word) for word in text.split(",")]
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
 def _writable(argument: str, path: Path, write: Callable[[Path], None]) -> None:

@@ -30,20 +30,21 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.rows import Row, Rows
+from unity_jax.aot import tune
 from unity_jax.aot.bundles import empty, schedules, with_schedules, written
 from unity_jax.aot.compiled import CompiledMemory
 from unity_jax.aot.cycles import CLOCKS, estimated_cycles
 from unity_jax.aot.hlo import parse
 from unity_jax.aot.topologies import topology
 from unity_jax.kernels import attention
-from unity_jax.kernels.grid import BLOCKS
+from unity_jax.kernels.spec import Spec
 from unity_jax.machine.machine import Machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "kernels.csv"
 SETTINGS = ("topology", "length", "features", "groups", "form")
 CODE = (
     "unity_jax/kernels",
-    *(f"unity_jax/aot/{name}.py" for name in ("bundles", "cycles", "hlo")),
+    *(f"unity_jax/aot/{name}.py" for name in ("bundles", "cycles", "hlo", "tune")),
     *(f"experiments/tables/kernels.py:{name}" for name in ("measure", "by_jax", "by_xla", "ours")),
 )
 TOPOLOGIES = ("v5e:2x4", "v5p:2x2x2", "v6e:2x4")
@@ -89,9 +90,8 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """One row: of each way, milliseconds and MiB."""
     on, length, features, groups = (settings[of] for of in SETTINGS[:4])
     causal, rate = "causal" in settings["form"], DROPOUT if "dropout" in settings["form"] else 0.0
-    blocks = -(-length // BLOCKS["tpu"].keys)
-    trips, clock = ((blocks - 1) / 2, 1.0), CLOCKS[on.partition(":")[0]]
-    device = Machine.preset(on).device
+    clock, device = CLOCKS[on.partition(":")[0]], Machine.preset(on).device
+    spec = Spec(features**-0.5, causal, 1 - rate)
     seen = (length + 1) / (2 * length) if causal else 1.0
     flops = 2 * PASSES * HEADS * length**2 * features * seen
     found: dict[str, Any] = {"arithmetic ms": 1e3 * flops / device.flops_per_second("bfloat16")}
@@ -100,7 +100,8 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
             continue
         compiled = _compiled(on, length, features, groups, lambda *x, make=make: make(*x, causal, rate))
         module = parse(compiled.as_text())
-        cycles = estimated_cycles(with_schedules(module, schedules(module, trips)))
+        scheduled = schedules(module) | (dict(tune.cycles(module, spec, length).values()) if name == "ours" else {})
+        cycles = estimated_cycles(with_schedules(module, scheduled))
         assert not cycles.missing, f"{cycles.missing} instructions have neither an estimate nor a schedule"
         found |= {f"{name} ms": 1e3 * cycles.total / clock, f"{name} MiB": CompiledMemory.of(compiled).temp / 2**20}
     return found

@@ -31,6 +31,8 @@ from unity_jax.aot.bundles import empty, schedules, with_schedules
 from unity_jax.aot.cycles import CLOCKS, estimated_cycles
 from unity_jax.aot.hlo import Module, parse
 
+jax.config.update("jax_traceback_in_locations_limit", 0)  # kernels would name files and lines of this checkout
+
 STORE = ROOT / "build" / "programs"
 SAMPLES = ROOT / "experiments" / "validation" / "samples"
 HLO, WRITTEN = "hlo.txt.gz", "written.json"

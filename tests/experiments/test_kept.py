@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice
 
 from experiments.rows import Rows
 from experiments.validation import kept
+from unity_jax.kernels import primitive
+from unity_jax.kernels.spec import Operands, Spec
 
 
 @pytest.fixture
@@ -57,6 +60,15 @@ def test_what_is_here_is_judged_again_without_its_program(compiles, monkeypatch)
     (kept.STORE / first["program"] / kept.HLO).unlink()
     with pytest.raises(FileNotFoundError):
         kept.judged_again(first["program"])
+
+
+def test_kernels_do_not_say_where_this_checkout_is():
+    q = jax.ShapeDtypeStruct((1, 2, 256, 64), jnp.bfloat16)
+    device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+        traced = jax.jit(lambda q: primitive.forward(Spec(), Operands(q, q, q))).trace(q)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "gpu.triton" in text and ".py" not in text
 
 
 def test_the_program_itself_is_compiled_where_it_is_wanted(compiles):

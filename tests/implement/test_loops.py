@@ -361,6 +361,7 @@ def test_what_is_in_a_loop_for_its_memory_stays_there(fn, shapes):
     assert implemented(of, Machine.preset("h100:8"), SearchOptions()) is of
 
 
+@pytest.mark.slow
 def test_a_plan_that_needs_less_memory():
     """By microbatches, and what loops compute again: they stack what they did not before."""
     model, meshes, options = models.get("lstm_lm", "tiny"), [MeshAxes(("x", "y"), (2, 4))], SearchOptions(rewrite=False)

@@ -25,15 +25,16 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from unity_jax.kernels.bits import is_kept, threefry
-from unity_jax.kernels.grid import Blocks, Platform, Sizes
+from unity_jax.kernels.grid import Blocks, Platform, Sizes, best
 from unity_jax.kernels.spec import LEAST, WORD, Operands, Residuals, Spec
+from unity_jax.kernels.task_mapping import Task
 
 Refs = Mapping[str, Any]
 
 
 def forward(spec: Spec, x: Operands, platform: Platform, blocks: Blocks | None = None) -> Residuals:
     """Attention."""
-    (batch, heads, queries, _), sizes = x.q.shape, Sizes.of(x, platform, blocks)
+    (batch, heads, queries, _), sizes = x.q.shape, Sizes.of(x, platform, blocks or best(spec, "forward", platform))
     results = {
         "output": jax.ShapeDtypeStruct((batch, heads, queries, x.v.shape[-1]), x.q.dtype),
         "sums": jax.ShapeDtypeStruct((batch, heads, 2, queries), jnp.float32),
@@ -52,8 +53,10 @@ def backward(
     given = {**_lying(x), "cotangent": cotangent.astype(x.q.dtype), "sums": found.sums, "delta": delta}
     given |= {} if found.kept is None else {"kept": found.kept}
     given.pop("seeds", None)
-    sizes, results = Sizes.of(x, platform, blocks), {f"d{of}": _like(getattr(x, of)) for of in "qkv"}
+    results = {f"d{of}": _like(getattr(x, of)) for of in "qkv"}
+    sizes = Sizes.of(x, platform, blocks or best(spec, "backward_queries", platform))
     made = sizes.call(_backward_queries, spec, "q", given, {"dq": results.pop("dq")})
+    sizes = Sizes.of(x, platform, blocks or best(spec, "backward_keys", platform))
     made |= sizes.call(_backward_keys, spec, "k", given, results)
     return made["dq"], made["dk"], made["dv"]
 
@@ -89,8 +92,8 @@ class _At(NamedTuple):
     key: Any
 
 
-def _forward(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
-    q, row, here = x["q"][0, 0], jnp.zeros((1, sizes.blocks.queries), jnp.float32), _program()
+def _forward(spec: Spec, sizes: Sizes, here: Task, x: Refs, out: Refs) -> None:
+    q, row = x["q"][0, 0], jnp.zeros((1, sizes.blocks.queries), jnp.float32)
 
     def step(j: Any, known: tuple[Any, Any, Any], hides: bool) -> tuple[Any, Any, Any]:
         (most, total, output), at = known, _seen(sizes, here, j)
@@ -105,15 +108,14 @@ def _forward(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
         return now, total, output * less + _product(v, p.astype(v.dtype), 0, 0)
 
     start = row + LEAST, row, jnp.zeros((x["v"].shape[-1], row.shape[1]), jnp.float32)
-    most, total, output = _over(*_blocks_of_keys(spec, sizes, here), step, start)
+    most, total, output = _over(*blocks_of_keys(spec, sizes, here), step, start)
     out["output"][0, 0] = (output / (total * spec.keep)).T.astype(out["output"].dtype)
     out["sums"][0, 0, :1], out["sums"][0, 0, 1:] = most, total
 
 
-def _backward_queries(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
+def _backward_queries(spec: Spec, sizes: Sizes, here: Task, x: Refs, out: Refs) -> None:
     q, cotangent, delta = (x[of][0, 0] for of in ("q", "cotangent", "delta"))
     sums = _sums(x, 0, slice(None))
-    here = _program()
 
     def step(j: Any, dq: Any, hides: bool) -> Any:
         at = _seen(sizes, here, j)
@@ -122,20 +124,20 @@ def _backward_queries(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
         (dp,) = _kept(spec, x, at, _product(v, cotangent, 1, 1))
         return dq + _product(_shown(x, at, p * (dp - delta)).astype(k.dtype), k, 0, 0)
 
-    dq = _over(*_blocks_of_keys(spec, sizes, here), step, jnp.zeros(q.shape, jnp.float32))
+    dq = _over(*blocks_of_keys(spec, sizes, here), step, jnp.zeros(q.shape, jnp.float32))
     out["dq"][0, 0] = (dq * spec.scale).astype(q.dtype)
 
 
-def _backward_keys(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
+def _backward_keys(spec: Spec, sizes: Sizes, here: Task, x: Refs, out: Refs) -> None:
     k, v, (queries, keys) = x["k"][0, 0], x["v"][0, 0], sizes.blocks
-    batch, group, block = _program()
+    batch, first, _, block = here
     key = block * keys
     found = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for head in range(sizes.heads):
 
         def step(i: Any, known: tuple[Any, Any], hides: bool, head: int = head) -> tuple[Any, Any]:
             (dk, dv), rows = known, pl.ds(i * queries, queries)
-            at = _At(head, rows, slice(None), slice(None), (batch, group * sizes.heads + head), i * queries, key)
+            at = _At(head, rows, slice(None), slice(None), (batch, first + head), i * queries, key)
             q, cotangent = x["q"][0, head, rows], x["cotangent"][0, head, rows]
             p = _probabilities(_scores(spec, sizes, x, q, k, at, hides), _sums(x, head, rows))
             delta = x["delta"][0, head, :, rows]
@@ -143,18 +145,14 @@ def _backward_keys(spec: Spec, sizes: Sizes, x: Refs, out: Refs) -> None:
             dv += _product(kept.astype(v.dtype), cotangent, 1, 0)
             return dk + _product(_shown(x, at, p * (dp - delta)).astype(q.dtype), q, 1, 0), dv
 
-        found = _over(*_blocks_of_queries(spec, sizes, block), step, found)
+        found = _over(*blocks_of_queries(spec, sizes, block), step, found)
     dk, dv = found
     out["dk"][0, 0], out["dv"][0, 0] = (dk * spec.scale).astype(k.dtype), dv.astype(v.dtype)
 
 
-def _program() -> tuple[Any, Any, Any]:
-    return pl.program_id(0), pl.program_id(1), pl.program_id(2)
-
-
-def _seen(sizes: Sizes, program: tuple[Any, Any, Any], j: Any) -> _At:
+def _seen(sizes: Sizes, here: Task, j: Any) -> _At:
     """The scores of a program's queries and a block of keys."""
-    (batch, head, i), (queries, keys) = program, sizes.blocks
+    (batch, head, i, _), (queries, keys) = here, sizes.blocks
     words = pl.ds(j * (keys // WORD), keys // WORD)
     return _At(0, slice(None), pl.ds(j * keys, keys), words, (batch, head), i * queries, j * keys)
 
@@ -162,9 +160,9 @@ def _seen(sizes: Sizes, program: tuple[Any, Any, Any], j: Any) -> _At:
 Range = tuple[Any, Any]
 
 
-def _blocks_of_keys(spec: Spec, sizes: Sizes, program: tuple[Any, Any, Any]) -> tuple[Range, Range]:
+def blocks_of_keys(spec: Spec, sizes: Sizes, here: Task) -> tuple[Range, Range]:
     """The blocks of keys of which a program's queries see all, and those of which they see some."""
-    (queries, keys), (_, _, i) = sizes.blocks, program
+    (queries, keys), (_, _, i, _) = sizes.blocks, here
     whole, every = sizes.keys // keys, sizes.whole("k") // keys
     if not spec.causal:
         return (0, whole), (whole, every)
@@ -172,7 +170,7 @@ def _blocks_of_keys(spec: Spec, sizes: Sizes, program: tuple[Any, Any, Any]) -> 
     return (0, whole), (whole, jnp.minimum(((i + 1) * queries + keys - 1) // keys, every))
 
 
-def _blocks_of_queries(spec: Spec, sizes: Sizes, j: Any) -> tuple[Range, Range]:
+def blocks_of_queries(spec: Spec, sizes: Sizes, j: Any) -> tuple[Range, Range]:
     """The blocks of queries that see all of a program's keys, and those that see some."""
     (queries, keys), every = sizes.blocks, sizes.whole("q") // sizes.blocks.queries
     first, whole = (j * keys // queries, ((j + 1) * keys + queries - 2) // queries) if spec.causal else (0, 0)
