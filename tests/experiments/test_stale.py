@@ -120,7 +120,7 @@ def test_a_model_follows_from_those_that_it_imports():
     assert "models/resnet.py" in made_by._model("faster_rcnn", made_by.ROOT)
 
 
-IRRELEVANT = {"errors", "kernels/flash", "kernels/grid", "kernels/xla", "progress", "text"}
+IRRELEVANT = {"errors", "kernels/flash", "kernels/grid", "kernels/task_mapping", "kernels/xla", "progress", "text"}
 """Of the package, what planning imports and no figure follows from."""
 
 
