@@ -54,6 +54,8 @@ def test_another_judge_judges_again_what_is_here_and_compiles_what_is_not(compil
 def test_what_is_here_is_judged_again_without_its_program(compiles, monkeypatch):
     first = known(lambda x: x @ x)
     assert kept.judged_again(first["program"]) == first
+    monkeypatch.setattr(kept, "judge", lambda module, topology: 6.0)
+    assert kept.judged_again(first["program"]) == first, "the judge that its row names is the same"
     another_judge(monkeypatch, 7.0)
     assert kept.judged_again(first["program"]) == first | {"judged": 7.0} and len(compiles) == 1
     another_judge(monkeypatch, 8.0)

@@ -183,7 +183,7 @@ def drawn(seed, dtype):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 def test_every_way_to_write_it_computes_the_same(way, seed):
     given = drawn(seed, jnp.float32)
     if way is by_hand:
