@@ -116,7 +116,12 @@ def _plan(
             searched += other.searched(more)
     if options.checkpoint != "keep":  # what rewrites have changed is not known for what the forward pass made
         as_it_is = [] if found.program is program else [best(planner.sketch(few), planner.limit)]
-        found = keeping(found, planner.limit, planner.following, microbatches)
+        mesh = found.mesh
+
+        def anew(form: Program) -> Candidate:
+            return planner.like(form).plan([mesh])
+
+        found = keeping(found, planner.limit, planner.following, microbatches, plan=anew)
         for form in as_it_is:
             rival = found.seconds if found.fits(planner.limit) else math.inf
             found = best(
