@@ -118,10 +118,10 @@ def _plan(
         as_it_is = [] if found.program is program else [best(planner.sketch(few), planner.limit)]
         mesh = found.mesh
 
-        def anew(form: Program) -> Candidate:
-            return planner.like(form).plan([mesh])
+        def beside(form: Program, most: float) -> Sequence[Candidate]:
+            return planner.like(form).experts(mesh, most)
 
-        found = keeping(found, planner.limit, planner.following, microbatches, plan=anew)
+        found = keeping(found, planner.limit, planner.following, microbatches, beside=beside)
         for form in as_it_is:
             rival = found.seconds if found.fits(planner.limit) else math.inf
             found = best(

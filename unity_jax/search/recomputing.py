@@ -31,7 +31,7 @@ FEW = 8
 """How many ways are all tried."""
 
 AGAIN = 3
-"""How many programs that keep more in all layers are planned anew."""
+"""For how many programs that keep more in all layers other plans are made."""
 
 WRONG = 2.0
 """By what factor an estimate of what is saved may be too low."""
@@ -46,7 +46,7 @@ def keeping(
     follow: Follow,
     microbatches: Callable[[Candidate], Iterable[Microbatch]] = lambda _: (),
     rival: float = math.inf,
-    plan: Callable[[Program], Candidate] | None = None,
+    beside: Callable[[Program, float], Sequence[Candidate]] = lambda *_: (),
 ) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
     `jax.checkpoint` what there is memory for, in all layers or in the last ones; the same where that has been chosen
@@ -54,8 +54,8 @@ def keeping(
 
     **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not;
     `rival`: seconds of a plan that there is already: if all can be kept, and that is not near it, what is computed
-    again is not looked at; `plan`: a program planned anew on the same mesh, for the best of those that keep more, where
-    other layouts may be better than those that were best before.
+    again is not looked at; `beside`: other plans of a program on the same mesh that take less than so many seconds, for
+    the best of those that keep more: other layouts may be better then than those that were best before.
     """
     if not start.fits(limit) or any(isinstance(how, Keep) for how in start.program.savings):
         return start
@@ -99,10 +99,9 @@ def keeping(
     every = [*ways, again.originals]
     more = by_layers(start, every, made, partly, limit, start.seconds)
     found = best([start, *made.values(), *more], limit)
-    if plan is not None and _is_faster(found, start):
-        fits = [c for c in made.values() if c.fits(limit) and c.program is not start.program]
-        near = sorted(fits, key=lambda c: c.seconds)[:AGAIN]
-        found = best([found, *(plan(c.program) for c in near)], limit)
+    fits = [c for c in made.values() if c.fits(limit) and c.program is not start.program]
+    for plan in sorted(fits, key=lambda c: c.seconds)[:AGAIN]:
+        found = best([found, *beside(plan.program, found.seconds)], limit)
     wanted = min((free, *made.values()), key=lambda c: c.seconds)
     with contextlib.suppress(NeedsWholeBatchError):
         for how in microbatches(start) if not wanted.fits(limit) else ():
