@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -24,7 +25,7 @@ from unity_jax.search.fold import Folded, Folds, folded
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.planner import Planner
-from unity_jax.search.unfold import numbered
+from unity_jax.search.unfold import numbered, unfolded
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 H100 = Machine.preset("h100:8")
@@ -139,9 +140,40 @@ def test_experts_take_as_long_and_as_much_as_on_the_whole(sizes: tuple[int, ...]
     assert set(found[0]) == set(found[1])
     for name, (plan, cost) in found[0].items():
         small, as_much = found[1][name]
-        assert small.seconds == pytest.approx(plan.seconds, rel=0.07), name
+        assert small.seconds == pytest.approx(plan.seconds, rel=0.05), name
         assert small.memory.peak_bytes == pytest.approx(plan.memory.peak_bytes, rel=0.1), name
         assert as_much == pytest.approx(cost, rel=0.07), name
+
+
+def adapted(factors: Any, weights: Any, x: jax.Array) -> Any:
+    """Residual layers whose weights are all changed by factors of a low rank before the first is used."""
+
+    def loss(factors: Any) -> jax.Array:
+        full = [w + a @ b for (a, b), w in zip(factors, weights, strict=True)]
+        y = x
+        for up, down in zip(full[::2], full[1::2], strict=True):
+            y = y + jax.nn.relu(y @ up) @ down
+        return (y.astype(F32) ** 2).mean()
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, factors, jax.grad(loss)(factors))
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 4)])
+def test_what_is_made_for_all_layers_before_the_first_is_folded_with_them(sizes: tuple[int, ...]) -> None:
+    """So what is gathered for one layer is gathered as often as there are layers, in the plans of every expert."""
+    layers, axes = 12, mesh(*sizes)
+    wide = [((4096, 8), (8, 1024)), ((1024, 8), (8, 4096))][::-1] * layers
+    factors = [tuple(Shape(s, BF16) for s in pair) for pair in wide]
+    weights = [Shape((a[0], b[1]), BF16) for a, b in wide]
+    whole = trace(adapted, (factors, weights, Shape((8192, 1024), BF16)), {}, donate_argnums=0)
+    small = of(whole)
+    assert counted(small.program.graph) == counted(whole.graph)
+    assert sum(op.name == "dot_general" and op.times == 1 for op in small.program.graph.ops) <= 3 * 3 * 6
+    for plan in Planner(small.program, H100).experts(axes, math.inf):
+        same = unfolded([(whole, small)], plan, math.inf, NO_PINS, ())
+        moved = plan.timeline.communication_seconds, same.timeline.communication_seconds
+        assert moved[0] == pytest.approx(moved[1], rel=0.03, abs=0.02 * same.seconds), plan.label
+        assert plan.seconds == pytest.approx(same.seconds, rel=0.15), plan.label
 
 
 def test_every_layer_is_planned_as_the_one_that_stands_for_it() -> None:

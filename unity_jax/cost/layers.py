@@ -10,7 +10,8 @@ next one: what the backward pass needs, gradients that wait for the update.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from graphlib import TopologicalSorter
 
 import numpy as np
@@ -49,9 +50,11 @@ def repeated(tasks: Sequence[Task], times: int) -> list[Task]:
     for repeats in mine:
         first.append(again[-1] + 1 if again else 0)
         again.append(first[-1] + repeats)
-    read = {j for i, task in enumerate(tasks) if not mine[i] for j in task.after if mine[j]}
     turn = _passes(tasks, mine)
-    ends = {(turn[j], _kind(tasks[j])): j for j in sorted(read)}  # what other layers read of this one
+    made = defaultdict[int, list[int]](list)  # what leaves the layer
+    for i, task in enumerate(tasks):
+        for number in task.leaves if mine[i] else ():
+            made[number].append(i)
     found = []
     for i, task in enumerate(tasks):
         if not mine[i]:
@@ -60,26 +63,18 @@ def repeated(tasks: Sequence[Task], times: int) -> list[Task]:
             continue
         found.append(dataclasses.replace(task, after=tuple(first[j] for j in task.after)))
         waits = [again[j] for j in task.after]
-        others = ((turn[i], _kind(tasks[j])) for j in task.after if not mine[j])
-        waits += [first[ends[other]] for other in others if other in ends]
+        waits += (first[j] for number in task.enters for j in made[number] if turn[j] <= turn[i])
         found.append(dataclasses.replace(_part(task, times), after=tuple(dict.fromkeys(waits))))
     return found
 
 
 def _passes(tasks: Sequence[Task], mine: Sequence[bool]) -> list[int]:
-    """Of each task how often its layer has been left before: forward, backward, update. What its tasks wait for, and
-    those of the layer before, is of the same pass: else they could wait for each other."""
+    """Of each task how often its layer has been left before: forward, backward, update. What its tasks wait for of the
+    layer before is of no later pass: else they could wait for each other, as where what enters is computed again."""
     found = [0] * len(tasks)
     for i in TopologicalSorter({i: task.after for i, task in enumerate(tasks)}).static_order():
         found[i] = max((found[j] + (mine[j] and not mine[i]) for j in tasks[i].after), default=0)
     return found
-
-
-def _kind(task: Task) -> Hashable:
-    """Equal for tasks of different layers that do the same."""
-    op = task.op
-    what = None if op is None else (op.name, op.backward, op.traced.signature if op.traced is not None else op.move)
-    return task.stream, task.seconds, what, task.collective and (task.collective.kind, task.collective.axes)
 
 
 def _part(task: Task, times: int) -> Task:
@@ -94,7 +89,12 @@ def _part(task: Task, times: int) -> Task:
 def more_bytes(module: Module) -> int:
     """By how much the most bytes that are live at once grow with the layers that a scheduled module stands for."""
     begins, ends = dict[Buffer, int](), dict[Buffer, int]()
+    passes, later = list[tuple[bool, int]](), set[Buffer]()  # whether of such a layer, and how often that was left
     for position, i in enumerate(module.schedule):
+        mine, before = any(b.tensor.times > 1 for b in i.makes), [passes[begins[b]] for b in i.reads if b in begins]
+        turn = max((n + (was and not mine) for was, n in before), default=0)
+        later.update(b for b in i.reads if mine and b in begins and passes[begins[b]] < (True, turn))
+        passes.append((mine, turn))
         for b in (*i.makes, *i.reads):
             begins.setdefault(b, position)
             ends[b] = position
@@ -111,7 +111,7 @@ def more_bytes(module: Module) -> int:
         if size and times > 1:
             at = int(np.searchsorted(starts, begin, side="right")) - 1
             beyond = ends[b] - stops[at] > max(_APART, stops[at] - starts[at])
-            times = times if beyond else 1
+            times = times if beyond or b in later else 1
         once[[begin, ends[b] + 1]] += size, -size
         every[[begin, ends[b] + 1]] += times * size, -times * size
     once, every = np.cumsum(once), np.cumsum(every)

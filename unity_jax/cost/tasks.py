@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unity_jax.cost.compute import copy_seconds, fill_seconds
@@ -49,7 +50,8 @@ class Task:
     collective that the compiler does not start and await apart); `op`: what it computes, or the op that it serves;
     `collective`: kind, axes and bytes; `parts`: the collectives that are combined in it. `body` and `runs`: a loop's
     tasks and how often they are run; `seconds` then means nothing. `times`: for how many it stands, one of each layer
-    (`cost.layers`). A task of no seconds is a point in time that others wait for.
+    (`cost.layers`); `enters` and `leaves`: the numbers of what it reads that enters a layer of those, and of what it
+    makes that leaves one for the next. A task of no seconds is a point in time that others wait for.
     """
 
     stream: int
@@ -63,6 +65,8 @@ class Task:
     body: tuple[Task, ...] = ()
     runs: int = 0
     times: int = 1
+    enters: tuple[int, ...] = ()
+    leaves: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -93,6 +97,8 @@ class _Writer:
         self.loop = loop  # of which it writes a body
         self.sent: dict[Op, float] = {}
         self.times = 1  # of what is written now
+        self.enters: defaultdict[int, set[int]] = defaultdict(set)  # of tasks the numbers of what they read that enters
+        self.leaves: defaultdict[int, set[int]] = defaultdict(set)  # a layer, and of what they make that leaves it
         self.tasks: list[Task] = []
         self.alike: list[Sent] = []  # the collectives that may be combined
         self.ready: dict[Tensor, tuple[int, ...]] = {}  # the tasks to wait for; inputs and constants need none
@@ -104,7 +110,7 @@ class _Writer:
             self._slices(self.loop, graph)
         for kernel in self.traffic.kernels[graph]:
             root, after = kernel.root, self._wait((*kernel.reads, *kernel.waits))
-            self.times = root.times
+            self.times, before = root.times, len(self.tasks)
             if root.bodies:
                 done = self._loop(root, after)
             elif root.name in HOST and len(kernel.ops) == 1:
@@ -122,19 +128,40 @@ class _Writer:
                 done = self._compute(copied[root] * seconds, done, root)
             for t in kernel.writes:
                 self.ready[t] = done
+            self._crosses(kernel, range(before, len(self.tasks)), done)
         if self.loop is not None and self.loop.name == "scan":
             self._iterates(self.loop, graph)
         self._combine([i for t in graph.outputs for i in self.ready.get(t, ())])
+        for i in {**self.enters, **self.leaves}:
+            self.tasks[i] = replace(self.tasks[i], enters=tuple(self.enters[i]), leaves=tuple(self.leaves[i]))
         return tuple(self.tasks)
+
+    def _crosses(self, kernel: Kernel, own: Iterable[int], done: Sequence[int]) -> None:
+        """Note what a kernel, with these tasks, reads and makes that crosses layers of which one stands for several. A
+        result that a kernel of another layer makes is there when it can be computed."""
+        for op in (op for op in kernel.ops if op.times > 1):
+            for i in own:
+                self.enters[i].update(t.enters for t in op.inputs if t.enters)
+            for t in (t for t in op.outputs if t.leaves):
+                for i in done if kernel.root.times > 1 and t in kernel.writes else self._behind(op, kernel):
+                    self.leaves[i].add(t.leaves)
+
+    def _behind(self, op: Op, kernel: Kernel) -> Iterator[int]:
+        """The tasks that make what an op reads, other ops of its kernel left out."""
+        made = {t: op for op in kernel.ops for t in op.outputs}
+        reads = [*op.inputs]
+        for t in reads:  # grows
+            yield from self.ready.get(t, ())
+            reads += made[t].inputs if t in made and t not in self.ready else ()
 
     def _combine(self, ends: Sequence[int]) -> None:
         """One collective in place of each group that the compiler makes one of, where the last of them was."""
         after, threshold = [t.after for t in self.tasks], self.target.combined_bytes
-        across = across_layers(self.alike, after, ends)
+        across = across_layers(self.alike, after, ends, self.enters, self.leaves)
         for group in together(self.alike, after, ends, threshold):
             parts = tuple(self.tasks[s.at] for s in group)
             last, first = max(s.at for s in group), group[0].of
-            layers = in_one(group, threshold, parts[0].times) if group[0].alike in across else 1.0
+            layers = in_one(group, threshold, parts[0].times) if any(s.at in across for s in group) else 1.0
             if len(parts) == 1 and layers == 1.0:
                 continue
             nbytes = sum(s.of.bytes for s in group)
@@ -142,6 +169,7 @@ class _Writer:
             whole = replace(first, bytes=nbytes, seconds=seconds)
             waits = tuple(dict.fromkeys(i for part in parts for i in part.after))
             for s in group:
+                self.enters[last] |= self.enters[s.at]
                 self.tasks[s.at] = Task(COMPUTE, 0.0, (last,), times=self.tasks[s.at].times)
             combined = parts if len(parts) > 1 else ()
             self.tasks[last] = replace(parts[-1], seconds=seconds, after=waits, collective=whole, parts=combined)

@@ -212,6 +212,5 @@ def trips(op: Op) -> int:
 
 def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """The planned twin of a traced tensor."""
-    return Tensor(
-        tensor.shape, tensor.dtype, tensor.name, tensor.literal, layout, tensor.times, on_host=tensor.on_host
-    )
+    t = tensor
+    return Tensor(t.shape, t.dtype, t.name, t.literal, layout, t.times, t.enters, t.leaves, t.on_host)

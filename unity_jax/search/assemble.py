@@ -8,7 +8,8 @@ z': f32[32@data] = reduce[model] z
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unity_jax.network.reshard import Resharder
@@ -97,6 +98,8 @@ class _Assembler:
         self.copies: dict[Tensor, list[_Copy]] = {}
         self.free: dict[Tensor, Op] = {}
         self.both: set[Tensor] = set()  # read by both passes
+        self.left: dict[int, Layout] = {}  # how what leaves a layer of a folded program is made
+        self.between: dict[Tensor, Tensor] = {}  # what enters one, as it does all but the first; or leaves the last
         self.ops: list[Op] = []
 
     def run(self, graph: Graph, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Graph:
@@ -107,6 +110,7 @@ class _Assembler:
         read = [{t for op in graph.ops if op.backward == late for t in op.inputs} for late in (False, True)]
         self.both = read[0] & read[1]
         backward = bool(read[1])
+        self.left = {t.leaves: lay for op in graph.ops if op.times > 1 for t, lay in self._leaving(op)}
         for op in graph.ops:
             if self.away and op.name != "scan":
                 self._bring(op.inputs, op.backward)
@@ -177,7 +181,8 @@ class _Assembler:
 
     def _compute(self, op: Op) -> None:
         shard = self.rules.shard(op, self.resharder.mesh, self.decisions.strategies[op])
-        operands = self.operands(op, shard.operand_layouts)
+        inputs = self._inputs(op, shard.operand_layouts) if self.left else op.inputs
+        operands = self.operands(op, shard.operand_layouts, inputs)
         outs = [self._define(t, lay) for t, lay in zip(op.outputs, shard.result_layouts, strict=True)]
         self._append(op, operands, outs, shard=shard)
         for t in op.outputs:
@@ -185,33 +190,63 @@ class _Assembler:
             if held is not None and held != self.copies[t][0].tensor.layout:
                 self.copies[t] = [_Copy(self._fetch(t, held, op.backward), False, True)]
 
+    def _leaving(self, op: Op) -> Iterator[tuple[Tensor, Layout]]:
+        """What leaves a layer that an op is of, as it lies there."""
+        if op in self.decisions.strategies and any(t.leaves for t in op.outputs):
+            made = self.rules.shard(op, self.resharder.mesh, self.decisions.strategies[op]).result_layouts
+            for t, layout in zip(op.outputs, made, strict=True):
+                held = self.decisions.layouts.get(t) or layout
+                if t.leaves and held is not None:
+                    yield t, held
+
+    def _inputs(self, op: Op, layouts: Sequence[Layout]) -> list[Tensor]:
+        """The operands of an op of a folded program, those in the place of others that it moves as often as it runs.
+
+        What enters the first of the layers that one stands for is in its place in the others, too; these read what
+        leaves the layer before, as that lies. What is behind the last layer reads of that alone.
+        """
+        found = list[Tensor]()
+        for t, wanted in zip(op.inputs, layouts, strict=True):
+            lies = self.left.get(t.enters if op.times > 1 else t.leaves)
+            if lies is None or t.times == op.times or self._home(t).layout == lies == wanted:
+                found.append(t)
+                continue
+            if t not in self.between:
+                other = self.between[t] = dataclasses.replace(t, times=op.times)
+                if t in self.both:
+                    self.both.add(other)
+                self.ops.append(Op("copy", (self._home(t),), (self._define(other, lies),), backward=op.backward))
+            found.append(self.between[t])
+        return found
+
     def _home(self, tensor: Tensor) -> Tensor:
         if tensor in self.copies:
             return self.copies[tensor][0].tensor
         return self._fetch(tensor, Layout.replicated(tensor.rank), False)
 
-    def operands(self, op: Op, layouts: Sequence[Layout]) -> list[Tensor]:
-        """The op's operands in the layouts it needs."""
+    def operands(self, op: Op, layouts: Sequence[Layout], inputs: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The op's operands, or what is in their place, in the layouts it needs."""
+        inputs = op.inputs if inputs is None else inputs
         if self.decisions.keep:
-            return [self._fetch(t, lay, op.backward) for t, lay in zip(op.inputs, layouts, strict=True)]
+            return [self._fetch(t, lay, op.backward) for t, lay in zip(inputs, layouts, strict=True)]
         found: dict[int, Tensor] = {}
         tied = [
             i
-            for i, (t, lay) in enumerate(zip(op.inputs, layouts, strict=True))
+            for i, (t, lay) in enumerate(zip(inputs, layouts, strict=True))
             if self._is_repeated(t, lay, op.backward)
         ]
         for i in tied:
-            beside = [j for j, t in enumerate(op.inputs) if j not in tied and t.rank > 0 and t.literal is None]
+            beside = [j for j, t in enumerate(inputs) if j not in tied and t.rank > 0 and t.literal is None]
             if beside:
-                j = max(beside, key=lambda j: op.inputs[j].nbytes)
-                if is_pointwise(op) and op.inputs[i].nbytes < op.inputs[j].nbytes:
+                j = max(beside, key=lambda j: inputs[j].nbytes)
+                if is_pointwise(op) and inputs[i].nbytes < inputs[j].nbytes:
                     continue  # a scale or a bias; behind a barrier, the other operand would have to be in memory
-                value = found.get(j) or self._fetch(op.inputs[j], layouts[j], op.backward)
-                found[j] = self._hold_back(op.inputs[i], value, layouts[i], op.backward)
-        for i, (t, lay) in enumerate(zip(op.inputs, layouts, strict=True)):
+                value = found.get(j) or self._fetch(inputs[j], layouts[j], op.backward)
+                found[j] = self._hold_back(inputs[i], value, layouts[i], op.backward)
+        for i, (t, lay) in enumerate(zip(inputs, layouts, strict=True)):
             if i not in found:
                 found[i] = self._fetch(t, lay, op.backward)
-        return [found[i] for i in range(len(op.inputs))]
+        return [found[i] for i in range(len(inputs))]
 
     def _is_repeated(self, tensor: Tensor, layout: Layout, backward: bool) -> bool:
         """Whether this pass gathers a tensor that the other pass gathers too."""

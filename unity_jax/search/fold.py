@@ -14,8 +14,9 @@ whole (`replayed`, `search.unfold`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -89,16 +90,25 @@ def folded(program: Program, pins: Pins, part: Layers | None = None) -> Folded |
     turns: dict[int, int] = {}  # of each stack, how many layers take turns
     count: dict[int, int] = {}  # of each stack, how many layers it has
     gone: set[Op] = set()
-    for run in _runs(graph.ops, pins.tensors):
+    runs = _runs(graph.ops, pins.tensors)
+    early = list[_Run]()  # what does not follow from each other, and may be read by layers
+    for run in itertools.chain(runs, early):
         layers = _cut_right(run, graph.ops, layer_of).split(graph.ops)
         read, is_chain = _read_by_one(layers), _is_chain(layers)
-        stack, which = _which(read, layer_of, len(layers))
+        is_again = run in early
+        near = _reads_one(layers, graph.ops) if is_again else read
+        stack, which = _which(near, layer_of, len(layers))
         if stack not in left and not is_chain:
+            if not is_again:
+                early.append(run)
             continue  # towers beside each other, which are stacked
+        if is_again and max(Counter(n for n in which if n >= 0).values()) > 1:
+            continue  # one layer reads several
         unit = turns.setdefault(stack, 2 if sum(op.name in PRODUCTS for op in layers[0]) == 1 else 1)
         ends = _ends(len(layers), unit, which[0] > which[-1])
-        kept = {i for i, n in enumerate(which) if n in left.setdefault(stack, ends)}
-        if is_chain or not kept:
+        kept = {i for i, n in enumerate(which) if n < 0 or n in left[stack]} if stack in left else ends
+        left.setdefault(stack, ends)
+        if is_chain and not _is_run(set(range(len(layers))) - kept):
             kept = ends
         deep = count.setdefault(stack, len(layers))
         first = part.among(deep, unit) if part else 0
@@ -111,8 +121,8 @@ def folded(program: Program, pins: Pins, part: Layers | None = None) -> Folded |
         layer_of.update((t, (stack, which[i])) for t, i in (*read.items(), *made) if t not in layer_of)
         stood = Counter(cut.values())
         times.update((t, 1 + stood[m]) for m in middle.values() for op in layers[m] for t in op.outputs)
-        for early in {early for early, _ in middle}:
-            some = [m for (n, _), m in middle.items() if n == early]
+        for begins in {begins for begins, _ in middle}:
+            some = [m for (n, _), m in middle.items() if n == begins]
             if any(stood[m] for m in some):
                 crossing.update(_crossing(layers[max(some)], layers[max(some) + 1], layers[min(some)]))
         for i, m in cut.items():
@@ -138,9 +148,16 @@ def _read_by_one(layers: Sequence[Sequence[Op]]) -> dict[Tensor, int]:
     return {t: i for t, found in readers.items() if len(found) == 1 for i in found}
 
 
+def _reads_one(layers: Sequence[Sequence[Op]], ops: Sequence[Op]) -> dict[Tensor, int]:
+    """What is made of one of the layers, and of which."""
+    made = {t: i for i, layer in enumerate(layers) for op in layer for t in op.outputs}
+    of = ((t, {made[x] for x in op.inputs if x in made}) for op in ops for t in op.outputs if t not in made)
+    return {t: i for t, found in of if len(found) == 1 for i in found}
+
+
 def _which(read: Mapping[Tensor, int], layer_of: Mapping[Tensor, tuple[int, int]], count: int) -> tuple[int, list[int]]:
-    """Of which stack a run is the layers, and which of them each is: that of most of what it reads of earlier runs.
-    A new one, in order, where they read nothing of that."""
+    """Of which stack a run is the layers, and which of them each is: that of most of what it reads of other runs, or
+    what those make of it. A new one, in order, where they read nothing of that."""
     votes = [Counter[tuple[int, int]]() for _ in range(count)]
     for t, i in read.items():
         if t in layer_of:
@@ -151,6 +168,11 @@ def _which(read: Mapping[Tensor, int], layer_of: Mapping[Tensor, tuple[int, int]
     stack = stacks.most_common(1)[0][0]
     ranked = (Counter({n: v for (s, n), v in found.items() if s == stack}) for found in votes)
     return stack, [found.most_common(1)[0][0] if found else -1 for found in ranked]
+
+
+def _is_run(numbers: Set[int]) -> bool:
+    """Whether some numbers follow each other."""
+    return len(numbers) == max(numbers, default=-1) - min(numbers, default=0) + 1
 
 
 def _ends(layers: int, unit: int, is_backward: bool) -> set[int]:

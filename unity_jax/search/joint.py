@@ -86,7 +86,7 @@ def plan(
         if some_layers(small.program.savings) is not None:  # the folded program tells less well what they need
             layers = layers._replace(program=dataclasses.replace(layers.program, parts=None))
             continue
-        within -= found.memory.peak_bytes - most  # the folded program says it needs less
+        within = small.memory.peak_bytes - (found.memory.peak_bytes - most)  # the folded program says it needs less
     return found if options.compile_candidates else found.noting(rivals=())
 
 

@@ -42,9 +42,8 @@ def _transferred(
     """The same; raises `LookupError` in place of None."""
     graph, before = program.graph, plan.decisions
     made_by = {t: op for op in before.strategies for t in op.outputs}
-    read = Counter(t for op in graph.walk() for t in op.inputs)
-    read.update(t for op in graph.walk() for body in op.bodies for t in body.outputs)
-    read.update(graph.outputs)
+    reads, read_before = _reads(graph), _reads(plan.program.graph)
+    results = dict(zip(plan.program.graph.outputs, before.outputs, strict=True))
     strategies, layouts = dict[Op, tuple[int, ...]](), dict[Tensor, Layout]()
 
     def layout(t: Tensor) -> Layout:
@@ -52,6 +51,16 @@ def _transferred(
         if source.shape != t.shape:
             raise LookupError
         return before.layouts[source]
+
+    def alike(t: Tensor) -> bool:
+        """Whether as many read a partial sum as read its like, each for itself, as elementwise ops do."""
+        return reads[t] == read_before[like.get(t, t)]
+
+    def held(t: Tensor) -> tuple[Tensor, Layout]:
+        """A partial sum whose one reduction serves all that read it; what leaves a layer of the folded program is read
+        by the next one as it leaves."""
+        source = like.get(t, t)
+        return t, results[source] if source in results and source not in before.layouts else layout(t)
 
     def decide(inner: Graph) -> None:
         for op in inner.ops:
@@ -69,13 +78,12 @@ def _transferred(
             strategy = strategies[op] = before.strategies[source]
             if op.signature is not source.signature and strategy not in rules.strategies(op, plan.mesh):
                 raise LookupError
-            shared = [t for t in op.outputs if read[t] > 1]  # one reduction serves all that read a partial sum
+            shared = [t for t in op.outputs if reads[t] > 1]
             if shared and any(lay.partial for lay in rules.shard(op, plan.mesh, strategy).result_layouts):
-                layouts.update((t, layout(t)) for t in shared)
+                layouts.update(held(t) for t in shared if like.get(t, t) in before.layouts or not alike(t))
 
     layouts.update((t, pins.tensors.get(t) or layout(t)) for t in graph.inputs)
     decide(graph)
-    results = dict(zip(plan.program.graph.outputs, before.outputs, strict=True))
 
     def result(i: int, t: Tensor) -> Layout:
         if i in program.ties:
@@ -84,6 +92,14 @@ def _transferred(
 
     outputs = tuple([result(i, t) for i, t in enumerate(graph.outputs)])
     return dataclasses.replace(before, strategies=strategies, layouts=layouts, outputs=outputs, rings=frozenset())
+
+
+def _reads(graph: Graph) -> Counter[Tensor]:
+    """How often each tensor is read, results of loops' bodies and of the graph included."""
+    found = Counter(t for op in graph.walk() for t in op.inputs)
+    found.update(t for op in graph.walk() for body in op.bodies for t in body.outputs)
+    found.update(graph.outputs)
+    return found
 
 
 def rings_of(plan: Candidate, graph: Graph, like: Mapping[Tensor, Tensor]) -> frozenset[Place]:

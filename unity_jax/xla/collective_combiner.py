@@ -11,9 +11,9 @@ program need them: what only the last result needs comes last
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from unity_jax.network.collectives import Collective
@@ -95,13 +95,9 @@ def together(
     program, in their order; `threshold`: the most bytes of a group.
     """
     number = {s.at: i for i, s in enumerate(sent)}
-    before = [0] * len(after)  # the collectives that a step depends on, a bit for each
-    order: list[int] = []
-    for i in post_order(after, ends):
-        for j in after[i]:
-            before[i] |= before[j] | (1 << number[j] if j in number else 0)
-        if i in number:
-            order.append(number[i])
+    steps = list(post_order(after, ends))
+    before = waited(steps, after, {at: 1 << i for at, i in number.items()})  # the collectives, a bit for each
+    order = [number[i] for i in steps if i in number]
     needs = [before[s.at] for s in sent]
     alike: dict[Hashable, list[int]] = {}
     for i in order:
@@ -127,19 +123,62 @@ def together(
         yield [sent[i] for i in group]
 
 
-def across_layers(
-    sent: Sequence[Sent], after: Sequence[Sequence[int]], ends: Sequence[int]
-) -> frozenset[Hashable]:
-    """What is alike (`Sent.alike`) of which the collectives of one layer do not wait for those of another one.
+def waited(steps: Iterable[int], after: Sequence[Sequence[int]], marks: Mapping[int, int]) -> list[int]:
+    """The marks of all that each step waits for, bit by bit.
 
-    **Arguments:** as in `together`.
+    **Arguments:** `steps`: in an order in which each is behind what it waits for.
+    """
+    found = [0] * len(after)
+    for i in steps:
+        for j in after[i]:
+            found[i] |= found[j] | marks.get(j, 0)
+    return found
+
+
+def across_layers(
+    sent: Sequence[Sent],
+    after: Sequence[Sequence[int]],
+    ends: Sequence[int],
+    enters: Mapping[int, Collection[int]],
+    leaves: Mapping[int, Collection[int]],
+) -> frozenset[int]:
+    """The steps of the collectives of a layer that stands for several of which that of one layer does not wait for that
+    of another one: those of gradients, unlike those of means over a batch.
+
+    **Arguments:** as in `together`; `enters` and `leaves`: of steps of such a layer the numbers of what they read that
+    enters it, and of what they make that leaves it for the next one.
     """
     if all(s.times == 1 for s in sent):
         return frozenset()
-    of = {s.at: s for s in sent}
-    groups = together([s._replace(times=1) for s in sent], after, ends, math.inf)
-    found = ({of[s.at] for s in group} for group in groups)
-    return frozenset(s.alike for group in found if len({s.times for s in group}) > 1 for s in group if s.times > 1)
+    steps, numbers = list(post_order(after, ends)), {n: k for k, n in enumerate(sorted(set().union(*leaves.values())))}
+    reads, makes = _marked(numbers, enters), _marked(numbers, leaves)
+    entered = [before | reads.get(i, 0) for i, before in enumerate(waited(steps, after, reads))]
+    onward = [0] * len(numbers)  # of what enters a layer, what leaves it, or a later one, that waits for it
+    for i, bits in makes.items():
+        for k in _bits(entered[i]):
+            onward[k] |= bits
+    for k in range(len(numbers)):
+        for i in range(len(numbers)):
+            onward[i] |= onward[k] if onward[i] >> k & 1 else 0
+    number = {s.at: i for i, s in enumerate(sent)}
+    before = waited(steps, after, {at: 1 << i for at, i in number.items()})
+    found = set[int]()
+    for s in (s for s in sent if s.times > 1):
+        own = 1 << number[s.at]
+        left = [k for i, bits in makes.items() if i == s.at or before[i] & own for k in _bits(bits)]
+        later = functools.reduce(int.__or__, (onward[k] | 1 << k for k in left), 0)
+        if not later & entered[s.at]:
+            found.add(s.at)
+    return frozenset(found)
+
+
+def _marked(place: Mapping[int, int], numbers: Mapping[int, Collection[int]]) -> dict[int, int]:
+    """Of each step the numbers that it has, a bit for each."""
+    return {i: sum(1 << place[n] for n in found if n in place) for i, found in numbers.items()}
+
+
+def _bits(of: int) -> Iterator[int]:
+    return (k for k in range(of.bit_length()) if of >> k & 1)
 
 
 def in_one(group: Sequence[Sent], threshold: float, layers: int) -> float:
