@@ -145,6 +145,16 @@ def test_experts_take_as_long_and_as_much_as_on_the_whole(sizes: tuple[int, ...]
         assert as_much == pytest.approx(cost, rel=0.07), name
 
 
+def moved(plan: Candidate) -> Counter[str]:
+    """The collectives of a step, each as often as it is run."""
+    found: Counter[str] = Counter()
+    for task in plan.timeline.tasks:
+        for part in task.parts or (task,):
+            if (of := part.collective) is not None:
+                found[f"{of.kind} {of.axes} {of.bytes}"] += part.times
+    return found
+
+
 def adapted(factors: Any, weights: Any, x: jax.Array) -> Any:
     """Residual layers whose weights are all changed by factors of a low rank before the first is used."""
 
@@ -171,9 +181,8 @@ def test_what_is_made_for_all_layers_before_the_first_is_folded_with_them(sizes:
     assert sum(op.name == "dot_general" and op.times == 1 for op in small.program.graph.ops) <= 3 * 3 * 6
     for plan in Planner(small.program, H100).experts(axes, math.inf):
         same = unfolded([(whole, small)], plan, math.inf, NO_PINS, ())
-        moved = plan.timeline.communication_seconds, same.timeline.communication_seconds
-        assert moved[0] == pytest.approx(moved[1], rel=0.03, abs=0.02 * same.seconds), plan.label
-        assert plan.seconds == pytest.approx(same.seconds, rel=0.15), plan.label
+        assert moved(plan) == moved(same), plan.label
+        assert plan.seconds == pytest.approx(same.seconds, rel=0.15), plan.label  # what is combined has its latency once
 
 
 def test_every_layer_is_planned_as_the_one_that_stands_for_it() -> None:
