@@ -182,7 +182,7 @@ def test_what_is_made_for_all_layers_before_the_first_is_folded_with_them(sizes:
     for plan in Planner(small.program, H100).experts(axes, math.inf):
         same = unfolded([(whole, small)], plan, math.inf, NO_PINS, ())
         assert moved(plan) == moved(same), plan.label
-        assert plan.seconds == pytest.approx(same.seconds, rel=0.15), plan.label  # what is combined has its latency once
+        assert plan.seconds == pytest.approx(same.seconds, rel=0.15), plan.label  # combined ones start once
 
 
 def test_every_layer_is_planned_as_the_one_that_stands_for_it() -> None:
