@@ -1,6 +1,8 @@
 """Residuals of layers: under a limit those of a scan are computed again, and where memory is left what the user's
 `jax.checkpoint` would compute again is kept."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -9,8 +11,15 @@ import unity_jax as unity
 from tests.residuals import steps
 from tests.residuals.test_keep import scanned, unrolled
 from tests.residuals.test_pair import mlp, stack
+from unity_jax.machine.machine import Machine
 from unity_jax.plan.verify import verify_on
 from unity_jax.residuals import Keep, Microbatch, Recompute
+from unity_jax.search import joint
+from unity_jax.search.candidate import NO_PINS
+from unity_jax.search.limits import LIMITS
+from unity_jax.search.options import SearchOptions
+from unity_jax.search.placement import mesh_candidates
+from unity_jax.search.planner import Planner
 
 LAYERS, ROWS, INNER = 6, 4096, 512
 OPTIONS = unity.Options(cache=None)
@@ -84,6 +93,18 @@ def test_what_checkpoints_would_compute_again_is_kept_where_memory_is_left(name)
     assert "  uses memory  keeps " in str(plan) and "that jax.checkpoint would recompute" in str(plan)
     found = verify_on(plan, "cpu:8", jax.devices())
     assert found.lowered and not found.differences
+
+
+@pytest.mark.parametrize("on", ["h100:8", "v5e:2x4"])
+def test_no_expert_who_keeps_as_much_is_faster(on):
+    """Other layouts may be best for what is kept than for what is computed again."""
+    step, *args = programs()["unrolled checkpoints"]
+    machine = Machine.preset(on)
+    meshes = mesh_candidates(8, machine)[:1]
+    found = joint.plan(steps.program(step, *args), machine, None, NO_PINS, meshes, [], SearchOptions(rewrite=False))
+    assert {type(how) for how in found.program.savings} == {Keep}
+    for expert in Planner(found.program, machine).experts(found.mesh, math.inf):
+        assert found.seconds <= (1 + LIMITS.saves) * expert.seconds, expert.label
 
 
 def test_as_much_is_kept_as_there_is_memory_for():
