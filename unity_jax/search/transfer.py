@@ -1,19 +1,21 @@
-"""The decisions of a folded program, for the whole one: op by op, where every op of the whole has its like.
+"""The decisions of one program for another one of which every op has its like there, op by op: of a folded program for
+the whole one, of one that computes again for one that keeps.
 
-Nothing is left to choose then, so that no problem has to be built of a program that is as deep as it was written.
+Nothing is left to choose then, so that no problem has to be built, such as of a program that is as deep as it was
+written.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan
 from unity_jax.program import Program
-from unity_jax.search.assemble import Decisions, is_free, passes_layouts
+from unity_jax.search.assemble import Decisions, is_free, lift, passes_layouts, unlift
 from unity_jax.search.candidate import Candidate, Pins
 from unity_jax.search.decompose import Place
 from unity_jax.search.rule_cache import RuleCache
@@ -22,14 +24,11 @@ from unity_jax.search.rule_cache import RuleCache
 def transferred(
     plan: Candidate, program: Program, like: Mapping[Tensor, Tensor], pins: Pins, rules: RuleCache
 ) -> Decisions | None:
-    """What a plan decides, for a program that computes the same by as many ops, those counted for which one stands
-    (`Tensor.times`); None where something has no like, or cannot do the same.
+    """What a plan decides, for a program that computes the same by the same ops, or by fewer; None where something has
+    no like, or cannot do the same.
 
     **Arguments:** `like`: what the program of the plan has in place of tensors of this one; `pins`: of this one.
     """
-    graph, small = program.graph, plan.program.graph
-    if len(graph.ops) != sum(op.times for op in small.ops):
-        return None
     try:
         return _transferred(plan, program, like, pins, rules)
     except LookupError:
@@ -62,17 +61,45 @@ def _transferred(
         source = like.get(t, t)
         return t, results[source] if source in results and source not in before.layouts else layout(t)
 
+    def known(t: Tensor) -> bool:
+        source = like.get(t, t)
+        return source in before.layouts and source.shape == t.shape
+
+    def new_parts(scan: Op, body: Graph) -> Iterator[tuple[Tensor, Layout]]:
+        """What a loop reads parts of that there was not: as the stack lies."""
+        roles = Scan.of(scan.params)
+        for t, stack in zip(body.inputs, scan.inputs, strict=True):
+            if t not in layouts:
+                if t not in body.inputs[roles.sliced]:
+                    raise LookupError
+                yield t, unlift(layouts[stack])
+
+    def new_stacks(scan: Op) -> Iterator[tuple[Tensor, Layout]]:
+        """What a loop stacks that there was not: as its parts are made."""
+        roles, (body,) = Scan.of(scan.params), scan.bodies
+        for stack, t in zip(scan.outputs[roles.stacked], body.outputs[roles.stacked], strict=True):
+            if stack not in layouts:
+                made = layouts.get(t)
+                if made is None:
+                    op = body.producer[t]
+                    made = rules.shard(op, plan.mesh, strategies[op]).result_layouts[op.outputs.index(t)]
+                if made is None or made.partial:
+                    raise LookupError
+                yield stack, lift(made)
+
     def decide(inner: Graph) -> None:
         for op in inner.ops:
             if is_free(op) or passes_layouts(op):
                 continue
             for body in op.bodies:
-                layouts.update((t, layout(t)) for t in body.inputs)
+                layouts.update((t, layout(t)) for t in body.inputs if known(t) or op.name != "scan")
+                if op.name == "scan":
+                    layouts.update(new_parts(op, body))
                 decide(body)
             if op.bodies:
-                layouts.update((t, layout(t)) for t in op.outputs if like.get(t, t) in before.layouts)
-                if op.name == "scan" and not layouts.keys() >= {*op.outputs[Scan.of(op.params).stacked]}:
-                    raise LookupError  # a stack that there was not
+                layouts.update((t, layout(t)) for t in op.outputs if known(t))
+                if op.name == "scan":
+                    layouts.update(new_stacks(op))
                 continue
             source = made_by[like.get(op.outputs[0], op.outputs[0])]
             strategy = strategies[op] = before.strategies[source]
