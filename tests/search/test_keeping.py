@@ -103,7 +103,9 @@ def test_no_expert_who_keeps_as_much_is_faster(on):
     meshes = mesh_candidates(8, machine)[:1]
     found = joint.plan(steps.program(step, *args), machine, None, NO_PINS, meshes, [], SearchOptions(rewrite=False))
     assert {type(how) for how in found.program.savings} == {Keep}
-    for expert in Planner(found.program, machine).experts(found.mesh, math.inf):
+    planner = Planner(found.program, machine)
+    assert found.lower_bound == planner.problem(found.mesh).least_seconds <= found.seconds  # of what is left to do
+    for expert in planner.experts(found.mesh, math.inf):
         assert found.seconds <= (1 + LIMITS.saves) * expert.seconds, expert.label
 
 

@@ -20,6 +20,7 @@ from unity_jax.ops.constraint import code_mesh
 from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
+from unity_jax.residuals.record import Keep
 from unity_jax.rewrite.directions import is_applicable
 from unity_jax.rewrite.library import stacking
 from unity_jax.rewrite.record import Rewrite
@@ -127,6 +128,8 @@ def _plan(
             found = best(
                 [found, keeping(form, planner.limit, planner.following, microbatches, rival)], planner.limit
             )
+        if any(isinstance(how, Keep) for how in found.program.savings):  # which leaves less arithmetic
+            found = found.noting(lower_bound=planner.like(found.program).problem(found.mesh).least_seconds)
     return found.noting(searched=searched)
 
 
