@@ -8,7 +8,7 @@ A train step repeats itself in every pass, so its ops in program order are perio
 is cut out has its like in the layer in the middle, whose tensors say for how many they stand (`Tensor.times`): a folded
 program computes no function of interest, but every sum over its ops, with that as a factor, is that of the whole. So it
 is planned in place of the whole, at the cost of three layers (`search.joint`), and the winner is done again on the
-whole (`replayed`, `search.unfold`).
+whole (`search.unfold`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unity_jax.pcg.graph import Graph, Op, Path, Tensor, nested
+from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.program import Program
 from unity_jax.residuals.ranges import Layers, Parts
-from unity_jax.rewrite.estimate import Seconds
-from unity_jax.rewrite.record import Rewrite, graph_at, with_graph
-from unity_jax.rewrite.rule import Rule
-from unity_jax.rewrite.sites import Finder, Kinds, Step, counterparts, fingerprint, rewrite, still
+from unity_jax.rewrite.sites import fingerprint
 from unity_jax.search.candidate import Pins
 from unity_jax.search.limits import LIMITS
 from unity_jax.xla.op_classes import PRODUCTS
@@ -38,11 +35,6 @@ LEFT = 3
 
 BEGINS = 8
 """Beginnings of a layer that are compared, those first where most turn from one layer to the next."""
-
-LIKE = 1
-"""How many ops before a place must be equal for the whole to be rewritten there as the folded program is: few, since
-layers of few ops are near the ends of the three."""
-
 
 class Folded(NamedTuple):
     """**Fields:** `program`: with the trees of the whole; `like`: what it has in place of each tensor of the whole;
@@ -368,48 +360,3 @@ def _periodic(kinds: np.ndarray, period: int) -> Iterator[_Run]:
     long = stops - starts >= LEFT * period
     for start, stop in zip(starts[long].tolist(), stops[long].tolist(), strict=True):
         yield _Run(start, stop + period, period)
-
-
-# The whole again
-
-
-def replayed(
-    whole: Graph, small: Graph, rewrites: Sequence[Rewrite], rules: Sequence[Rule]
-) -> tuple[Graph, tuple[Rewrite, ...]]:
-    """The whole program after the rewrites of the folded one (`small`), those that can be done there as well."""
-    by_name, numbers, found = {r.name: r for r in rules}, dict[object, int](), []
-    for done in rewrites:
-        graph = whole
-        near: dict[Path, frozenset[Op]] = {}
-        steps: list[tuple[Path, Step]] = []
-        for path, step in done.steps:
-            inner, rule = graph_at(small, path), by_name[step.rule]
-            small = with_graph(small, path, step.applied(inner, rule))
-            op, result, *_ = step.spots[0]
-            kind = Kinds(inner, numbers, LIKE)[inner.ops[op].outputs[result]]
-            begun = steps or step is done.steps[0][1]  # what the first step cannot do there, the others do not continue
-            for at in _alike(graph, inner, path) if begun else ():
-                there = graph_at(graph, at)
-                finder = Finder(there, lambda _: Seconds(0.0), Kinds(there, numbers, LIKE))
-                place = finder.place(rule, kind, near.get(at))
-                made = rewrite(finder, place) if place is not None else None
-                if place is None or made is None:
-                    continue  # done with an earlier one: fewer kinds are told apart
-                after, new, did = made
-                graph = with_graph(graph, at, after)
-                new |= near[at] if at in near else counterparts(place, finder.view, after)
-                near[at] = still(new, after)
-                steps.append((at, did))
-        if steps:
-            whole, count = graph, len(steps[0][1].spots)
-            found.append(dataclasses.replace(done, count=count, steps=tuple(steps)))
-    return whole, tuple(found)
-
-
-def _alike(whole: Graph, inner: Graph, path: Path) -> list[Path]:
-    """The graphs within the whole program that are like one of the folded program."""
-    if not path:
-        return [()]
-    numbers: dict[object, int] = {}
-    wanted = fingerprint(inner, numbers)
-    return [at for at, graph, _ in nested(whole) if at and fingerprint(graph, numbers) == wanted]
