@@ -117,17 +117,16 @@ def _plan(
             searched += other.searched(more)
     if options.checkpoint != "keep":  # what rewrites have changed is not known for what the forward pass made
         as_it_is = [] if found.program is program else [best(planner.sketch(few), planner.limit)]
-        mesh = found.mesh
 
-        def beside(form: Program, most: float) -> Sequence[Candidate]:
-            return planner.like(form).experts(mesh, most)
+        def beside(plan: Candidate) -> Sequence[Candidate]:
+            of = planner if plan.program is program else planner.like(plan.program)
+            return of.experts(plan.mesh, LIMITS.behind * plan.seconds)
 
         found = keeping(found, planner.limit, planner.following, microbatches, beside=beside)
         for form in as_it_is:
             rival = found.seconds if found.fits(planner.limit) else math.inf
-            found = best(
-                [found, keeping(form, planner.limit, planner.following, microbatches, rival)], planner.limit
-            )
+            other = keeping(form, planner.limit, planner.following, microbatches, rival, beside)
+            found = best([found, other], planner.limit)
         if any(isinstance(how, Keep) for how in found.program.savings):  # which leaves less arithmetic
             found = found.noting(lower_bound=planner.like(found.program).problem(found.mesh).least_seconds)
     return found.noting(searched=searched)

@@ -31,7 +31,7 @@ FEW = 8
 """How many ways are all tried."""
 
 AGAIN = 3
-"""For how many programs that keep more in all layers other plans are made."""
+"""How many ways to keep more in all layers other plans try."""
 
 WRONG = 2.0
 """By what factor an estimate of what is saved may be too low."""
@@ -46,7 +46,7 @@ def keeping(
     follow: Follow,
     microbatches: Callable[[Candidate], Iterable[Microbatch]] = lambda _: (),
     rival: float = math.inf,
-    beside: Callable[[Program, float], Sequence[Candidate]] = lambda *_: (),
+    beside: Callable[[Candidate], Sequence[Candidate]] = lambda _: (),
 ) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
     `jax.checkpoint` what there is memory for, in all layers or in the last ones; the same where that has been chosen
@@ -54,8 +54,8 @@ def keeping(
 
     **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not;
     `rival`: seconds of a plan that there is already: if all can be kept, and that is not near it, what is computed
-    again is not looked at; `beside`: other plans of a program on the same mesh that take less than so many seconds, for
-    the best of those that keep more: other layouts may be better then than those that were best before.
+    again is not looked at; `beside`: other plans of the program, nearly as fast, that keep what the best ones keep, too:
+    they may be better then.
     """
     if not start.fits(limit) or any(isinstance(how, Keep) for how in start.program.savings):
         return start
@@ -100,8 +100,11 @@ def keeping(
     more = by_layers(start, every, made, partly, limit, start.seconds)
     found = best([start, *made.values(), *more], limit)
     fits = [c for c in made.values() if c.fits(limit) and c.program is not start.program]
+    others = beside(start) if fits else ()
     for plan in sorted(fits, key=lambda c: c.seconds)[:AGAIN]:
-        found = best([found, *beside(plan.program, found.seconds)], limit)
+        more = plan.program.savings[len(start.program.savings) :]
+        near = [c for c in others if c.seconds - WRONG * (start.seconds - plan.seconds) < found.seconds]
+        found = best([found, *(followed(c, more, follow) for c in near)], limit)
     wanted = min((free, *made.values()), key=lambda c: c.seconds)
     with contextlib.suppress(NeedsWholeBatchError):
         for how in microbatches(start) if not wanted.fits(limit) else ():
