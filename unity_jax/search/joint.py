@@ -122,10 +122,10 @@ def _plan(
             of = planner if plan.program is program else planner.like(plan.program)
             return of.experts(plan.mesh, LIMITS.behind * plan.seconds)
 
-        found = keeping(found, planner.limit, planner.following, microbatches, beside=beside)
+        found = keeping(found, planner.limit, planner.following, microbatches, math.inf, beside, planner.settling)
         for form in as_it_is:
             rival = found.seconds if found.fits(planner.limit) else math.inf
-            other = keeping(form, planner.limit, planner.following, microbatches, rival, beside)
+            other = keeping(form, planner.limit, planner.following, microbatches, rival, beside, planner.settling)
             found = best([found, other], planner.limit)
         if any(isinstance(how, Keep) for how in found.program.savings):  # which leaves less arithmetic
             found = found.noting(lower_bound=planner.like(found.program).problem(found.mesh).least_seconds)

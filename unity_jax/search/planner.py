@@ -380,10 +380,14 @@ class Planner:
         """The plan of a variant of a program that does what a plan of that does, see `as_decided`."""
         return self.like(program).as_decided(plan, like)
 
-    def as_decided(self, plan: Candidate, like: Mapping[Tensor, Tensor]) -> Candidate:
+    def settling(self, plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
+        """The same, what is left to choose being best for it, even where nothing has to be chosen."""
+        return self.like(program).as_decided(plan, like, True)
+
+    def as_decided(self, plan: Candidate, like: Mapping[Tensor, Tensor], settled: bool = False) -> Candidate:
         """What a plan of another program does, for this one; `like`: what that one has in place of its tensors."""
         decisions, mesh = plan.decisions, plan.mesh
-        same = transferred(plan, self.program, like, self.pins, self.rules)
+        same = None if settled else transferred(plan, self.program, like, self.pins, self.rules)
         if same is not None:
             made = self.common.finished(self.program, same, mesh, plan.label, plan.lower_bound)
         else:

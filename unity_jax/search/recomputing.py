@@ -47,6 +47,7 @@ def keeping(
     microbatches: Callable[[Candidate], Iterable[Microbatch]] = lambda _: (),
     rival: float = math.inf,
     beside: Callable[[Candidate], Sequence[Candidate]] = lambda _: (),
+    settle: Follow | None = None,
 ) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
     `jax.checkpoint` what there is memory for, in all layers or in the last ones; the same where that has been chosen
@@ -55,7 +56,7 @@ def keeping(
     **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not;
     `rival`: seconds of a plan that there is already: if all can be kept, and that is not near it, what is computed
     again is not looked at; `beside`: other plans of the program, nearly as fast, that keep what the best ones keep, too:
-    they may be better then.
+    they may be better then; `settle`: makes the best one once more, with care for where what it keeps lies.
     """
     if not start.fits(limit) or any(isinstance(how, Keep) for how in start.program.savings):
         return start
@@ -101,10 +102,11 @@ def keeping(
     found = best([start, *made.values(), *more], limit)
     fits = [c for c in made.values() if c.fits(limit) and c.program is not start.program]
     others = beside(start) if fits else ()
-    for plan in sorted(fits, key=lambda c: c.seconds)[:AGAIN]:
+    for i, plan in enumerate(sorted(fits, key=lambda c: c.seconds)[:AGAIN]):
         more = plan.program.savings[len(start.program.savings) :]
         near = [c for c in others if c.seconds - WRONG * (start.seconds - plan.seconds) < found.seconds]
-        found = best([found, *(followed(c, more, follow) for c in near)], limit)
+        settled = [followed(start, more, settle)] if settle and i == 0 else []
+        found = best([found, *settled, *(followed(c, more, follow) for c in near)], limit)
     wanted = min((free, *made.values()), key=lambda c: c.seconds)
     with contextlib.suppress(NeedsWholeBatchError):
         for how in microbatches(start) if not wanted.fits(limit) else ():
