@@ -55,7 +55,7 @@ def keeping(
 
     **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not;
     `rival`: seconds of a plan that there is already: if all can be kept, and that is not near it, what is computed
-    again is not looked at; `beside`: other plans of the program, nearly as fast, that keep what the best ones keep, too;
+    again is not looked at; `beside`: other plans of the program, nearly as fast, that keep what the best keep, too;
     `settle`: makes the best one once more, with care for where what it keeps lies.
     """
     if not start.fits(limit) or any(isinstance(how, Keep) for how in start.program.savings):
