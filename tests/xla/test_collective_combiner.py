@@ -2,7 +2,7 @@
 it."""
 
 from unity_jax.network.collectives import Collective
-from unity_jax.xla.collective_combiner import Sent, together
+from unity_jax.xla.collective_combiner import Sent, Waits, together
 
 OF = Collective("all_gather", ("x",), 1, 1, 1, 1e-6, "")
 
@@ -11,7 +11,7 @@ def groups(collectives: list[tuple[str, float, tuple[int, ...]]], ends: tuple[in
     """The groups of collectives, each a step of its own: its kind, bytes and the steps that it waits for."""
     after = [needs for _, _, needs in collectives]
     sent = [Sent(kind, nbytes, i, OF) for i, (kind, nbytes, _) in enumerate(collectives)]
-    return [[s.at for s in group] for group in together(sent, after, ends, threshold)]
+    return [[s.at for s in group] for group in together(sent, Waits(sent, after, ends), threshold)]
 
 
 def test_collectives_are_combined_as_long_as_they_fit():

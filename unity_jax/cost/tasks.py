@@ -30,7 +30,7 @@ from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pcg.parallel import HOST
 from unity_jax.xla.aliases import base_tensors
-from unity_jax.xla.collective_combiner import Sent, across_layers, in_one, kind, together
+from unity_jax.xla.collective_combiner import Sent, Waits, across_layers, in_one, kind, together
 from unity_jax.xla.convert_mover import sent
 from unity_jax.xla.kernel import Kernel
 from unity_jax.xla.op_classes import PRODUCTS
@@ -156,9 +156,11 @@ class _Writer:
 
     def _combine(self, ends: Sequence[int]) -> None:
         """One collective in place of each group that the compiler makes one of, where the last of them was."""
-        after, threshold = [t.after for t in self.tasks], self.target.combined_bytes
-        across = across_layers(self.alike, after, ends, self.enters, self.leaves)
-        for group in together(self.alike, after, ends, threshold):
+        if not self.alike:
+            return
+        waits, threshold = Waits(self.alike, [t.after for t in self.tasks], ends), self.target.combined_bytes
+        across = across_layers(self.alike, waits, self.enters, self.leaves)
+        for group in together(self.alike, waits, threshold):
             parts = tuple(self.tasks[s.at] for s in group)
             last, first = max(s.at for s in group), group[0].of
             layers = in_one(group, threshold, parts[0].times) if any(s.at in across for s in group) else 1.0
@@ -167,12 +169,12 @@ class _Writer:
             nbytes = sum(s.of.bytes for s in group)
             seconds = collective_seconds(self.machine, self.mesh, first.kind, layers * nbytes, first.axes) / layers
             whole = replace(first, bytes=nbytes, seconds=seconds)
-            waits = tuple(dict.fromkeys(i for part in parts for i in part.after))
+            awaited = tuple(dict.fromkeys(i for part in parts for i in part.after))
             for s in group:
                 self.enters[last] |= self.enters[s.at]
                 self.tasks[s.at] = Task(COMPUTE, 0.0, (last,), times=self.tasks[s.at].times)
             combined = parts if len(parts) > 1 else ()
-            self.tasks[last] = replace(parts[-1], seconds=seconds, after=waits, collective=whole, parts=combined)
+            self.tasks[last] = replace(parts[-1], seconds=seconds, after=awaited, collective=whole, parts=combined)
 
     def _iterates(self, scan: Op, graph: Graph) -> None:
         """What an iteration of a scan takes besides its kernels on XLA:GPU: one that counts it, and copies of what is

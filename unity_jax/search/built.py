@@ -154,3 +154,8 @@ class Solved(NamedTuple):
     lifted: dict[MeshAxes, np.ndarray]
     before: np.ndarray | None
     exact: bool
+
+    @property
+    def cost(self) -> float:
+        """Seconds of the assignment, all of it added up."""
+        return self.built.problem.cost(self.assignment)

@@ -5,9 +5,10 @@ Both ways are priced as they would be planned for all devices, if the program we
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from unity_jax.implement.arrange import Arrangement
@@ -53,7 +54,8 @@ def _with_loops(program: Program, price: _Price, forced: bool) -> Program:
     repeats = {op: repeat for _, graph, repeat in nested(program.graph) for op in graph.ops}
     for scan in batchable(program.graph):
         before = part([scan], scan.outputs)
-        saved = repeats[scan] * price.difference(str(before), before, batched(before, [scan]))
+        both = functools.partial(lambda before, scan: (before, batched(before, [scan])), before, scan)
+        saved = repeats[scan] * price.difference(str(before), both)
         if forced or (saved > 0 and widened(scan) <= WIDEST):
             chosen[scan.source].append((scan, saved))
     for where, scans in chosen.items():
@@ -68,9 +70,9 @@ def _with_attentions(program: Program, price: _Price, forced: bool) -> Program:
 
     def look(graph: Graph, groups: Sequence[Group], repeat: int) -> Sequence[Group]:
         for group in groups:
-            made, kind = with_kernels(graph, [group]), _kind(group)
+            kind = _kind(group)
             key = kind, tuple(group.gradients), group.scores.exp.backward
-            saved = repeat * price.difference(key, _apart(graph, made), _apart(made, graph))
+            saved = repeat * price.difference(key, functools.partial(_both, graph, group))
             kinds[kind].append(_Priced(group, saved))
         return ()
 
@@ -143,16 +145,23 @@ class _Price:
         self._meshes = [mesh for mesh in mesh_candidates(machine.num_devices, machine) if len(mesh.names) < 3]
         self._known: dict[object, float] = {}
 
-    def difference(self, key: object, before: Graph, after: Graph) -> float:
-        """Seconds by which the one takes longer than the other. Those of equal keys are equal."""
+    def difference(self, key: object, make: Callable[[], tuple[Graph, Graph]]) -> float:
+        """Seconds by which the one takes longer than the other. Those of equal keys are equal, and made once."""
         if key not in self._known:
-            self._known[key] = self._seconds(before) - self._seconds(after)
+            before, after = map(self._seconds, make())
+            self._known[key] = before - after
         return self._known[key]
 
     def _seconds(self, graph: Graph) -> float:
         names = ("",) * len(graph.inputs)
         program = Program("part", graph, (), None, None, names, ("",) * len(graph.outputs), names, (), {})
         return Planner(program, self.machine, math.inf).plan(self._meshes).seconds
+
+
+def _both(graph: Graph, group: Group) -> tuple[Graph, Graph]:
+    """An attention of a graph as it is, and with a kernel."""
+    made = with_kernels(graph, [group])
+    return _apart(graph, made), _apart(made, graph)
 
 
 def _apart(graph: Graph, other: Graph) -> Graph:

@@ -11,6 +11,7 @@ How many variants are planned depends on the size of the program, never on the c
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -36,7 +37,7 @@ from unity_jax.search.limits import LIMITS
 from unity_jax.search.options import DEFAULTS, SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
-from unity_jax.search.recomputing import keeping
+from unity_jax.search.recomputing import Rivals, keeping
 from unity_jax.search.saving import fitting, microbatches
 from unity_jax.search.searched import Searched
 from unity_jax.search.unfold import unfolded
@@ -122,10 +123,11 @@ def _plan(
             of = planner if plan.program is program else planner.like(plan.program)
             return of.experts(plan.mesh, LIMITS.behind * plan.seconds)
 
-        found = keeping(found, planner.limit, planner.following, microbatches, math.inf, beside, planner.settling)
+        rivals = Rivals(beside, functools.partial(planner.following, settled=True))
+        found = keeping(found, planner.limit, planner.following, microbatches, rivals)
         for form in as_it_is:
-            rival = found.seconds if found.fits(planner.limit) else math.inf
-            other = keeping(form, planner.limit, planner.following, microbatches, rival, beside, planner.settling)
+            there = rivals._replace(seconds=found.seconds) if found.fits(planner.limit) else rivals
+            other = keeping(form, planner.limit, planner.following, microbatches, there)
             found = best([found, other], planner.limit)
         if any(isinstance(how, Keep) for how in found.program.savings):  # which leaves less arithmetic
             found = found.noting(lower_bound=planner.like(found.program).problem(found.mesh).least_seconds)

@@ -152,8 +152,7 @@ class Planner:
 
     def searched(self, meshes: Sequence[MeshAxes]) -> Searched:
         """Which of these meshes have been planned for, and how."""
-        tried = self.tried(meshes)
-        skipped = (str(m) for m in meshes if m not in self._proposals)
+        tried, skipped = self.tried(meshes), (str(m) for m in meshes if m not in self._proposals)
         inexact = (str(m) for m in tried if not self.is_proved(m))
         return Searched(tuple(map(str, tried)), tuple(skipped), tuple(inexact))
 
@@ -178,8 +177,7 @@ class Planner:
 
     def added(self, mesh: MeshAxes) -> float | None:
         """What the times of the best plan for a mesh add up to, nothing overlapping; None where memory was short."""
-        built, assignment, *_ = self._solved(mesh)
-        return None if mesh in self._limited else built.problem.cost(assignment)
+        return None if mesh in self._limited else self._solved(mesh).cost
 
     def candidates(self, mesh: MeshAxes) -> list[Candidate]:
         """The planner's answer for one mesh, then the seeds that were worth a simulation."""
@@ -228,8 +226,8 @@ class Planner:
 
     def _searched(self, mesh: MeshAxes) -> Candidate:
         """What the problem of a mesh proposes that has only been made of seeds."""
-        solved, seeds = self._solved(mesh), [*self._expert_seeds(mesh).values()]
-        built, seeds = solved.built, [solved.assignment, *seeds]
+        solved = self._solved(mesh)
+        built, seeds = solved.built, [solved.assignment, *self._expert_seeds(mesh).values()]
         self._seeded.remove(mesh)
         if by_one_axis_at_a_time(built):
             found = by_axis(built, seeds)
@@ -372,20 +370,19 @@ class Planner:
         if not now.fits(self.limit) or now.seconds > LIMITS.near_free * free.seconds:
             make = functools.partial(self._finish, built, keep=False, label="search")
             found += tightened(built, list(seeds.values()), self.limit, make)
-        own = [c for c in found if c in self._origins and c.mesh == mesh]
-        if own and (now := best(own, self.limit)).fits(self.limit):
-            self.held[mesh] = self._origins[now]
+        own = [c for c in found if c in self._origins and c.mesh == mesh and c.fits(self.limit)]
+        if own:
+            self.held[mesh] = self._origins[best(own, self.limit)]
 
-    def following(self, plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
+    def following(
+        self, plan: Candidate, program: Program, like: Mapping[Tensor, Tensor], settled: bool = False
+    ) -> Candidate:
         """The plan of a variant of a program that does what a plan of that does, see `as_decided`."""
-        return self.like(program).as_decided(plan, like)
-
-    def settling(self, plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
-        """The same, what is left to choose being best for it, even where nothing has to be chosen."""
-        return self.like(program).as_decided(plan, like, True)
+        return self.like(program).as_decided(plan, like, settled)
 
     def as_decided(self, plan: Candidate, like: Mapping[Tensor, Tensor], settled: bool = False) -> Candidate:
-        """What a plan of another program does, for this one; `like`: what that one has in place of its tensors."""
+        """What a plan of another program does, for this one; `like`: what that one has in place of its tensors;
+        `settled`: what is left to choose is best for this one, even where nothing has to be chosen."""
         decisions, mesh = plan.decisions, plan.mesh
         same = None if settled else transferred(plan, self.program, like, self.pins, self.rules)
         if same is not None:

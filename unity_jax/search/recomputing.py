@@ -19,7 +19,7 @@ from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.keep import Rematerialized
 from unity_jax.residuals.pair import innermost
 from unity_jax.residuals.ranges import Layers, cut, early, layer_count
-from unity_jax.residuals.record import Keep, Microbatch, NeedsWholeBatchError, Recompute
+from unity_jax.residuals.record import Keep, Microbatch, NeedsWholeBatchError, Recompute, Saving
 from unity_jax.rewrite.estimate import Seconds, by_kernels
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.following import Follow, apart, followed, local, saved
@@ -40,23 +40,29 @@ INTERPOLATED = 2
 """How many numbers of layers are told from what fewer and more need; then the middle is tried."""
 
 
+class Rivals(NamedTuple):
+    """What else is planned beside what keeps more. **Fields:** `beside`: other plans of the program of one, nearly as
+    fast, that keep what the best keep, too; `settle`: makes the best one once more, with care for where what it keeps
+    lies; `seconds` of a plan that there is already: if all can be kept, and that is not near it, what is computed again
+    is not looked at."""
+
+    beside: Callable[[Candidate], Sequence[Candidate]]
+    settle: Follow
+    seconds: float = math.inf
+
+
 def keeping(
     start: Candidate,
     limit: float,
     follow: Follow,
     microbatches: Callable[[Candidate], Iterable[Microbatch]] = lambda _: (),
-    rival: float = math.inf,
-    beside: Callable[[Candidate], Sequence[Candidate]] = lambda _: (),
-    settle: Follow | None = None,
+    rivals: Rivals | None = None,
 ) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
     `jax.checkpoint` what there is memory for, in all layers or in the last ones; the same where that has been chosen
     before.
 
-    **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not;
-    `rival`: seconds of a plan that there is already: if all can be kept, and that is not near it, what is computed
-    again is not looked at; `beside`: other plans of the program, nearly as fast, that keep what the best keep, too;
-    `settle`: makes the best one once more, with care for where what it keeps lies.
+    **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not.
     """
     if not start.fits(limit) or any(isinstance(how, Keep) for how in start.program.savings):
         return start
@@ -90,7 +96,7 @@ def keeping(
 
     whole = again.keeping()
     free = kept(whole)
-    if free.fits(limit) and (1 - LIMITS.recomputed) * free.seconds > rival:
+    if rivals and free.fits(limit) and (1 - LIMITS.recomputed) * free.seconds > rivals.seconds:
         return best([start, free], limit).noting(searched=start.searched)
     ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
     known = [again.keeping(way) for way in ways]
@@ -101,12 +107,13 @@ def keeping(
     more = by_layers(start, every, made, partly, limit, start.seconds)
     found = best([start, *made.values(), *more], limit)
     fits = [c for c in made.values() if c.fits(limit) and c.program is not start.program]
-    others = beside(start) if fits else ()
-    for i, plan in enumerate(sorted(fits, key=lambda c: c.seconds)[:AGAIN]):
-        more = plan.program.savings[len(start.program.savings) :]
-        near = [c for c in others if c.seconds - WRONG * (start.seconds - plan.seconds) < found.seconds]
-        settled = [followed(start, more, settle)] if settle and i == 0 else []
-        found = best([found, *settled, *(followed(c, more, follow) for c in near)], limit)
+    if rivals and fits:
+        fits.sort(key=lambda c: c.seconds)
+        found = best([found, followed(start, _since(start, fits[0]), rivals.settle)], limit)
+        others = rivals.beside(start)
+        for plan in fits[:AGAIN]:
+            near = (c for c in others if c.seconds - WRONG * (start.seconds - plan.seconds) < found.seconds)
+            found = best([found, *(followed(c, _since(start, plan), follow) for c in near)], limit)
     wanted = min((free, *made.values()), key=lambda c: c.seconds)
     with contextlib.suppress(NeedsWholeBatchError):
         for how in microbatches(start) if not wanted.fits(limit) else ():
@@ -118,6 +125,11 @@ def keeping(
                 break
             found = other
     return found.noting(searched=start.searched)
+
+
+def _since(start: Candidate, plan: Candidate) -> Sequence[Saving]:
+    """What a plan saves that the one it is made of does not."""
+    return plan.program.savings[len(start.program.savings) :]
 
 
 def recomputable(start: Candidate) -> list[Recompute]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from unity_jax.network.collectives import Collective
@@ -29,7 +29,8 @@ def collective_combiner(module: Module) -> None:
     after = [tuple(number[module.made(a)] for a in i.after) for i in module.instructions]
     ends = [number[i] for i in module.ends()]
     place: dict[Instruction, Instruction] = {}
-    for group in together(_sent(module), after, ends, module.target.combined_bytes):
+    sent = _sent(module)
+    for group in together(sent, Waits(sent, after, ends), module.target.combined_bytes):
         several = [module.instructions[s.at] for s in group]
         last = module.instructions[max(s.at for s in group)]
         _merge(last, several)
@@ -86,19 +87,37 @@ def kind(op: Op, target: Target) -> Hashable | None:
     return move.kind, move.axes, None if move.kind == "reduce" else move.dim, of
 
 
-def together(
-    sent: Sequence[Sent], after: Sequence[Sequence[int]], ends: Sequence[int], threshold: float
-) -> Iterator[list[Sent]]:
+class Waits:
+    """What each step of a program waits for.
+
+    **Fields:** `steps` in the order in which the results need them; `number`: which collective a step is; `sent`: the
+    collectives that each step waits for, a bit for each.
+    """
+
+    def __init__(self, sent: Sequence[Sent], after: Sequence[Sequence[int]], ends: Sequence[int]) -> None:
+        """**Arguments:** `after`: the steps that each one waits for itself; `ends`: those that make the results of the
+        program, in their order."""
+        self._after = after
+        self.steps = list(post_order(after, ends))
+        self.number = {s.at: i for i, s in enumerate(sent)}
+        self.sent = self.marked({at: 1 << i for at, i in self.number.items()})
+
+    def marked(self, marks: Mapping[int, int]) -> list[int]:
+        """The marks of all that each step waits for, bit by bit."""
+        found = [0] * len(self._after)
+        for i in self.steps:
+            for j in self._after[i]:
+                found[i] |= found[j] | marks.get(j, 0)
+        return found
+
+
+def together(sent: Sequence[Sent], waits: Waits, threshold: float) -> Iterator[list[Sent]]:
     """The groups of collectives that become one; of one alone where nothing joins it.
 
-    **Arguments:** `after`: what each step of the program waits for; `ends`: the steps that make the results of the
-    program, in their order; `threshold`: the most bytes of a group.
+    **Arguments:** `waits`: of the program that they are sent in; `threshold`: the most bytes of a group.
     """
-    number = {s.at: i for i, s in enumerate(sent)}
-    steps = list(post_order(after, ends))
-    before = waited(steps, after, {at: 1 << i for at, i in number.items()})  # the collectives, a bit for each
-    order = [number[i] for i in steps if i in number]
-    needs = [before[s.at] for s in sent]
+    order = [waits.number[i] for i in waits.steps if i in waits.number]
+    needs = [waits.sent[s.at] for s in sent]
     alike: dict[Hashable, list[int]] = {}
     for i in order:
         if sent[i].nbytes <= threshold:
@@ -123,36 +142,20 @@ def together(
         yield [sent[i] for i in group]
 
 
-def waited(steps: Iterable[int], after: Sequence[Sequence[int]], marks: Mapping[int, int]) -> list[int]:
-    """The marks of all that each step waits for, bit by bit.
-
-    **Arguments:** `steps`: in an order in which each is behind what it waits for.
-    """
-    found = [0] * len(after)
-    for i in steps:
-        for j in after[i]:
-            found[i] |= found[j] | marks.get(j, 0)
-    return found
-
-
 def across_layers(
-    sent: Sequence[Sent],
-    after: Sequence[Sequence[int]],
-    ends: Sequence[int],
-    enters: Mapping[int, Collection[int]],
-    leaves: Mapping[int, Collection[int]],
+    sent: Sequence[Sent], waits: Waits, enters: Mapping[int, Collection[int]], leaves: Mapping[int, Collection[int]]
 ) -> frozenset[int]:
     """The steps of the collectives of a layer that stands for several of which that of one layer does not wait for that
     of another one: those of gradients, unlike those of means over a batch.
 
-    **Arguments:** as in `together`; `enters` and `leaves`: of steps of such a layer the numbers of what they read that
-    enters it, and of what they make that leaves it for the next one.
+    **Arguments:** `enters` and `leaves`: of steps of such a layer the numbers of what they read that enters it, and of
+    what they make that leaves it for the next one.
     """
     if all(s.times == 1 for s in sent):
         return frozenset()
-    steps, numbers = list(post_order(after, ends)), {n: k for k, n in enumerate(sorted(set().union(*leaves.values())))}
+    numbers = {n: k for k, n in enumerate(sorted(set().union(*leaves.values())))}
     reads, makes = _marked(numbers, enters), _marked(numbers, leaves)
-    entered = [before | reads.get(i, 0) for i, before in enumerate(waited(steps, after, reads))]
+    entered = [before | reads.get(i, 0) for i, before in enumerate(waits.marked(reads))]
     onward = [0] * len(numbers)  # of what enters a layer, what leaves it, or a later one, that waits for it
     for i, bits in makes.items():
         for k in _bits(entered[i]):
@@ -160,12 +163,10 @@ def across_layers(
     for k in range(len(numbers)):
         for i in range(len(numbers)):
             onward[i] |= onward[k] if onward[i] >> k & 1 else 0
-    number = {s.at: i for i, s in enumerate(sent)}
-    before = waited(steps, after, {at: 1 << i for at, i in number.items()})
     found = set[int]()
     for s in (s for s in sent if s.times > 1):
-        own = 1 << number[s.at]
-        left = [k for i, bits in makes.items() if i == s.at or before[i] & own for k in _bits(bits)]
+        own = 1 << waits.number[s.at]
+        left = [k for i, bits in makes.items() if i == s.at or waits.sent[i] & own for k in _bits(bits)]
         later = functools.reduce(int.__or__, (onward[k] | 1 << k for k in left), 0)
         if not later & entered[s.at]:
             found.add(s.at)
