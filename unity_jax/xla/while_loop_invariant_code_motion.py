@@ -29,9 +29,14 @@ def _cast(module: Module, root: Op) -> dict[Tensor, float]:
     found: dict[Tensor, float] = {}
     (body,), roles = root.bodies, Scan.of(root.params)
     base, carried = base_tensors(body), set(body.inputs[roles.carried])
+    sizes: dict[Tensor, float] = {}  # what is read of each is at most of so many bytes an element
+    for op in body.ops:
+        size = op.outputs[0].itemsize if op.name == "convert_element_type" else math.inf
+        for x in op.inputs if not is_alias(op) else ():
+            inner = base.get(x, x)
+            sizes[inner] = max(size, sizes.get(inner, 0.0))
     for t, inner in zip(root.inputs, body.inputs, strict=True):
-        used = [op for op in body.ops for x in op.inputs if base.get(x, x) is inner and not is_alias(op)]
-        casts = {op.outputs[0].itemsize if op.name == "convert_element_type" else math.inf for op in used}
-        if used and inner not in carried and (size := max(casts)) < t.itemsize:
+        size = sizes.get(inner, math.inf)
+        if inner not in carried and size < t.itemsize:
             found[module.base.get(t, t)] = module.storage(t) * size / t.itemsize
     return found
