@@ -14,7 +14,6 @@ whole (`search.unfold`).
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
@@ -73,61 +72,105 @@ def folded(program: Program, pins: Pins, part: Layers | None = None) -> Folded |
 
     **Arguments:** `part`: the first layers, for which another one stands than for the rest.
     """
-    graph = program.graph
-    like: dict[Tensor, Tensor] = {}  # of tensors that are cut out those that are left
-    times: dict[Tensor, int] = {}
-    crossing: dict[Tensor, Tensor] = {}  # what leaves a layer in the middle, and what that reads in its place
-    layer_of: dict[Tensor, tuple[int, int]] = {}  # the stack of layers that a tensor belongs to, and which of them
-    left: dict[int, set[int]] = {}  # of each stack, which layers stand for themselves
-    turns: dict[int, int] = {}  # of each stack, how many layers take turns
-    count: dict[int, int] = {}  # of each stack, how many layers it has
-    gone: set[Op] = set()
-    runs = _runs(graph.ops, pins.tensors)
-    early = list[_Run]()  # what does not follow from each other, and may be read by layers
-    for run in itertools.chain(runs, early):
-        layers = _cut_right(run, graph.ops, layer_of).split(graph.ops)
+    cut = _Cut(program, pins, part)
+    early = [run for run in _runs(program.graph.ops, pins.tensors) if not cut.follows(run)]
+    for run in early:
+        cut.read_later(run)
+    ops = [op for op in program.graph.ops if op not in cut.gone]
+    return _made(program, ops, cut, pins) if part or len(program.graph.ops) > 2 * len(ops) else None
+
+
+class _Cut:
+    """What is cut out of a program.
+
+    **Fields:** `gone`: the ops; `like`: of tensors that are cut out those that are left; `times`: for how many those
+    stand; `crossing`: what leaves a layer in the middle, and what that reads in its place.
+    """
+
+    def __init__(self, program: Program, pins: Pins, part: Layers | None) -> None:
+        self.graph, self.part = program.graph, part
+        self.gone = set[Op]()
+        self.like: dict[Tensor, Tensor] = {}
+        self.times: dict[Tensor, int] = {}
+        self.crossing: dict[Tensor, Tensor] = {}
+        self._layer_of: dict[Tensor, tuple[int, int]] = {}  # the stack of layers that a tensor is of, and which of them
+        self._stacks: dict[int, _Stack] = {}
+
+    @property
+    def layers(self) -> int:
+        """How many the deepest stack has."""
+        return max(stack.layers for stack in self._stacks.values())
+
+    def follows(self, run: _Run) -> bool:
+        """Cut the layers of a run that follow each other, or those of the same stack as an earlier run has. False, and
+        nothing is cut, of others: towers beside each other, which are stacked, or what is made ahead for each layer."""
+        layers = _cut_right(run, self.graph.ops, self._layer_of).split(self.graph.ops)
         read, is_chain = _read_by_one(layers), _is_chain(layers)
-        is_again = run in early
-        near = _reads_one(layers, graph.ops) if is_again else read
-        stack, which = _which(near, layer_of, len(layers))
-        if stack not in left and not is_chain:
-            if not is_again:
-                early.append(run)
-            continue  # towers beside each other, which are stacked
-        if is_again and max(Counter(n for n in which if n >= 0).values()) > 1:
-            continue  # one layer reads several
-        unit = turns.setdefault(stack, 2 if sum(op.name in PRODUCTS for op in layers[0]) == 1 else 1)
+        stack, which = _which(read, self._layer_of, len(layers))
+        if stack in self._stacks or is_chain:
+            self._cut(layers, read, stack, which, is_chain)
+            return True
+        return False
+
+    def read_later(self, run: _Run) -> None:
+        """Cut what is made of each layer of a stack ahead of the first one, known by which layer reads it."""
+        layers = _cut_right(run, self.graph.ops, self._layer_of).split(self.graph.ops)
+        stack, which = _which(_reads_one(layers, self.graph.ops), self._layer_of, len(layers))
+        several = max(Counter(n for n in which if n >= 0).values(), default=0) > 1  # one layer reads several
+        if stack in self._stacks and not several:
+            self._cut(layers, _read_by_one(layers), stack, which, False)
+
+    def _cut(
+        self,
+        layers: Sequence[Sequence[Op]],
+        read: Mapping[Tensor, int],
+        stack: int,
+        which: Sequence[int],
+        is_chain: bool,
+    ) -> None:
+        known = self._stacks.get(stack)
+        unit = known.unit if known else 2 if sum(op.name in PRODUCTS for op in layers[0]) == 1 else 1
         ends = _ends(len(layers), unit, which[0] > which[-1])
-        kept = {i for i, n in enumerate(which) if n < 0 or n in left[stack]} if stack in left else ends
-        left.setdefault(stack, ends)
+        kept = {i for i, n in enumerate(which) if n < 0 or n in known.left} if known else ends
+        known = self._stacks.setdefault(stack, _Stack(len(layers), unit, frozenset(ends)))
         if is_chain and not _is_run(set(range(len(layers))) - kept):
             kept = ends
-        deep = count.setdefault(stack, len(layers))
-        first = part.among(deep, unit) if part else 0
+        first = self.part.among(known.layers, unit) if self.part else 0
         turn = [(n < first, n % unit) for n in which]
         middle: dict[tuple[bool, int], int] = {}  # the layer that stands for others, of each turn
         cut = {i: m for i in range(len(layers)) if i not in kept and (m := middle.setdefault(turn[i], i)) != i}
         if not cut:
-            continue
+            return
         made = ((t, i) for i, ops in enumerate(layers) for op in ops for t in op.outputs)
-        layer_of.update((t, (stack, which[i])) for t, i in (*read.items(), *made) if t not in layer_of)
+        for t, i in (*read.items(), *made):
+            self._layer_of.setdefault(t, (stack, which[i]))
         stood = Counter(cut.values())
-        times.update((t, 1 + stood[m]) for m in middle.values() for op in layers[m] for t in op.outputs)
+        self.times.update((t, 1 + stood[m]) for m in middle.values() for op in layers[m] for t in op.outputs)
         for begins in {begins for begins, _ in middle}:
             some = [m for (n, _), m in middle.items() if n == begins]
             if any(stood[m] for m in some):
-                crossing.update(_crossing(layers[max(some)], layers[max(some) + 1], layers[min(some)]))
+                self.crossing.update(_crossing(layers[max(some)], layers[max(some) + 1], layers[min(some)]))
         for i, m in cut.items():
             for op, by in zip(layers[i], layers[m], strict=True):
-                gone.add(op)
-                like.update(zip(op.outputs, by.outputs, strict=True))
-                for t, other in zip(op.inputs, by.inputs, strict=True):
-                    if t in read and t not in graph.producer and t not in like and _end(other, like) is not t:
-                        like[t] = other  # a parameter, or what an optimizer keeps of one
-    if part or len(graph.ops) > 2 * (len(graph.ops) - len(gone)):
-        ops = [op for op in graph.ops if op not in gone]
-        return _made(program, ops, like, times, crossing, pins, max(count.values()))
-    return None
+                self._stands(op, by, read)
+
+    def _stands(self, op: Op, by: Op, read: Mapping[Tensor, int]) -> None:
+        """Cut an op out; another one stands for it, and for what only its layer reads."""
+        self.gone.add(op)
+        self.like.update(zip(op.outputs, by.outputs, strict=True))
+        for t, other in zip(op.inputs, by.inputs, strict=True):
+            is_argument = t in read and t not in self.graph.producer  # a parameter, or what an optimizer keeps of one
+            if is_argument and t not in self.like and _end(other, self.like) is not t:
+                self.like[t] = other
+
+
+class _Stack(NamedTuple):
+    """Layers that follow each other in some pass. **Fields:** `layers`: how many; `unit`: of these take turns; `left`:
+    which stand for themselves."""
+
+    layers: int
+    unit: int
+    left: frozenset[int]
 
 
 def _read_by_one(layers: Sequence[Sequence[Op]]) -> dict[Tensor, int]:
@@ -193,23 +236,15 @@ def _end(t: Tensor, like: Mapping[Tensor, Tensor]) -> Tensor:
     return t
 
 
-def _made(
-    program: Program,
-    left: Sequence[Op],
-    like: Mapping[Tensor, Tensor],
-    times: Mapping[Tensor, int],
-    crossing: Mapping[Tensor, Tensor],
-    pins: Pins,
-    layers: int,
-) -> Folded:
+def _made(program: Program, left: Sequence[Op], cut: _Cut, pins: Pins) -> Folded:
     """The program of the ops that are left."""
     graph = program.graph
     every = (*graph.inputs, *(t for op in graph.ops for t in op.outputs))
-    ends = {t: _end(t, like) for t in every}
-    counted = Counter(ends[t] for t in graph.inputs)
-    fresh = {t: dataclasses.replace(t, times=counted.get(t) or times.get(t, 1)) for t in dict.fromkeys(ends.values())}
+    ends = {t: _end(t, cut.like) for t in every}
+    times = cut.times | Counter(ends[t] for t in graph.inputs)
+    fresh = {t: dataclasses.replace(t, times=times.get(t, 1)) for t in dict.fromkeys(ends.values())}
     stands = {t: fresh[end] for t, end in ends.items()}
-    for number, (y, x) in enumerate(crossing.items(), 1):
+    for number, (y, x) in enumerate(cut.crossing.items(), 1):
         stands[x].enters = stands[y].leaves = number
 
     def over(ts: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -238,7 +273,8 @@ def _made(
         ties={new: place[arguments[program.ties[old]]] for new, old in enumerate(outputs) if old in program.ties},
     )
     fixed = {new: pins.outputs[old] for new, old in enumerate(outputs) if old in pins.outputs}
-    return Folded(small, stands, Pins({stands.get(t, t): layout for t, layout in pins.tensors.items()}, fixed), layers)
+    pinned = Pins({stands.get(t, t): layout for t, layout in pins.tensors.items()}, fixed)
+    return Folded(small, stands, pinned, cut.layers)
 
 
 # Runs
