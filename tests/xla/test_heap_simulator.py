@@ -56,7 +56,7 @@ def test_what_has_been_through_a_loop_does_not_count_any_more():
 
 
 def test_what_is_written_over_a_buffer_of_a_loop_is_one():
-    steps = [Step((), (), (0,)), Step((), (0,), (1,), writes_over=True), Step((), (), (2,)), Step((), (1, 2), ())]
+    steps = [Step((), (), (0,)), Step((), (0,), (1,), over=(0,)), Step((), (), (2,)), Step((), (1, 2), ())]
     assert LiveRanges(steps, range(4), (5, 5, 4), (1, 1, 1), {0: (LiveRanges([], (), (), (), {}),)}).run() == (9, 2, 5)
 
 
@@ -92,5 +92,5 @@ def test_spans_of_a_program_with_a_loop():
 
 
 def test_what_is_written_over_an_operand_has_one_span():
-    steps = [Step((), (), (0,)), Step((), (0,), (1,), writes_over=True), Step((), (1,), ())]
+    steps = [Step((), (), (0,)), Step((), (0,), (1,), over=(0,)), Step((), (1,), ())]
     assert [s for s in LiveRanges(steps, range(3), (8, 8), (1, 1), {}).spans() if s[2]] == [(0, 2, 8)]

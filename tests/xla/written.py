@@ -75,6 +75,16 @@ def carried(w, x):
     return rows, jax.lax.sort(last), jax.lax.sort(same) - z
 
 
+def pooled(w, x):
+    """A step on an array of images, of whose pixels in squares of four the largest count."""
+
+    def loss(w):
+        y = jnp.tanh(w * x)
+        return jnp.sum(jnp.sin(jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 2), (1, 2, 2), "VALID")))
+
+    return w - jax.grad(loss)(w)
+
+
 def two_sums(x, y):
     return jax.lax.sort(jnp.sum(x, 0)), jax.lax.sort(jnp.sum(y, 0))
 
@@ -113,6 +123,8 @@ GATHERED = (jax.lax.sort, (f32(64, 64),), By([WHOLE], [WHOLE], {"sort": 0}))
 
 
 PROGRAMS = {
+    "select_and_scatter_expander": ("h100:1", pooled, (f32(4, 64, 64),) * 2, "dp"),
+    "tuple_elements": ("h100:1", dense, (f32(64, 64), f32(16, 64)), "dp"),
     "loop_stacks": ("h100:1", scanned, LAYERS, "dp"),
     "loop_carries": ("h100:1", carried, LAYERS, "dp"),
     "horizontal_loop_fusion": ("h100:1", scanned, (f32(4, 64, 64), f32(64, 64)), "dp"),

@@ -129,9 +129,9 @@ class LiveRanges:
 def _over(step: Step, size: Sequence[int], left: Sequence[int]) -> dict[int, int]:
     """The results that are written over operands which nothing else will read, with these."""
     over: dict[int, int] = {}
-    if step.writes_over:
+    if step.over:
         dying: dict[int, list[int]] = {}
-        for b in step.reads:
+        for b in step.over:
             if left[b] == 1:
                 dying.setdefault(size[b], []).append(b)
         over.update((b, dying[size[b]].pop()) for b in step.makes if dying.get(size[b]))

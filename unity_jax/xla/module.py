@@ -48,12 +48,13 @@ class LatencyEstimator(Protocol):
 @dataclass(eq=False, slots=True)
 class Buffer:
     """Bytes for a tensor: `result`: of the program, for which there is memory all the time; `on_chip`: it is in the
-    memory of the chip."""
+    memory of the chip; `in_tuple`: nothing is written in its place, see `tuple_elements`."""
 
     tensor: Tensor
     size: float
     result: bool = False
     on_chip: bool = False
+    in_tuple: bool = False
 
     @property
     def temporary(self) -> int:
@@ -182,8 +183,8 @@ def by_number(instructions: Sequence[Instruction]) -> tuple[list[Step], list[Buf
             at.setdefault(b, len(at))
         after, start = tuple([number[a] for a in i.after if a in number]), None if i.start is None else number[i.start]
         reads, makes = tuple([at[b] for b in i.reads]), tuple([at[b] for b in i.makes])
-        workspace = round(i.workspace)
-        steps.append(Step(after, reads, makes, i.cost, start, i.latency, workspace, i.writes_over, i.late))
+        over = tuple([at[b] for b in i.reads if not b.in_tuple]) if i.writes_over else ()
+        steps.append(Step(after, reads, makes, i.cost, start, i.latency, round(i.workspace), over, i.late))
     return steps, list(at)
 
 
@@ -210,5 +211,5 @@ def _lines(module: Module) -> Iterator[str]:
 
 
 def _where(b: Buffer) -> str:
-    marks = {"result": b.result, "chip": b.on_chip}
+    marks = {"result": b.result, "chip": b.on_chip, "tuple": b.in_tuple}
     return "".join(f"({mark})" for mark, holds in marks.items() if holds)

@@ -30,6 +30,7 @@ from unity_jax.xla.multi_output_fusion import multi_output_fusion
 from unity_jax.xla.relayout import all_gather_relayout, table_relayout
 from unity_jax.xla.select_and_scatter_expander import select_and_scatter_expander
 from unity_jax.xla.softmax_rewriter import softmax_rewriter
+from unity_jax.xla.tuple_elements import tuple_elements
 from unity_jax.xla.while_loop_invariant_code_motion import while_loop_invariant_code_motion
 from unity_jax.xla.zero_depth import start_at_zero_depth
 
@@ -47,6 +48,7 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
         latency_estimates,
         async_collective_creator,
         host_memory_transfer_asyncifier,
+        tuple_elements,
         list_scheduler,
         latency_hiding_scheduler,
     ),

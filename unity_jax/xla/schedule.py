@@ -27,8 +27,8 @@ class Step(NamedTuple):
 
     **Fields:** `after`: the steps that must run before; `reads` and `makes`: buffers; `cost`: the microseconds it
     takes; `start` and `latency`: of a done, its start, and the microseconds from that to it; `workspace`: bytes that it
-    needs while it runs; `writes_over`: whether a result may take the place of what it reads; `late`: whether all else
-    that can run goes first.
+    needs while it runs; `over`: what it reads whose place a result may take; `late`: whether all else that can run goes
+    first.
     """
 
     after: tuple[int, ...]
@@ -38,7 +38,7 @@ class Step(NamedTuple):
     start: int | None = None
     latency: float = 0.0
     workspace: int = 0
-    writes_over: bool = False
+    over: tuple[int, ...] = ()
     late: bool = False
 
     @property
