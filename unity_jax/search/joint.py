@@ -121,9 +121,12 @@ def _plan(
 
         def beside(plan: Candidate) -> Sequence[Candidate]:
             of = planner if plan.program is program else planner.like(plan.program)
-            return of.experts(plan.mesh, LIMITS.behind * plan.seconds)
+            return [c for mesh in planner.tried(few) for c in of.experts(mesh, LIMITS.behind * plan.seconds)]
 
-        rivals = Rivals(beside, functools.partial(planner.following, settled=True))
+        def anew(plan: Candidate) -> Sequence[Candidate]:
+            return planner.like(plan.program).experts(plan.mesh, plan.seconds)
+
+        rivals = Rivals(beside, anew, functools.partial(planner.following, settled=True))
         found = keeping(found, planner.limit, planner.following, microbatches, rivals)
         for form in as_it_is:
             there = rivals._replace(seconds=found.seconds) if found.fits(planner.limit) else rivals

@@ -31,7 +31,7 @@ FEW = 8
 """How many ways are all tried."""
 
 AGAIN = 3
-"""How many ways to keep more in all layers other plans try."""
+"""For how many programs that keep more in all layers other plans are made."""
 
 WRONG = 2.0
 """By what factor an estimate of what is saved may be too low."""
@@ -42,11 +42,12 @@ INTERPOLATED = 2
 
 class Rivals(NamedTuple):
     """What else is planned beside what keeps more. **Fields:** `beside`: other plans of the program of one, nearly as
-    fast, that keep what the best keep, too; `settle`: makes the best one once more, with care for where what it keeps
-    lies; `seconds` of a plan that there is already: if all can be kept, and that is not near it, what is computed again
-    is not looked at."""
+    fast, that keep what the best one keeps, too, and the nearest of them what is best for it; `anew`: plans of the
+    program of one that are faster; `settle`: makes the best one once more, with care for where what it keeps lies;
+    `seconds` of a plan that there is already."""
 
     beside: Callable[[Candidate], Sequence[Candidate]]
+    anew: Callable[[Candidate], Sequence[Candidate]]
     settle: Follow
     seconds: float = math.inf
 
@@ -96,12 +97,13 @@ def keeping(
 
     whole = again.keeping()
     free = kept(whole)
-    if rivals and free.fits(limit) and (1 - LIMITS.recomputed) * free.seconds > rivals.seconds:
-        return best([start, free], limit).noting(searched=start.searched)
     ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
     known = [again.keeping(way) for way in ways]
-    if WRONG * max(map(gain, [whole, *known])) < LIMITS.saves * start.seconds:
+    most = WRONG * max(map(gain, [whole, *known]))
+    if most < LIMITS.saves * start.seconds:
         return start
+    if rivals and start.seconds - most > rivals.seconds:
+        return best([start, free], limit).noting(searched=start.searched)
     made = {-1: free, **dict(by_sections(len(ways), lambda i: kept(known[i]), limit)), len(ways): start}
     every = [*ways, again.originals]
     more = by_layers(start, every, made, partly, limit, start.seconds)
@@ -109,11 +111,16 @@ def keeping(
     fits = [c for c in made.values() if c.fits(limit) and c.program is not start.program]
     if rivals and fits:
         fits.sort(key=lambda c: c.seconds)
-        found = best([found, followed(start, _since(start, fits[0]), rivals.settle)], limit)
-        others = rivals.beside(start)
-        for plan in fits[:AGAIN]:
-            near = (c for c in others if c.seconds - WRONG * (start.seconds - plan.seconds) < found.seconds)
-            found = best([found, *(followed(c, _since(start, plan), follow) for c in near)], limit)
+        first, more = fits[0], _since(start, fits[0])
+        bound = first.seconds + WRONG * (start.seconds - first.seconds)
+        others = {c.seconds: c for c in rivals.beside(start) if c.seconds < bound}  # of plans that are alike one
+        others.pop(start.seconds, None)
+        near = {followed(c, more, follow): c for c in others.values()}
+        anew = (other for c in fits[:AGAIN] for other in rivals.anew(c))
+        found = best([found, followed(start, more, rivals.settle), *anew, *near], limit)
+        plan = min(near, key=lambda c: c.seconds, default=None)
+        if plan is not None and plan.seconds < (1 + LIMITS.recomputed) * first.seconds:
+            found = best([found, keeping(near[plan], limit, follow)], limit)
     wanted = min((free, *made.values()), key=lambda c: c.seconds)
     with contextlib.suppress(NeedsWholeBatchError):
         for how in microbatches(start) if not wanted.fits(limit) else ():
