@@ -50,7 +50,7 @@ def repeated(tasks: Sequence[Task], times: int) -> list[Task]:
     for repeats in mine:
         first.append(again[-1] + 1 if again else 0)
         again.append(first[-1] + repeats)
-    turn = _passes(tasks, mine)
+    turn = _passes([task.after for task in tasks], mine)
     made = defaultdict[int, list[int]](list)  # what leaves the layer
     for i, task in enumerate(tasks):
         for number in task.leaves if mine[i] else ():
@@ -68,12 +68,15 @@ def repeated(tasks: Sequence[Task], times: int) -> list[Task]:
     return found
 
 
-def _passes(tasks: Sequence[Task], mine: Sequence[bool]) -> list[int]:
-    """Of each task how often its layer has been left before: forward, backward, update. What its tasks wait for of the
-    layer before is of no later pass: else they could wait for each other, as where what enters is computed again."""
-    found = [0] * len(tasks)
-    for i in TopologicalSorter({i: task.after for i, task in enumerate(tasks)}).static_order():
-        found[i] = max((found[j] + (mine[j] and not mine[i]) for j in tasks[i].after), default=0)
+def _passes(after: Sequence[Sequence[int]], mine: Sequence[bool]) -> list[int]:
+    """Of each step how often its layer has been left before: forward, backward, update. What a layer waits for of the
+    one before is of no later pass: else they could wait for each other, as where what enters is computed again.
+
+    **Arguments:** `after`: the steps that each one waits for; `mine`: which are of such a layer.
+    """
+    found = [0] * len(after)
+    for i in TopologicalSorter(dict(enumerate(after))).static_order():
+        found[i] = max((found[j] + (mine[j] and not mine[i]) for j in after[i]), default=0)
     return found
 
 
@@ -88,13 +91,9 @@ def _part(task: Task, times: int) -> Task:
 
 def more_bytes(module: Module) -> int:
     """By how much the most bytes that are live at once grow with the layers that a scheduled module stands for."""
-    begins, ends = dict[Buffer, int](), dict[Buffer, int]()
-    passes, later = list[tuple[bool, int]](), set[Buffer]()  # whether of such a layer, and how often that was left
+    begins, ends, after = dict[Buffer, int](), dict[Buffer, int](), list[list[int]]()
     for position, i in enumerate(module.schedule):
-        mine, before = any(b.tensor.times > 1 for b in i.makes), [passes[begins[b]] for b in i.reads if b in begins]
-        turn = max((n + (was and not mine) for was, n in before), default=0)
-        later.update(b for b in i.reads if mine and b in begins and passes[begins[b]] < (True, turn))
-        passes.append((mine, turn))
+        after.append([begins[b] for b in i.reads if b in begins])
         for b in (*i.makes, *i.reads):
             begins.setdefault(b, position)
             ends[b] = position
@@ -103,6 +102,12 @@ def more_bytes(module: Module) -> int:
     layer = np.array(sorted({begins[b] for b in begins if b.tensor.times > 1}))
     if not layer.size:
         return max(within.values(), default=0)
+    mine = [any(b.tensor.times > 1 for b in i.makes) for i in module.schedule]
+    turn = _passes(after, mine)
+    later = set[Buffer]()  # of what a layer reads what was not made in this pass of it
+    for position, i in enumerate(module.schedule):
+        early = (b for b in i.reads if (at := begins[b]) < position and (not mine[at] or turn[at] < turn[position]))
+        later.update(early if mine[position] else ())
     first = np.concatenate([[0], 1 + np.flatnonzero(np.diff(layer) > _APART)])
     starts, stops = layer[first], np.concatenate([layer[first[1:] - 1], layer[-1:]])
     once, every = np.zeros((2, len(module.schedule) + 1))

@@ -2,7 +2,8 @@
 
     BERT-Large, 24 layers, forward, backward and update: 18,719 ops    folded: about 3,000
 
-Where a layer has one product only, two layers are one: they take turns to split columns and rows of their matrices.
+Where a layer has one product only, two layers are one: they take turns to split columns and rows of their matrices. In
+every pass the same layers are left; one whose first or last layer is not like the others has fewer.
 
 A train step repeats itself in every pass, so its ops in program order are periodic where layers follow each other. What
 is cut out has its like in the layer in the middle, whose tensors say for how many they stand (`Tensor.times`): a folded
@@ -34,6 +35,7 @@ LEFT = 3
 
 BEGINS = 8
 """Beginnings of a layer that are compared, those first where most turn from one layer to the next."""
+
 
 class Folded(NamedTuple):
     """**Fields:** `program`: with the trees of the whole; `like`: what it has in place of each tensor of the whole;

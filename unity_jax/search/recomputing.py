@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -67,60 +68,26 @@ def keeping(
     """
     if not start.fits(limit) or any(isinstance(how, Keep) for how in start.program.savings):
         return start
-    graph, device, devices = start.program.graph, start.machine.device, start.machine.num_devices
-    bytes_of = local(start)
-
-    def checkpoints(graph: Graph) -> Rematerialized:
-        return Rematerialized(innermost(graph), Traffic.of(graph, device.compiler), _estimate(device), devices)
-
-    again = checkpoints(graph)
-    if not again.values:
+    more = _More(start, limit, follow)
+    if not more.again.values:
         return start
     progress.stage("what jax.checkpoint would recompute, and there is memory for")
-
-    def kept(choice: Choice | None) -> Candidate:
-        return start if choice is None else followed(start, [Keep.of(graph, choice, _share(choice, bytes_of))], follow)
-
-    def gain(choice: Choice | None) -> float:
-        """Seconds that it saves, in as many layers as there is memory for, by estimates."""
-        room = limit - start.memory.peak_bytes
-        return 0.0 if choice is None else choice.seconds * min(1.0, room / max(_share(choice, bytes_of), 1.0))
-
-    def partly(less: int, more: int, layers: Layers) -> Candidate:
-        part = Part.of(start, every[less] if less >= 0 else frozenset(), every[more], layers)
-        choice = checkpoints(part.graph).keeping(part.values)
-        if choice is None:
-            return start
-        near = {t: bytes_of[of] for t, of in part.like.items() if of in bytes_of}
-        how = Keep.of(part.graph, choice, _share(choice, near), layers)
-        return follow(start, *saved(part.program, part.found, [how]))
-
-    whole = again.keeping()
-    free = kept(whole)
+    whole = more.again.keeping()
+    free = more.kept(whole)
     ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
-    known = [again.keeping(way) for way in ways]
-    most = WRONG * max(map(gain, [whole, *known]))
+    known = [more.again.keeping(way) for way in ways]
+    most = WRONG * max(map(more.gain, [whole, *known]))
     if most < LIMITS.saves * start.seconds:
         return start
     if rivals and start.seconds - most > rivals.seconds:
         return best([start, free], limit).noting(searched=start.searched)
-    made = {-1: free, **dict(by_sections(len(ways), lambda i: kept(known[i]), limit)), len(ways): start}
-    every = [*ways, again.originals]
-    more = by_layers(start, every, made, partly, limit, start.seconds)
-    found = best([start, *made.values(), *more], limit)
-    fits = [c for c in made.values() if c.fits(limit) and c.program is not start.program]
+    made = {-1: free, **dict(by_sections(len(ways), lambda i: more.kept(known[i]), limit)), len(ways): start}
+    every = [*ways, more.again.originals]
+    partly = by_layers(start, every, made, functools.partial(more.partly, every), limit, start.seconds)
+    found = best([start, *made.values(), *partly], limit)
+    fits = sorted((c for c in made.values() if c.fits(limit) and c is not start), key=lambda c: c.seconds)
     if rivals and fits:
-        fits.sort(key=lambda c: c.seconds)
-        first, more = fits[0], _since(start, fits[0])
-        bound = first.seconds + WRONG * (start.seconds - first.seconds)
-        others = {c.seconds: c for c in rivals.beside(start) if c.seconds < bound}  # of plans that are alike one
-        others.pop(start.seconds, None)
-        near = {followed(c, more, follow): c for c in others.values()}
-        anew = (other for c in fits[:AGAIN] for other in rivals.anew(c))
-        found = best([found, followed(start, more, rivals.settle), *anew, *near], limit)
-        plan = min(near, key=lambda c: c.seconds, default=None)
-        if plan is not None and plan.seconds < (1 + LIMITS.recomputed) * first.seconds:
-            found = best([found, keeping(near[plan], limit, follow)], limit)
+        found = best([found, *_rivalling(start, fits, limit, follow, rivals)], limit)
     wanted = min((free, *made.values()), key=lambda c: c.seconds)
     with contextlib.suppress(NeedsWholeBatchError):
         for how in microbatches(start) if not wanted.fits(limit) else ():
@@ -132,6 +99,58 @@ def keeping(
                 break
             found = other
     return found.noting(searched=start.searched)
+
+
+class _More:
+    """What a plan could keep of what `jax.checkpoint` computes again. **Fields:** `again`: that."""
+
+    def __init__(self, start: Candidate, limit: float, follow: Follow) -> None:
+        self.start, self.limit, self.follow = start, limit, follow
+        self.again, self._local = self._checkpoints(start.program.graph), local(start)
+
+    def _checkpoints(self, graph: Graph) -> Rematerialized:
+        device, devices = self.start.machine.device, self.start.machine.num_devices
+        return Rematerialized(innermost(graph), Traffic.of(graph, device.compiler), _estimate(device), devices)
+
+    def kept(self, choice: Choice | None) -> Candidate:
+        """The plan that keeps so much."""
+        if choice is None:
+            return self.start
+        how = Keep.of(self.start.program.graph, choice, _share(choice, self._local))
+        return followed(self.start, [how], self.follow)
+
+    def gain(self, choice: Choice | None) -> float:
+        """Seconds that it saves, in as many layers as there is memory for, by estimates."""
+        room = self.limit - self.start.memory.peak_bytes
+        return 0.0 if choice is None else choice.seconds * min(1.0, room / max(_share(choice, self._local), 1.0))
+
+    def partly(self, ways: Sequence[Set[Tensor]], less: int, more: int, layers: Layers) -> Candidate:
+        """The plan that keeps in its first layers what one of these ways leaves, and in the others what another does,
+        see `by_layers`."""
+        part = Part.of(self.start, ways[less] if less >= 0 else frozenset(), ways[more], layers)
+        choice = self._checkpoints(part.graph).keeping(part.values)
+        if choice is None:
+            return self.start
+        near = {t: self._local[of] for t, of in part.like.items() if of in self._local}
+        how = Keep.of(part.graph, choice, _share(choice, near), layers)
+        return self.follow(self.start, *saved(part.program, part.found, [how]))
+
+
+def _rivalling(
+    start: Candidate, fits: Sequence[Candidate], limit: float, follow: Follow, rivals: Rivals
+) -> Iterator[Candidate]:
+    """What else is planned beside what keeps more (`fits`, the fastest first)."""
+    first, more = fits[0], _since(start, fits[0])
+    yield followed(start, more, rivals.settle)
+    for plan in fits[:AGAIN]:
+        yield from rivals.anew(plan)
+    bound = first.seconds + WRONG * (start.seconds - first.seconds)
+    others = {c.seconds: c for c in rivals.beside(start) if c.seconds < bound}  # of plans that are alike one
+    near = {followed(c, more, follow): c for seconds, c in others.items() if seconds != start.seconds}
+    yield from near
+    plan = min(near, key=lambda c: c.seconds, default=None)
+    if plan is not None and plan.seconds < (1 + LIMITS.recomputed) * first.seconds:
+        yield keeping(near[plan], limit, follow)
 
 
 def _since(start: Candidate, plan: Candidate) -> Sequence[Saving]:

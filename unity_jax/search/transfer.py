@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
@@ -30,95 +30,108 @@ def transferred(
     **Arguments:** `like`: what the program of the plan has in place of tensors of this one; `pins`: of this one.
     """
     try:
-        return _transferred(plan, program, like, pins, rules)
+        return _Transfer(plan, program, like, pins, rules).run()
     except LookupError:
         return None
 
 
-def _transferred(
-    plan: Candidate, program: Program, like: Mapping[Tensor, Tensor], pins: Pins, rules: RuleCache
-) -> Decisions:
-    """The same; raises `LookupError` in place of None."""
-    graph, before = program.graph, plan.decisions
-    made_by = {t: op for op in before.strategies for t in op.outputs}
-    reads, read_before = _reads(graph), _reads(plan.program.graph)
-    results = dict(zip(plan.program.graph.outputs, before.outputs, strict=True))
-    strategies, layouts = dict[Op, tuple[int, ...]](), dict[Tensor, Layout]()
+class _Transfer:
+    """What a plan decides, on its way to another program. It raises `LookupError` where something has no like."""
 
-    def layout(t: Tensor) -> Layout:
-        source = like.get(t, t)
-        if source.shape != t.shape:
-            raise LookupError
-        return before.layouts[source]
+    def __init__(
+        self, plan: Candidate, program: Program, like: Mapping[Tensor, Tensor], pins: Pins, rules: RuleCache
+    ) -> None:
+        self.program, self.like, self.pins, self.rules = program, like, pins, rules
+        self.before, self.mesh = plan.decisions, plan.mesh
+        self.made_by = {t: op for op in self.before.strategies for t in op.outputs}
+        self.reads, self.read_before = _reads(program.graph), _reads(plan.program.graph)
+        self.results = dict(zip(plan.program.graph.outputs, self.before.outputs, strict=True))
+        self.strategies, self.layouts = dict[Op, tuple[int, ...]](), dict[Tensor, Layout]()
 
-    def alike(t: Tensor) -> bool:
-        """Whether as many read a partial sum as read its like, each for itself, as elementwise ops do."""
-        return reads[t] == read_before[like.get(t, t)]
+    def run(self) -> Decisions:
+        """The decisions for the other program."""
+        graph = self.program.graph
+        self.layouts.update((t, self.pins.tensors.get(t) or self.layout(t)) for t in graph.inputs)
+        self.decide(graph)
+        outputs = tuple([self.result(i, t) for i, t in enumerate(graph.outputs)])
+        decided = {"strategies": self.strategies, "layouts": self.layouts, "outputs": outputs}
+        return dataclasses.replace(self.before, **decided, rings=frozenset())
 
-    def held(t: Tensor) -> tuple[Tensor, Layout]:
-        """A partial sum whose one reduction serves all that read it; what leaves a layer of the folded program is read
-        by the next one as it leaves."""
-        source = like.get(t, t)
-        return t, results[source] if source in results and source not in before.layouts else layout(t)
-
-    def known(t: Tensor) -> bool:
-        source = like.get(t, t)
-        return source in before.layouts and source.shape == t.shape
-
-    def new_parts(scan: Op, body: Graph) -> Iterator[tuple[Tensor, Layout]]:
-        """What a loop reads parts of that there was not: as the stack lies."""
-        roles = Scan.of(scan.params)
-        for t, stack in zip(body.inputs, scan.inputs, strict=True):
-            if t not in layouts:
-                if t not in body.inputs[roles.sliced]:
-                    raise LookupError
-                yield t, unlift(layouts[stack])
-
-    def new_stacks(scan: Op) -> Iterator[tuple[Tensor, Layout]]:
-        """What a loop stacks that there was not: as its parts are made."""
-        roles, (body,) = Scan.of(scan.params), scan.bodies
-        for stack, t in zip(scan.outputs[roles.stacked], body.outputs[roles.stacked], strict=True):
-            if stack not in layouts:
-                made = layouts.get(t)
-                if made is None:
-                    op = body.producer[t]
-                    made = rules.shard(op, plan.mesh, strategies[op]).result_layouts[op.outputs.index(t)]
-                if made is None or made.partial:
-                    raise LookupError
-                yield stack, lift(made)
-
-    def decide(inner: Graph) -> None:
+    def decide(self, inner: Graph) -> None:
+        """Decide for all ops of a graph, bodies included."""
         for op in inner.ops:
             if is_free(op) or passes_layouts(op):
                 continue
-            for body in op.bodies:
-                layouts.update((t, layout(t)) for t in body.inputs if known(t) or op.name != "scan")
-                if op.name == "scan":
-                    layouts.update(new_parts(op, body))
-                decide(body)
             if op.bodies:
-                layouts.update((t, layout(t)) for t in op.outputs if known(t))
-                if op.name == "scan":
-                    layouts.update(new_stacks(op))
+                self._decide_within(op)
                 continue
-            source = made_by[like.get(op.outputs[0], op.outputs[0])]
-            strategy = strategies[op] = before.strategies[source]
-            if op.signature is not source.signature and strategy not in rules.strategies(op, plan.mesh):
+            source = self.made_by[self.like.get(op.outputs[0], op.outputs[0])]
+            strategy = self.strategies[op] = self.before.strategies[source]
+            if op.signature is not source.signature and strategy not in self.rules.strategies(op, self.mesh):
                 raise LookupError
-            shared = [t for t in op.outputs if reads[t] > 1]
-            if shared and any(lay.partial for lay in rules.shard(op, plan.mesh, strategy).result_layouts):
-                layouts.update(held(t) for t in shared if like.get(t, t) in before.layouts or not alike(t))
+            shared = [t for t in op.outputs if self.reads[t] > 1]
+            if shared and any(lay.partial for lay in self.rules.shard(op, self.mesh, strategy).result_layouts):
+                self.layouts.update(self._reduced_once(shared))
 
-    layouts.update((t, pins.tensors.get(t) or layout(t)) for t in graph.inputs)
-    decide(graph)
+    def _decide_within(self, op: Op) -> None:
+        for body in op.bodies:
+            self.layouts.update((t, self.layout(t)) for t in body.inputs if op.name != "scan" or self.is_known(t))
+            if op.name == "scan":
+                self.layouts.update(self._new_parts(op, body))
+            self.decide(body)
+        self.layouts.update((t, self.layout(t)) for t in op.outputs if self.is_known(t))
+        if op.name == "scan":
+            self.layouts.update(self._new_stacks(op))
 
-    def result(i: int, t: Tensor) -> Layout:
-        if i in program.ties:
-            return layouts[graph.inputs[program.ties[i]]]
-        return pins.outputs.get(i) or results[like.get(t, t)]
+    def layout(self, t: Tensor) -> Layout:
+        """That of the like of a tensor."""
+        source = self.like.get(t, t)
+        if source.shape != t.shape:
+            raise LookupError
+        return self.before.layouts[source]
 
-    outputs = tuple([result(i, t) for i, t in enumerate(graph.outputs)])
-    return dataclasses.replace(before, strategies=strategies, layouts=layouts, outputs=outputs, rings=frozenset())
+    def is_known(self, t: Tensor) -> bool:
+        """Whether a tensor has a like with a layout."""
+        source = self.like.get(t, t)
+        return source in self.before.layouts and source.shape == t.shape
+
+    def result(self, i: int, t: Tensor) -> Layout:
+        """The layout of an output."""
+        if i in self.program.ties:
+            return self.layouts[self.program.graph.inputs[self.program.ties[i]]]
+        return self.pins.outputs.get(i) or self.results[self.like.get(t, t)]
+
+    def _reduced_once(self, shared: Sequence[Tensor]) -> Iterator[tuple[Tensor, Layout]]:
+        """Of tensors that several ops read, those partial sums whose one reduction serves all of them, not each for
+        itself, as elementwise ops do: where as many read the like, it was so there. What leaves a layer of the folded
+        program is read by the next one as it leaves."""
+        for t in shared:
+            source = self.like.get(t, t)
+            if source in self.before.layouts or self.reads[t] != self.read_before[source]:
+                leaves = source in self.results and source not in self.before.layouts
+                yield t, self.results[source] if leaves else self.layout(t)
+
+    def _new_parts(self, scan: Op, body: Graph) -> Iterator[tuple[Tensor, Layout]]:
+        """What a loop reads parts of that there was not: as the stack lies."""
+        roles = Scan.of(scan.params)
+        for t, stack in zip(body.inputs, scan.inputs, strict=True):
+            if t not in self.layouts:
+                if t not in body.inputs[roles.sliced]:
+                    raise LookupError
+                yield t, unlift(self.layouts[stack])
+
+    def _new_stacks(self, scan: Op) -> Iterator[tuple[Tensor, Layout]]:
+        """What a loop stacks that there was not: as its parts are made."""
+        roles, (body,) = Scan.of(scan.params), scan.bodies
+        for stack, t in zip(scan.outputs[roles.stacked], body.outputs[roles.stacked], strict=True):
+            if stack not in self.layouts:
+                made = self.layouts.get(t)
+                if made is None:
+                    op = body.producer[t]
+                    made = self.rules.shard(op, self.mesh, self.strategies[op]).result_layouts[op.outputs.index(t)]
+                if made is None or made.partial:
+                    raise LookupError
+                yield stack, lift(made)
 
 
 def _reads(graph: Graph) -> Counter[Tensor]:
