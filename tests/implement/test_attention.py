@@ -17,6 +17,7 @@ from unity_jax.implement.constants import Constants
 from unity_jax.implement.record import attending
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
+from unity_jax.search import implementing
 from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
 
@@ -332,6 +333,30 @@ def test_kernels_are_chosen_where_they_are_faster(on):
         short = case(16, 32)
         assert implemented(short, machine, SearchOptions()) is short
     assert implemented(long, machine, SearchOptions(attention="xla")) is long
+
+
+def test_of_equal_layers_one_is_priced(monkeypatch):
+    """Time grows with distinct layers, not with all."""
+    priced, both = [], implementing._both
+
+    def noting(graph, group):
+        priced.append(group)
+        return both(graph, group)
+
+    monkeypatch.setattr(implementing, "_both", noting)
+
+    def layers(weights, x):
+        for w in weights:
+            q, k, v = jnp.moveaxis((x @ w).reshape(*x.shape[:2], 8, 3, 64), 3, 0)
+            x = x + jax.nn.dot_product_attention(q, k, v).reshape(x.shape)
+        return jnp.sum(x.astype(jnp.float32) ** 2)
+
+    x = jax.ShapeDtypeStruct((32, 1024, 512), jnp.bfloat16)
+    weights = [jax.ShapeDtypeStruct((512, 1536), jnp.bfloat16)] * 6
+    program = trace(jax.grad(layers), (weights, x), {})
+    done = implemented(program, Machine.preset("h100:8"), SearchOptions())
+    assert len(done.implementations[0].places) == 6
+    assert len(priced) == 1
 
 
 @pytest.mark.parametrize(
