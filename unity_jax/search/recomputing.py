@@ -64,7 +64,8 @@ def keeping(
     `jax.checkpoint` what there is memory for, in all layers or in the last ones; the same where that has been chosen
     before.
 
-    **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not.
+    **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not;
+    `rivals`: what else is planned beside what keeps more; None if nothing is.
     """
     if not start.fits(limit) or any(isinstance(how, Keep) for how in start.program.savings):
         return start
