@@ -3,6 +3,8 @@ again with as much less for it as the compiler was seen to need beyond what was 
 as it was seen to need of that one, since what is predicted to save memory may save less.
 
     unity_jax: train_step needs 71.2 GiB as compiled, the limit is 70 GiB: planned again within 68.6 GiB
+
+Before that, the first plan leaves a part of the limit (`reserving`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from unity_jax import progress
+from unity_jax.search.candidate import Candidate
+from unity_jax.search.limits import LIMITS
 from unity_jax.text import size
 
 T = TypeVar("T")
@@ -21,6 +25,17 @@ TIMES = 3
 
 UNTOLD = 1.1
 """Times the limit that a program is taken to need where the compiler gives up without saying how much it is."""
+
+
+def reserving(limit: float, search: Callable[[int], Candidate]) -> Candidate:
+    """The plan that leaves so much of a limit as compilers may need beyond what is predicted; where there is none, the
+    one within the limit.
+
+    **Arguments:** `search` makes a plan that leaves so many bytes.
+    """
+    spare = round(LIMITS.reserve * limit) if math.isfinite(limit) else 0
+    found = search(spare)
+    return found if found.fits(limit - spare) else search(0)
 
 
 def corrected(

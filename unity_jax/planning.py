@@ -18,7 +18,7 @@ from unity_jax.aot.cycles import CLOCKS
 from unity_jax.aot.finalists import Trial, best_compiled
 from unity_jax.aot.topologies import topology
 from unity_jax.call import Call, JitSettings
-from unity_jax.correction import corrected
+from unity_jax.correction import corrected, reserving
 from unity_jax.errors import PlanError
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
@@ -157,7 +157,7 @@ def make(
     def search(margin: int) -> Candidate:
         return joint.plan(program, machine, max(limit - margin, 1.0), wanted, meshes, rules, settings.search, followed)
 
-    best = search(margin)
+    best = search(margin) if margin else reserving(limit, search)
     if settings.search.compile_candidates:
         best, margin = _as_compiled(program.name, best, mesh, machine, limit, search)
     how, mesh = best.searched, with_devices(mesh, best.mesh, machine)

@@ -31,7 +31,7 @@ from experiments.validation.compiled import COMPILED, arguments, asked, made, pl
 from experiments.validation.kept import compiled
 from unity_jax.aot.bundles import written
 from unity_jax.aot.topologies import topology
-from unity_jax.correction import corrected
+from unity_jax.correction import corrected, reserving
 from unity_jax.machine.machine import Machine
 from unity_jax.search.candidate import Candidate
 from unity_jax.text import seconds, size
@@ -65,14 +65,17 @@ def under_limits(model: str, on: str, parts: Sequence[float], stop: int) -> Iter
             tried.append(needs(found))
             return tried[-1]
 
-        first = joint(program, machine, limit)
+        def search(margin: int, limit: float = limit) -> Candidate:
+            return joint(program, machine, max(limit - margin, 1.0))
+
+        first = reserving(limit, search)
         found, margin = corrected(
             model,
             first,
             limit,
             needs=compiled_bytes,
             predicted=lambda c: c.memory.peak_bytes,
-            again=lambda margin, limit=limit: joint(program, machine, max(limit - margin, 1.0)),
+            again=search,
         )
         yield (
             part,

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from unity_jax.cost.estimates import Estimates
+from unity_jax.kernels.primitive import forward
+from unity_jax.kernels.spec import Operands, Spec
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
@@ -99,6 +101,11 @@ def updated(state, x):
     return 0.9 * state + jax.lax.sort(x)
 
 
+def attended(q, k, v):
+    """Attention, by its kernel."""
+    return forward(Spec(), Operands(q, k, jax.lax.sort(v))).output
+
+
 def add_to_sorted(x, y):
     return jax.lax.sort(x) + y
 
@@ -123,6 +130,7 @@ GATHERED = (jax.lax.sort, (f32(64, 64),), By([WHOLE], [WHOLE], {"sort": 0}))
 
 
 PROGRAMS = {
+    "whole_blocks": ("h100:1", attended, (f32(1, 2, 80, 24),) * 3, "dp"),
     "select_and_scatter_expander": ("h100:1", pooled, (f32(4, 64, 64),) * 2, "dp"),
     "tuple_elements": ("h100:1", dense, (f32(64, 64), f32(16, 64)), "dp"),
     "loop_stacks": ("h100:1", scanned, LAYERS, "dp"),

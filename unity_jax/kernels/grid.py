@@ -4,7 +4,7 @@
     sizes.call(kernel, spec, "q", given, results)     # a program for every block of queries of a head
 
 Which blocks a program computes is a task mapping; a kernel is given the first of its tasks (`Sizes.mapping`).
-Arrays have names, and each name its axes (`AXES`); whole blocks are made of them by padding.
+Whole blocks are made of arrays by padding.
 """
 
 from __future__ import annotations
@@ -22,23 +22,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 
-from unity_jax.kernels.spec import WORD, Operands, Spec
+from unity_jax.kernels.spec import AXES, WORD, Operands, Spec
 from unity_jax.kernels.task_mapping import Task, TaskMapping, repeat, spatial
-from unity_jax.kernels.tiles import LANES, VMEM, padded, whole
+from unity_jax.kernels.tiles import LANES, POSITIONS, VMEM, padded, whole
 
 Platform = Literal["tpu", "gpu", "cpu"]
 """For what kernels are compiled; on CPUs they are interpreted."""
-
-AXES = {
-    **dict.fromkeys(("q", "output", "cotangent", "dq"), "bhqf"),
-    **dict.fromkeys(("k", "v", "dk", "dv"), "bgkf"),
-    **dict.fromkeys(("bias", "mask"), "bhkq"),
-    "sums": "bhsq",
-    "delta": "bh1q",
-    "kept": "bhwq",
-}
-"""How arrays lie: batch, heads, groups of heads that share keys, queries, keys or words of them, features."""
-
 
 class Blocks(NamedTuple):
     """How many queries and keys a step of a kernel takes."""
@@ -47,7 +36,7 @@ class Blocks(NamedTuple):
     keys: int
 
 
-BLOCKS: Mapping[Platform, Blocks] = {"gpu": Blocks(64, 64), "cpu": Blocks(128, 128)}
+BLOCKS: Mapping[Platform, Blocks] = {"gpu": Blocks(POSITIONS, POSITIONS), "cpu": Blocks(128, 128)}
 """Of all kernels; for TPUs they are tuned."""
 
 TUNED = Path(__file__).with_name("blocks.csv")

@@ -15,6 +15,17 @@ WORD = 32
 """How many keys share a word of bits."""
 
 
+AXES = {
+    **dict.fromkeys(("q", "output", "cotangent", "dq"), "bhqf"),
+    **dict.fromkeys(("k", "v", "dk", "dv"), "bgkf"),
+    **dict.fromkeys(("bias", "mask"), "bhkq"),
+    "sums": "bhsq",
+    "delta": "bh1q",
+    "kept": "bhwq",
+}
+"""How arrays lie: batch, heads, groups of heads that share keys, queries, keys or words of them, features."""
+
+
 @dataclass(frozen=True)
 class Spec:
     """What an attention computes besides its operands.

@@ -5,6 +5,9 @@ from __future__ import annotations
 LANES = 128
 """What blocks are multiples of."""
 
+POSITIONS = 64
+"""How many queries and keys a block of a GPU's kernel has; those of TPUs are tuned."""
+
 NARROWEST = 16
 """The fewest features of a product that Triton computes."""
 

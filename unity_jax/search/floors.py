@@ -7,8 +7,10 @@ of a step's duration. These are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from unity_jax.cost.timeline import unhidden
 from unity_jax.machine.device import Device
@@ -53,6 +55,11 @@ def wasted_seconds(built: Built, assignment: Sequence[int], device: Device) -> f
 def arithmetic_seconds(built: Built, assignment: Sequence[int]) -> float:
     """The arithmetic of a plan: no overlap hides any of it."""
     return sum(float(seconds[choice]) for seconds, choice in zip(built.arithmetic, assignment, strict=True))
+
+
+def by_arithmetic(built: Built, seeds: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    """Plans by name, those first whose arithmetic takes least."""
+    return sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1]))
 
 
 class Floors:

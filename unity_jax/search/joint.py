@@ -123,8 +123,8 @@ def _plan(
             of = planner if plan.program is program else planner.like(plan.program)
             return [c for mesh in planner.tried(few) for c in of.experts(mesh, LIMITS.behind * plan.seconds)]
 
-        def anew(plan: Candidate) -> Sequence[Candidate]:
-            return planner.like(plan.program).experts(plan.mesh, plan.seconds)
+        def anew(plan: Candidate, most: float) -> Sequence[Candidate]:
+            return planner.like(plan.program).experts(plan.mesh, most, every=False)
 
         rivals = Rivals(beside, anew, functools.partial(planner.following, settled=True))
         found = keeping(found, planner.limit, planner.following, microbatches, rivals)

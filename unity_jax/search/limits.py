@@ -37,6 +37,9 @@ class Limits:
     needs: float = 1.25
     """Times the limit that a plan of an expert takes by the problem's liveness that is not made, if that is more than
     some plan needs: over the zoo that is .66 to 1.01 of what plans need."""
+    reserve: float = 0.1
+    """The part of it that the first plan leaves: XLA's heap has gaps, and its schedules hold some values for longer
+    than is predicted."""
     tightened: int = 3
     """How often a problem is solved under a limit that is tightened."""
     recomputed: float = 0.01

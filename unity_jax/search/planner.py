@@ -25,7 +25,7 @@ from unity_jax.search.built import Built, Solved
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.common import Common
 from unity_jax.search.experts import Expert, expert_seeds, experts
-from unity_jax.search.floors import Floors, arithmetic_seconds, wasted_seconds
+from unity_jax.search.floors import Floors, arithmetic_seconds, by_arithmetic, wasted_seconds
 from unity_jax.search.limited import Held, argument_bytes, followed, tightened, with_rivals
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.memory_model import divided, least_peak, priced_by_memory, usage
@@ -70,11 +70,8 @@ class Planner:
         self, program: Program, limit: float | None = None, pins: Pins | None = None, follows: bool = False
     ) -> Planner:
         """A planner for a variant of the program, with the same limit and pins unless given; what equal ops share is
-        shared, and what was found for the program is where it starts.
-
-        **Arguments:** `follows`: it goes no further: of a mesh for which this planner has a solution it takes that,
-        with what is best for what differs.
-        """
+        shared, and what was found for the program is where it starts. **Arguments:** `follows`: it goes no further: of
+        a mesh for which this planner has a solution it takes that, with what is best for what differs."""
         other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins, self.rivals)
         other.common, other._base, other._follows = self.common, self, follows
         return other
@@ -185,12 +182,16 @@ class Planner:
         self._compete(found, mesh)
         return found
 
-    def experts(self, mesh: MeshAxes, most: float) -> list[Candidate]:
-        """What experts would do on a mesh without a memory limit, as far as it may take less than so many seconds."""
-        built = self.problem(mesh)
-        seeds = self._completed(built, experts(mesh)).items()
-        made = (self._finish(built, x, True, name) for name, x in seeds if self.floor(built, x, most) < most)
-        return [plan for plan in made if plan.seconds < most]
+    def experts(self, mesh: MeshAxes, most: float, every: bool = True) -> list[Candidate]:
+        """What experts would do on a mesh without a memory limit, as far as it takes less than so many seconds; unless
+        `every` such plan is wanted, less than those before that fit, too."""
+        built, found = self.problem(mesh), list[Candidate]()
+        for name, seed in by_arithmetic(built, self._completed(built, experts(mesh))):
+            if self._least.get((mesh, name), 0.0) < most and self.floor(built, seed, most) < most:
+                made = self._finish(built, seed, True, name)
+                found += [made] if made.seconds < most else []
+                most = min(most, made.seconds) if not every and made.fits(self.limit) else most
+        return found
 
     def _compete(self, found: list[Candidate], mesh: MeshAxes) -> None:
         """Add the planner's answer for one mesh, and the seeds that could be better than all that is there."""
@@ -244,12 +245,10 @@ class Planner:
 
     def _contend(self, found: list[Candidate], built: Built, keep: bool, seeds: Mapping[str, np.ndarray]) -> None:
         """Add every seed that could be faster than the fastest of `found` that fits; every one if rivals are wanted.
-        None whose arguments alone, or all that it has in memory, are more than fits, and than what is there takes.
-
-        Of a variant none could be that was far behind for the program that it is made of. What gathers weights again is
-        not faster than the same without (`keep`).
-        """
-        for name, seed in sorted(seeds.items(), key=lambda item: arithmetic_seconds(built, item[1])):
+        None whose arguments alone, or all that it has in memory, are more than fits, and than what is there takes. Of a
+        variant none could be that was far behind for the program that it is made of. What gathers weights again is not
+        faster than the same without (`keep`)."""
+        for name, seed in by_arithmetic(built, seeds):
             now, key = best(found, self.limit), (built.mesh, name, keep)
             taken = now.memory.peak_bytes
             if argument_bytes(built, seed, self.program.on_host) > max(self.limit, taken):

@@ -44,11 +44,11 @@ INTERPOLATED = 2
 class Rivals(NamedTuple):
     """What else is planned beside what keeps more. **Fields:** `beside`: other plans of the program of one, nearly as
     fast, that keep what the best one keeps, too, and the nearest of them what is best for it; `anew`: plans of the
-    program of one that are faster; `settle`: makes the best one once more, with care for where what it keeps lies;
-    `seconds` of a plan that there is already."""
+    program of one that take less than so many seconds; `settle`: makes the best one once more, with care for where what
+    it keeps lies; `seconds` of a plan that there is already."""
 
     beside: Callable[[Candidate], Sequence[Candidate]]
-    anew: Callable[[Candidate], Sequence[Candidate]]
+    anew: Callable[[Candidate, float], Sequence[Candidate]]
     settle: Follow
     seconds: float = math.inf
 
@@ -142,9 +142,10 @@ def _rivalling(
 ) -> Iterator[Candidate]:
     """What else is planned beside what keeps more (`fits`, the fastest first)."""
     first, more = fits[0], _since(start, fits[0])
-    yield followed(start, more, rivals.settle)
+    found = [first, followed(start, more, rivals.settle)]
     for plan in fits[:AGAIN]:
-        yield from rivals.anew(plan)
+        found += rivals.anew(plan, best(found, limit).seconds)
+    yield from found
     bound = first.seconds + WRONG * (start.seconds - first.seconds)
     others = {c.seconds: c for c in rivals.beside(start) if c.seconds < bound}  # of plans that are alike one
     near = {followed(c, more, follow): c for seconds, c in others.items() if seconds != start.seconds}

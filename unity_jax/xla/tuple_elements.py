@@ -22,4 +22,4 @@ def tuple_elements(module: Module) -> None:
 
 def _is_tuple(i: Instruction) -> bool:
     is_dot = i.kernel is not None and i.kernel.root.name == "dot_general"
-    return len(i.makes) > 1 or bool(i.bodies) or is_dot or i.start is not None or i.opcode.endswith("-start")
+    return len(i.makes) > 1 or bool(i.bodies) or is_dot or i.opcode.endswith("-start")
