@@ -4,7 +4,7 @@ as it was seen to need of that one, since what is predicted to save memory may s
 
     unity_jax: train_step needs 71.2 GiB as compiled, the limit is 70 GiB: planned again within 68.6 GiB
 
-Before that, the first plan leaves a part of the limit (`reserving`).
+Before that, the first plan leaves a part of the limit, if it can (`reserving`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ UNTOLD = 1.1
 
 
 def reserving(limit: float, search: Callable[[int], Candidate]) -> Candidate:
-    """The plan that leaves so much of a limit as compilers may need beyond what is predicted; where there is none, the
-    one within the limit.
+    """The plan within a limit; if it saves memory, rather one that leaves so much of the limit as compilers may need
+    beyond what is predicted, unless that costs too much time.
 
     **Arguments:** `search` makes a plan that leaves so many bytes.
     """
-    spare = round(LIMITS.reserve * limit) if math.isfinite(limit) else 0
-    found = search(spare)
-    return found if found.fits(limit - spare) else search(0)
+    found, spare = search(0), round(LIMITS.reserve * limit) if math.isfinite(limit) else 0
+    if not found.program.savings or found.fits(limit - spare) or not found.fits(limit):
+        return found
+    other = search(spare)
+    return other if other.fits(limit - spare) and other.seconds <= LIMITS.reserved * found.seconds else found
 
 
 def corrected(

@@ -82,7 +82,8 @@ def plan(
     most = within = machine.device.memory_bytes if limit is None else limit
     for _ in range(LIMITS.tightened):
         small = _plan(layers.program, machine, within, layers.pins, meshes, single, options, follows)
-        found = unfolded([*((program, way) for way in folds.made.values()), *also], small, limit, pins, rules)
+        ways = [*((program, way) for way in folds.made.values()), *also]
+        found = unfolded(ways, small, limit, pins, rules, every=options.compile_candidates > 0)
         if found.fits(most) or not small.fits(within):
             break
         if some_layers(small.program.savings) is not None:  # the folded program tells less well what they need
@@ -133,6 +134,7 @@ def _plan(
             other = keeping(form, planner.limit, planner.following, microbatches, there)
             found = best([found, other], planner.limit)
         if any(isinstance(how, Keep) for how in found.program.savings):  # which leaves less arithmetic
+            found = found if found.decisions.rings else planner.ringed([found])
             found = found.noting(lower_bound=planner.like(found.program).problem(found.mesh).least_seconds)
     return found.noting(searched=searched)
 
@@ -156,18 +158,21 @@ def _on_meshes(
         first, sketches = _fitting(planner, planner.plan(meshes), meshes, options), []
         if first.program.savings or not first.fits(planner.limit):
             return first.noting(searched=planner.searched(meshes) + first.searched)
-    found, searched = _rewritten(planner, first, rules)
+    found, gain, searched = _rewritten(planner, first, rules)
     paired = [r for r in rules if r in stacking()]
     if found and paired and towers(first.program.graph):  # stacked, they suit the mesh that has an axis for them
         for other in sketches:
             if other.mesh != first.mesh and other.fits(planner.limit) and other.seconds <= LIMITS.worse * first.seconds:
-                more, tried = _rewritten(planner, other, paired)
-                found, searched = found + more, searched + tried
+                more, by, tried = _rewritten(planner, other, paired)
+                found, gain, searched = found + more, max(gain, by), searched + tried
     if not found:
         chosen = planner.plan(meshes) if sketches else first
         return chosen.noting(searched=planner.searched(meshes) + searched)
     chosen = planner.plan(planner.tried(meshes) if sketches else [], found if sketches else [first, *found])
-    near = [c.mesh for c in sketches if c.seconds <= LIMITS.worse * first.seconds]
+    if gain > LIMITS.behind:  # and elsewhere maybe more
+        near = planner.tried(meshes)
+    else:
+        near = [c.mesh for c in sketches if c.seconds <= LIMITS.worse * first.seconds]
     likely = list(dict.fromkeys([first.mesh, chosen.mesh, *near]))
     searched += planner.searched(meshes)
     for program in _distinct(c.program for c in found):
@@ -268,37 +273,39 @@ def one_device(machine: Machine) -> Machine:
     return Machine(f"one {machine.device.kind}", (machine.device,), (Level("device", 1, math.inf, 0.0),))
 
 
-def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tuple[list[Candidate], Searched]:
+def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tuple[list[Candidate], float, Searched]:
     """Variants for the same mesh that may be faster, the best first: what the search finds, and the program as it is
     best on one device, which another layout may suit better, if there is one: code that names mesh axes is for several.
-    And how many were tried."""
+    How many times as fast they are, there or on one device, which is what they may be elsewhere; and how many were
+    tried."""
     paired = [r for r in rules if r in stacking()]
     single = [r for r in rules if is_applicable(r)]
     limit, several = planner.limit, planner.machine.num_devices > 1 and code_mesh(first.program.graph) is None
     moves = Moves(planner, single, paired, (LIMITS.worse - 1) * planner.machine.num_devices * first.seconds)
     search = Search(planner, moves)
     found, searched = search.run(first), search.searched
-    seed, alone = _seed(planner, first, moves) if several else (first, Searched())
+    seed, gain, alone = _seed(planner, first, moves) if several else (first, 1.0, Searched())
     searched += alone
     if is_better(seed, found, limit):
         search = Search(planner, moves)
         found = search.run(seed)
         searched += search.searched
     rivals = [seed] if seed is not found and seed.fits(limit) else []
-    return [planner.common.known(c) for c in (found, *rivals) if c is not first], searched
+    gain = max(gain, first.seconds / found.seconds)
+    return [planner.common.known(c) for c in (found, *rivals) if c is not first], gain, searched
 
 
-def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, Searched]:
-    """The program rewritten for one device, planned; what its rewrites save together is divided as it is there. And how
-    many variants were tried."""
+def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, float, Searched]:
+    """The program rewritten for one device, planned; what its rewrites save together is divided as it is there. How
+    many times as fast it is there, and how many variants were tried."""
     single = one_device(planner.machine)
     scout = Alone(start.program, single, planner.rules)
     before = scout.promising(*mesh_candidates(1, single))
     search = Search(scout, moves)
     after = search.run(before)
     if after is before:
-        return start, search.searched
+        return start, 1.0, search.searched
     made = planner.like(after.program, follows=True).promising(start.mesh)
     rewrites = shared_out(after.program.rewrites, start.seconds - made.seconds)
     program = after.program.rewritten(after.program.graph, rewrites)
-    return made.noting(program=program), search.searched
+    return made.noting(program=program), before.seconds / after.seconds, search.searched

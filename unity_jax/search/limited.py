@@ -83,16 +83,15 @@ def tightened(
 
 
 def with_rivals(
-    chosen: Candidate, found: Sequence[Candidate], limit: float, count: int, near: float = 0.0
+    chosen: Candidate, found: Sequence[Candidate], limit: float, count: int, most: float = 0.0
 ) -> Candidate:
-    """The chosen candidate with the next best ones that fit, at most so many, or those that are nearly as fast.
-
-    **Arguments:** `near`: how much slower these are at most, as a part.
-    """
-    most = math.inf if count else (1 + near) * chosen.seconds
-    others = (c for f in found for c in (f, *f.rivals) if c.seconds <= most)
-    known = {(c.seconds, c.memory.peak_bytes): c for c in others if c.fits(limit)} if count or near else {}
-    known.pop((chosen.seconds, chosen.memory.peak_bytes), None)
-    nearest = sorted(known.values(), key=lambda c: c.seconds)
-    taken = [c for i, c in enumerate(nearest) if i < count or c.seconds <= (1 + near) * chosen.seconds]
+    """The chosen candidate with the next best ones: at most so many that fit, or those that take so many seconds at
+    most."""
+    others = sorted((c for f in found for c in (f, *f.rivals)), key=lambda c: c.seconds)
+    if count:
+        known = {(c.seconds, c.memory.peak_bytes): c for c in others if c.fits(limit)}
+        known.pop((chosen.seconds, chosen.memory.peak_bytes), None)
+        taken = [*known.values()][:count]
+    else:
+        taken = [*{c.seconds: c for c in others if chosen.seconds < c.seconds <= most}.values()]
     return chosen.noting(rivals=tuple(c.noting(rivals=()) for c in taken)) if taken else chosen

@@ -119,7 +119,8 @@ class Planner:
             own = (self._proposals[mesh], *(c for c in found if c.mesh == mesh))
             if min(c.seconds for c in own) <= LIMITS.behind * now.seconds:
                 found.append(self._searched(mesh))
-        return with_rivals(self._with_rings(found), found, self.limit, self.rivals, self.near)
+        chosen = self.ringed(found)
+        return with_rivals(chosen, found, self.limit, self.rivals, LIMITS.behind * chosen.seconds if self.near else 0.0)
 
     def _may_win(self, found: Sequence[Candidate], mesh: MeshAxes) -> bool:
         """Whether a mesh may be better than what the search found for another one: by what communication takes there,
@@ -238,7 +239,7 @@ class Planner:
         self._proposals[mesh] = self._finish(built, found, True, "search")
         return self._proposals[mesh]
 
-    def _with_rings(self, found: Sequence[Candidate]) -> Candidate:
+    def ringed(self, found: Sequence[Candidate]) -> Candidate:
         """The best of some candidates, its collectives as rings where that is faster."""
         now = best(found, self.limit)
         return with_rings(found, now, self.limit, self.common.ringed) if now.fits(self.limit) else now

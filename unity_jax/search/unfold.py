@@ -15,6 +15,7 @@ from unity_jax.rewrite.sites import Finder, Kinds, Step, counterparts, fingerpri
 from unity_jax.search.candidate import Candidate, Pins, best
 from unity_jax.search.fold import Folded, folded
 from unity_jax.search.following import saving
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.planner import Planner
 
 LIKE = 1
@@ -28,25 +29,33 @@ def unfolded(
     limit: float | None,
     pins: Pins,
     rules: Sequence[Rule],
+    every: bool = False,
 ) -> Candidate:
     """The plan of a whole program that does in each layer what a plan of the folded one does; the best one of that and
-    what is nearly as fast there (`Candidate.rivals`), which become its rivals.
+    its rivals (`Candidate.rivals`): those that are nearly as fast there, and where the whole is slower than told, those
+    that are told to be faster than that. They become its rivals.
 
     **Arguments:** `wholes`: the program, and others that compute the same, each with itself folded: plans are of one of
-    these, or of the first one rewritten; `rules`: those with which that may have been.
+    these, or of the first one rewritten; `rules`: those with which that may have been; `every`: rivals are all wanted.
     """
     found, planners = list[Candidate](), dict[Program, tuple[Planner, Mapping[Tensor, Tensor]]]()
+    most = plan.machine.device.memory_bytes if limit is None else limit
     for small in (plan, *plan.rivals):
+        if found and not every:
+            if small.seconds > max(best(found, most).seconds, (1 + LIMITS.alike) * plan.seconds):
+                break
+            if not small.fits(most):
+                continue
         if small.program not in planners:
             before = small.program.keeping or small.program
             whole, deep = next((w for w in wholes if w[1].program.graph is before.graph), wholes[0])
             if before.graph is deep.program.graph and before.rewrites:
                 whole = whole.rewritten(whole.graph, before.rewrites)  # what each saves may be told anew
             program, like = rewritten(whole, deep, small.program, pins, rules)
-            planners[small.program] = Planner(program, plan.machine, limit, pins), like
+            planners[small.program] = Planner(program, plan.machine, most, pins), like
         planner, like = planners[small.program]
         found.append(planner.as_decided(small, like))
-    chosen = best(found, planner.limit)
+    chosen = best(found, most)
     return chosen.noting(searched=plan.searched, rivals=tuple(c for c in found if c is not chosen))
 
 
