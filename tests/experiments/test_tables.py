@@ -23,6 +23,7 @@ from experiments.baselines import (
     padded_program,
     program_of,
     ringed,
+    sequential,
 )
 from experiments.made_by import ROOT
 from experiments.padded import padded
@@ -31,7 +32,7 @@ from experiments.summaries import by_family, middle, ratios
 from experiments.tables import together
 from experiments.tables.mesh_sweep import batches, speed_up
 from experiments.tables.rules_used import used
-from experiments.tables.unity_table import paper, verdicts
+from experiments.tables.unity_table import CASES, paper, program_on, verdicts
 from experiments.validation import agreement, confirmed, ranking
 from experiments.validation.compiled import SETS
 from unity_jax.cost.program import local_bytes
@@ -322,3 +323,11 @@ def test_experts_split_tables_over_all_data_axes_or_one():
     assert [e.name for e in experts(one) if e.tables] == ["dp(x) x tables(x)"]
     assert [e.tables for e in experts(two) if e.tables] == [("x", "y"), ("x",), ("y",)]
     assert [e.is_combined for e in experts(two) if e.tables] == [False, True, True]
+
+
+def test_never_worse_than_rewritten_first():
+    """Once the gradients of tables are rows, they are split best over other axes than before."""
+    machine = Machine.preset("v100-summit:2x6")
+    program = program_on("xdl", machine, CASES["xdl"].batch)
+    chosen = joint(program, machine)
+    assert chosen.program.rewrites and chosen.seconds <= sequential(program, machine, known=chosen).seconds

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import unity_jax as unity
-from unity_jax.search import joint, planner
+from unity_jax.search import joint, planner, unfold
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.limits import LIMITS
 
@@ -36,11 +36,12 @@ def step(params: Any, x: jax.Array) -> Any:
 def test_plans_and_rivals_of_a_second_signature_are_of_two_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is written, and rewritten as for the first signature: whichever of them the plan is of, the other one's
     plans are rivals."""
-    monkeypatch.setattr(planner, "LIMITS", dataclasses.replace(LIMITS, alike=0.5))
+    for module in (planner, unfold):
+        monkeypatch.setattr(module, "LIMITS", dataclasses.replace(LIMITS, alike=0.5, behind=1.5))
     unfolded, found = joint.unfolded, list[tuple[Candidate, Candidate]]()
 
-    def noted(wholes: Any, plan: Candidate, *rest: Any) -> Candidate:
-        found.append((plan, unfolded(wholes, plan, *rest)))
+    def noted(wholes: Any, plan: Candidate, *rest: Any, **named: Any) -> Candidate:
+        found.append((plan, unfolded(wholes, plan, *rest, **named)))
         return found[-1][1]
 
     monkeypatch.setattr(joint, "unfolded", noted)
@@ -54,8 +55,41 @@ def test_plans_and_rivals_of_a_second_signature_are_of_two_programs(monkeypatch:
     assert not all(small.program.rewrites for small, _ in found[1:])  # rivals are rewritten, and it is not
 
 
+@pytest.mark.parametrize("beyond", [1.0, 1.2])
+def test_rivals_are_done_where_they_are_told_to_be_faster_than_the_whole_is(
+    monkeypatch: pytest.MonkeyPatch, beyond: float
+) -> None:
+    """The whole takes so many times as long as the folded program tells of its best plan."""
+    given = list[Any]()
+    monkeypatch.setattr(joint, "unfolded", lambda *args, **_: given.append(args) or unfold.unfolded(*args))
+    wide, of = Shape((1024, 1024), BF16), {"machine": "h100:8", "donate_argnums": 0}
+    unity.plan(step, ([wide] * 18, wide, wide), Shape((4096, 1024), BF16), **of, options=unity.Options(cache=None))
+    (args,) = given
+    best, rivals, done = args[1], args[1].rivals, list[Candidate]()
+    as_decided, seconds = planner.Planner.as_decided, Candidate.seconds.fget
+    assert seconds is not None and rivals and [c.seconds for c in rivals] == sorted(c.seconds for c in rivals)
+    assert best.seconds < rivals[0].seconds and rivals[-1].seconds <= LIMITS.behind * best.seconds
+
+    def noted(self: planner.Planner, plan: Candidate, *rest: Any) -> Candidate:
+        done.append(plan)
+        slow.append(as_decided(self, plan, *rest))
+        return slow[-1]
+
+    slow = list[Candidate]()
+    first = lambda c: beyond if slow and c is slow[0] else 1.0  # noqa: E731
+    monkeypatch.setattr(planner.Planner, "as_decided", noted)
+    monkeypatch.setattr(Candidate, "seconds", property(lambda c: first(c) * seconds(c)))
+    chosen = unfold.unfolded(*args)
+    fastest = min(c.seconds for c in slow)
+    assert chosen.seconds == fastest and done[0] is best
+    told = max(fastest, (1 + LIMITS.alike) * best.seconds)
+    assert done[1:] == [c for c in rivals if c.seconds <= told or c in done]
+    assert (len(done) > 1) == (beyond > 1 or rivals[0].seconds <= told)
+
+
 def test_what_a_folded_program_decides_is_done_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a problem of the whole is built, in which nothing but the layouts of results is left to choose."""
+    monkeypatch.setattr(planner, "with_rivals", lambda chosen, *_: chosen)
     wide = Shape((1024, 1024), BF16)
     asked, transferred = list[bool](), planner.transferred
 
