@@ -60,9 +60,6 @@ class Limits:
     """Ops of all of them together, of folded programs if they are deep."""
     made: int = 3
     """How many are made for each that may be planned."""
-    following: int = 16
-    """Steps that follow from one: over the zoo twelve at most but for two moves; of a graph network whose gathers may
-    move behind its layers fifty-seven, of every move near them."""
     worse: float = 1.05
     """How much slower than the best one may be that is rewritten further (MetaFlow, section 4)."""
     saves: float = 1e-3

@@ -32,7 +32,7 @@ FEW = 8
 """How many ways are all tried."""
 
 AGAIN = 3
-"""For how many programs that keep more in all layers other plans are made."""
+"""For how many programs that keep more in all layers other plans are made, and that others follow."""
 
 WRONG = 2.0
 """By what factor an estimate of what is saved may be too low."""
@@ -148,7 +148,8 @@ def _rivalling(
     yield from found
     bound = first.seconds + WRONG * (start.seconds - first.seconds)
     others = {c.seconds: c for c in rivals.beside(start) if c.seconds < bound}  # of plans that are alike one
-    near = {followed(c, more, follow): c for seconds, c in others.items() if seconds != start.seconds}
+    apart = [c for seconds, c in others.items() if seconds != start.seconds]
+    near = {followed(c, _since(start, plan), follow): c for plan in fits[:AGAIN] for c in apart}
     yield from near
     plan = min(near, key=lambda c: c.seconds, default=None)
     if plan is not None and plan.seconds < (1 + LIMITS.recomputed) * first.seconds:

@@ -61,7 +61,7 @@ def fitting(
     for start in others:
         now = best(made, limit)
         if now.fits(limit) and start.program is first.program:  # what is best of the one is tried with the other
-            made += [start, followed(start, now.program.savings, follow)]
+            made += [*ways.by_chunks(start, made), followed(start, now.program.savings, follow)]
         else:
             made += ways.of(start)
     if not checkpoints and (kept := keeping(first, math.inf, follow)).program is not first.program:
@@ -104,9 +104,9 @@ class _Ways:
             parts += self._accumulating(start, self._fastest(known))
         except NeedsWholeBatchError as error:
             self.entire[str(error)] = None
-        forms = list(self._by_chunks(start, [*known, *parts]))
+        forms = list(self.by_chunks(start, [*known, *parts]))
         made, last = [*forms, *parts], [*forms, *parts][-1]
-        made += self._by_chunks(last, made) if last.seconds < self._fastest(known) else ()
+        made += self.by_chunks(last, made) if last.seconds < self._fastest(known) else ()
         for least in [c for c in parts if not c.fits(self.limit)][-1:]:  # each computes some again
             made += self._more(least, self._again, best([*made, *known], self.limit))
         for form in _least(forms):
@@ -121,7 +121,7 @@ class _Ways:
         """Seconds of the fastest plan that fits."""
         return min((c.seconds for c in plans if c.fits(self.limit)), default=math.inf)
 
-    def _by_chunks(self, start: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate]:
+    def by_chunks(self, start: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """A plan with ever more by chunks, as long as it may be faster than those that are known."""
         most = self._fastest(known)
         for made in by_chunks(start, self.limit, self.follow):

@@ -214,7 +214,7 @@ class Moves:
                     again = finder.again(place)
                     if again is not None and again.gain.work > 0:
                         found[place.spots] = again
-            following = self._following(finder, found.values(), total) if len(steps) <= LIMITS.following else None
+            following = self._following(finder, found.values(), total)
             if following is None:
                 return graph, steps
             old, (graph, new, step, total, left) = graph, following
