@@ -89,8 +89,8 @@ def test_what_checkpoints_would_compute_again_is_kept_where_memory_is_left(name)
     obeyed = planned(step, *args, options=unity.Options(cache=None, checkpoint="keep"))
     assert kinds(plan) == {Keep} and not obeyed.saving
     assert plan.predicted.step_seconds < obeyed.predicted.step_seconds
-    if plan.label == obeyed.label:  # with other layouts it may take less
-        assert plan.predicted.peak_bytes > obeyed.predicted.peak_bytes
+    divides_more = (obeyed.label, plan.label) == ("zero1(x)", "fsdp(x)")  # its weights, too
+    assert divides_more != (plan.predicted.peak_bytes > obeyed.predicted.peak_bytes)
     assert "  uses memory  keeps " in str(plan) and "that jax.checkpoint would recompute" in str(plan)
     found = verify_on(plan, "cpu:8", jax.devices())
     assert found.lowered and not found.differences

@@ -63,8 +63,9 @@ def plan(
     nor, unless one is `followed`, than that of the program rewritten for one device on the mesh that is best for the
     program as it is. Of a deep program the folded one is planned.
 
-    Rewritten programs are planned for the meshes that came near the best. A program that does not fit as it is is not
-    rewritten: what it needs is memory, which is not what rewriting saves. It is made to keep less (`saving`).
+    Rewritten programs are planned for the meshes that came near the best, or for all where rewrites save much. A
+    program that does not fit as it is is not rewritten: what it needs is memory, which is not what rewriting saves. It
+    is made to keep less (`saving`).
 
     **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
     """
