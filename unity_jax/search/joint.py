@@ -292,7 +292,7 @@ def _rewritten(planner: Planner, first: Candidate, rules: Sequence[Rule]) -> tup
         found = search.run(seed)
         searched += search.searched
     rivals = [seed] if seed is not found and seed.fits(limit) else []
-    gain = max(gain, first.seconds / found.seconds)
+    gain = max(gain, _times_as_fast(found, first))
     return [planner.common.known(c) for c in (found, *rivals) if c is not first], gain, searched
 
 
@@ -309,4 +309,11 @@ def _seed(planner: Planner, start: Candidate, moves: Moves) -> tuple[Candidate, 
     made = planner.like(after.program, follows=True).promising(start.mesh)
     rewrites = shared_out(after.program.rewrites, start.seconds - made.seconds)
     program = after.program.rewritten(after.program.graph, rewrites)
-    return made.noting(program=program), before.seconds / after.seconds, search.searched
+    return made.noting(program=program), _times_as_fast(after, before), search.searched
+
+
+def _times_as_fast(after: Candidate, before: Candidate) -> float:
+    """How many times as fast a plan is; one time where there is nothing to do in either."""
+    if after.seconds == before.seconds:
+        return 1.0
+    return before.seconds / after.seconds if after.seconds else math.inf
