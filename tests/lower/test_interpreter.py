@@ -10,6 +10,7 @@ from unity_jax.aot.collectives import Collective, count_difference, stablehlo_co
 from unity_jax.lower.compile import lower
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import collectives
+from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.assemble import Decisions, is_free
@@ -121,3 +122,21 @@ def test_barriers_are_lowered():
     assert barriers > 0
     assert lower(case.program, plan.graph, plan.mesh).as_text().count("optimization_barrier") == barriers
     agree(case, plan)
+
+
+def test_padding_is_overwritten_once():
+    """What several ops read without its padding is made so; who can read it with its padding reads the same."""
+
+    def fn(x, w):
+        y = jnp.tanh(x)
+        return x.T @ y, y @ w, y.sum(1)
+
+    case = Case.of(fn, (some(16, 30), some(30, 8)))
+    decisions = replicated(case)
+    for op in decisions.strategies:
+        sizes = [f.size for f in rule_of(op).factors]
+        decisions.strategies[op] = (max(i for i, n in enumerate(sizes) if n == 30),) if 30 in sizes else (-1,)
+    plan = case.planned(AXES, decisions)
+    agree(case, plan)
+    text = lower(case.program, plan.graph, plan.mesh).as_text()
+    assert text.count("stablehlo.tanh") == 1 and text.count("call @_where") == 2  # of y and of w

@@ -158,6 +158,9 @@ def _program(shard: Shard, mesh: Mesh) -> Callable[..., Any]:
 
     def body(*stacked: Any) -> Any:
         local = [_undata(x[lead], t.dtype) for x, t in zip(stacked, shard.op.inputs, strict=True)]
+        for i, fills in enumerate(shard.fills):
+            for fill in fills:
+                local[i] = fill(local[i])
         return [_traced_data(y)[(None,) * len(lead)] for y in shard.run(local)]
 
     specs = PartitionSpec(*mesh.axis_names)

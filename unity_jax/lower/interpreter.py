@@ -6,7 +6,8 @@ Exactly the plan's collectives are issued, in the plan's order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from unity_jax import _compat
 from unity_jax.lower.moves import apply_move
 from unity_jax.lower.order import arrived, communicates, held, waits
+from unity_jax.ops.rule import Fill
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import START, Scan, While
 from unity_jax.pcg.mesh import MeshAxes
@@ -29,13 +31,40 @@ def run(graph: Graph, mesh: MeshAxes, inputs: Sequence[Any], until: Any = None) 
     waiting = {} if until is None else waits(graph)
     env: dict[Tensor, Any] = dict(zip(graph.inputs, inputs, strict=True))
 
+    once = _fills(graph)
+
     def read(t: Tensor) -> Any:
         return t.literal if t.literal is not None else env[t]
 
     for op in graph.ops:
         last = arrived(until, map(read, waiting[op])) if op in waiting else until
-        env.update(zip(op.outputs, evaluate(op, mesh, [read(t) for t in op.inputs], last), strict=True))
+        operands = [read(t) for t in op.inputs]
+        if op.shard is not None:
+            rest = (
+                [f for f in fills if f not in once.get(t, ())]
+                for t, fills in zip(op.inputs, op.shard.fills, strict=True)
+            )
+            operands = list(map(_filled, operands, rest))
+        found = evaluate(op, mesh, operands, last)
+        env.update({t: _filled(x, once.get(t, ())) for t, x in zip(op.outputs, found, strict=True)})
     return [read(t) for t in graph.outputs]
+
+
+def _fills(graph: Graph) -> dict[Tensor, list[Fill]]:
+    """Fills of what a graph makes, along each dimension what the first needs that reads it; then it is done once, and
+    those that need none read the same: a second copy of a large array costs more than they gain. Of what a graph is
+    given there is one copy anyway."""
+    made, found = {t for op in graph.ops for t in op.outputs}, dict[Tensor, list[Fill]]()
+    for op in graph.ops:
+        for t, fills in zip(op.inputs, op.shard.fills, strict=True) if op.shard is not None else ():
+            if t in made:
+                known = found.setdefault(t, [])
+                known += [f for f in fills if all(f.dim != k.dim for k in known)]
+    return found
+
+
+def _filled(x: Any, fills: Iterable[Fill]) -> Any:
+    return functools.reduce(lambda x, fill: fill(x), fills, x)
 
 
 def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any = None) -> list[Any]:

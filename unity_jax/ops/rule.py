@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -210,6 +210,22 @@ def make_rule(
     )
 
 
+class Fill(NamedTuple):
+    """Padding that becomes the neutral element of a reduction.
+
+    **Fields:** `axes`: split the dimension `dim` of `size` elements; `kind`: the reduction.
+    """
+
+    dim: int
+    axes: tuple[str, ...]
+    size: int
+    kind: str
+
+    def __call__(self, x: Any) -> Any:
+        """The same shard, without padding along the dimension."""
+        return jnp.where(_within(x, self.dim, self.axes, self.size), x, identity(self.kind, x.dtype))
+
+
 @dataclass(frozen=True, eq=False)
 class Shard:
     """One op under one strategy: what its local program and its costs can ask. `onto_zeros`: whether the array that it
@@ -330,27 +346,36 @@ class Shard:
 
     def valid(self, factor: int, x: Any, dim: int) -> Any:
         """A boolean mask, broadcastable to `x`, of the positions along `dim` that are not padding of `factor`."""
-        shape = [1] * x.ndim
-        shape[dim] = x.shape[dim]
-        index = self.offset(factor) + jax.lax.broadcasted_iota(jnp.int32, tuple(shape), dim)
-        return index < self.rule.factors[factor].size
+        return _within(x, dim, self.factor_axes[factor], self.rule.factors[factor].size)
+
+    @functools.cached_property
+    def fills(self) -> tuple[tuple[Fill, ...], ...]:
+        """What overwrites the padding of each operand before `run`, which may not read it."""
+        if not self.rule.mask:
+            return tuple(() for _ in self.op.inputs)
+        return tuple(
+            tuple(
+                Fill(d, self.factor_axes[f], self.rule.factors[f].size, self.rule.factors[f].kind)
+                for d, factors in enumerate(dims)
+                for f in factors[:1]
+                if self.rule.factors[f].kind in REDUCTIONS and self.is_padded(f)
+            )
+            for dims in self.rule.operands
+        )
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
-        """Evaluate the op on this device's shards; padding never enters a reduction."""
-        if self.rule.mask:
-            operands = [self._without_padding(x, dims) for x, dims in zip(operands, self.rule.operands, strict=True)]
+        """Evaluate the op on this device's shards, of which `fills` are made: padding never enters a reduction."""
         if self.rule.local is None:
             return _compat.bind(self.op.eqn, operands, self.op.params)
         result = self.rule.local(self, *operands)
         return list(result) if isinstance(result, (tuple, list)) else [result]
 
-    def _without_padding(self, x: Any, dims: Dims) -> Any:
-        for d, factors in enumerate(dims):
-            for f in factors[:1]:
-                kind = self.rule.factors[f].kind
-                if kind in REDUCTIONS and self.is_padded(f):
-                    x = jnp.where(self.valid(f, x, d), x, identity(kind, x.dtype))
-        return x
+
+def _within(x: Any, dim: int, axes: tuple[str, ...], size: int) -> Any:
+    shape = [1] * x.ndim
+    shape[dim] = x.shape[dim]
+    first = jax.lax.axis_index(axes) * x.shape[dim] if axes else 0
+    return first + jax.lax.broadcasted_iota(jnp.int32, tuple(shape), dim) < size
 
 
 def identity(reduction: str, dtype: Any) -> Any:
