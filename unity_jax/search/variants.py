@@ -98,6 +98,7 @@ class Moves:
         self.apart = one_by_one(device, lambda op: of(op).flops)
         self.emitted: dict[object, Graph | str] = {}
         self.vain: Vain = {}  # of steps that follow
+        self.followed = 0  # how many those were
         self._found: dict[Graph, list[Move]] = {}
         self._made: dict[Place | Towers, Made | None] = {}
         self._firsts: dict[Place, First | None] = {}
@@ -217,6 +218,7 @@ class Moves:
             following = self._following(finder, found.values(), total)
             if following is None:
                 return graph, steps
+            self.followed += 1
             old, (graph, new, step, total, left) = graph, following
             if math.isclose(total, work) and self.number(graph) == self.number(before):
                 return None
@@ -267,7 +269,7 @@ class Search:
         self.seen: set[tuple[int, ...]] = set()
         self.tried: dict[object, bool] = {}
         self.saved: dict[object, float] = {}
-        self.makes = 0
+        self.makes = self.followed = 0
         self.searched = Searched()
         self.done: dict[Graph, tuple[Rewrite, ...]] = {}
         self.best: Candidate
@@ -275,7 +277,7 @@ class Search:
     def run(self, first: Candidate) -> Candidate:
         """The fastest variant that fits, within the budget."""
         allowed = left = min(LIMITS.variants, LIMITS.variant_ops // (1 + sum(1 for _ in first.program.graph.walk())))
-        self.makes = LIMITS.made * left
+        self.makes, self.followed = LIMITS.made * left, self.moves.followed + LIMITS.followed
         self.seen.add(self.moves.number(first.program.graph))
         planner = self.planner if first.program is self.planner.program else self.planner.like(first.program)
         added = None if _overlaps(first) else planner.added(first.mesh)
@@ -302,7 +304,8 @@ class Search:
                 vain = 0 if better else vain + 1
                 if better or not left or vain >= LIMITS.patience:
                     break  # what else there is, is found again in the better variant
-        ended = not left or not self.makes or vain >= LIMITS.patience
+        made = not self.makes or self.moves.followed >= self.followed
+        ended = not left or made or vain >= LIMITS.patience
         self.searched = Searched(variants=allowed - left, allowed=allowed, out_of_budget=ended)
         if self.best is first:
             return first
@@ -342,7 +345,7 @@ class Search:
             *_, number, is_known, move = heapq.heappop(waiting)
             if is_known:
                 yield move
-            elif self.makes > 0 and vain < LIMITS.vain:
+            elif self.makes > 0 and self.moves.followed < self.followed and vain < LIMITS.vain:
                 gain = self.moves.gain(graph, move)
                 self.makes -= gain is not None
                 saved = -math.inf if gain is None else move.repeat * gain.on(devices)
