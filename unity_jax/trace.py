@@ -275,9 +275,7 @@ def _while_any(
     args, first = inputs()
     goes = going(args, first)
     outputs = _computed(lambda p: lax.reduce_or(p, tuple(range(p.ndim))), (goes,), first, (eqn,))
-    stop = simplified(
-        Graph((*first.captures, *args[roles.condition], *args[roles.carried]), outputs, first.ops)
-    )
+    stop = simplified(Graph((*first.captures, *args[roles.condition], *args[roles.carried]), outputs, first.ops))
     args, second = inputs()
     goes = going(args, second)
     new = enter(body, (*args[roles.constants], *args[roles.carried]), second)

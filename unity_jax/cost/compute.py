@@ -11,16 +11,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from unity_jax.cost.attention import attention_seconds
+from unity_jax.cost.persistent import persistent_seconds
 from unity_jax.cost.products import grouping_bytes, is_kernel_gradient, matrix_seconds, strided_bytes, strip_elements
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import WIDTH, stored_bytes, turning_bytes
-from unity_jax.ops.attention import OPS
 from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
+from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rule import Shard
 from unity_jax.xla.dots import is_vector_product, split
 from unity_jax.xla.kernel import Use
 from unity_jax.xla.layout_constraints import THIN
-from unity_jax.xla.op_classes import PRODUCTS, REDUCTIONS, is_batched
+from unity_jax.xla.op_classes import KERNELS, PRODUCTS, REDUCTIONS, is_batched
 from unity_jax.xla.targets import target_of
 
 
@@ -74,8 +75,9 @@ def _work(shard: Shard, device: Device, use: Use) -> Work:
     if op.outputs and all(t.rank == 0 for t in (*op.inputs, *op.outputs)):
         return Work()  # scalar arithmetic: far below a kernel's start, and fused
     memory, chip, turned = _traffic(shard, device, use)
-    if op.name in OPS:
-        return Work(attention_seconds(shard, device), 0.0, 0.0, memory, chip, 0.0, turned, launches)
+    if op.name in KERNELS:
+        matrix = persistent_seconds(shard, device) if op.name == NAME else attention_seconds(shard, device)
+        return Work(matrix, 0.0, 0.0, memory, chip, 0.0, turned, launches)
     swept = _sweep(shard, device, use) + _addressing(shard, device, use)
     if _is_elementwise(shard, device) or (op.name not in PRODUCTS and not use.rides):
         vector = shard.flops / device.flops_per_second("vector")

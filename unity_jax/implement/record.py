@@ -12,6 +12,7 @@ from unity_jax.implement.attention import attentions, with_kernels
 from unity_jax.implement.constants import Constants
 from unity_jax.implement.group import Group
 from unity_jax.implement.loops import batchable, batched
+from unity_jax.implement.persistent import persistent, with_persistent
 from unity_jax.pcg.graph import Graph, trips
 from unity_jax.residuals.change import Change, Position, at
 from unity_jax.residuals.pair import Pair, in_pairs, pairs
@@ -77,6 +78,28 @@ class Loops(Implementation):
         return batched(graph, scans)
 
 
+@dataclass(frozen=True)
+class Persistent(Implementation):
+    """Loops that run as one kernel each. The places are what they make first.
+
+    **Fields:** `room`: bytes on the chip that a kernel may take.
+    """
+
+    room: float
+    name = "persistent"
+
+    def __str__(self) -> str:
+        times = f" ({len(self.places)} loops)" if len(self.places) > 1 else ""
+        return f"loop as one kernel at {short_source(self.where)}{times}: saves {seconds(self.saved)}"
+
+    def applied(self, graph: Graph) -> Graph:
+        first = set(at(graph, self.places))
+        bodies = {op: body for op, body in persistent(graph, self.room).items() if op.outputs[0] in first}
+        if len(bodies) < len(first):
+            raise LookupError(f"there is no loop at {self.where} that a kernel can run")
+        return with_persistent(graph, bodies)
+
+
 Choose = Callable[[Graph, Sequence[Group], int], Sequence[Group]]
 """Chooses of the attentions of a graph, which runs so often in a step."""
 
@@ -109,7 +132,7 @@ def attending(graph: Graph, choose: Choose) -> Graph:
     return of(graph, 1)
 
 
-_KINDS: Mapping[str, type[Implementation]] = {of.name: of for of in (Attention, Loops)}
+_KINDS: Mapping[str, type[Implementation]] = {of.name: of for of in (Attention, Loops, Persistent)}
 
 
 def to_json(done: Implementation) -> dict[str, Any]:
@@ -119,5 +142,6 @@ def to_json(done: Implementation) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> Implementation:
     """Of what `to_json` gives. Raises `LookupError` for a kind that there is not."""
-    places = tuple(tuple(map(int, place)) for place in data["places"])
-    return _KINDS[data["kind"]](places, str(data["where"]), float(data["saved"]))
+    kind, places = _KINDS[data["kind"]], tuple(tuple(map(int, place)) for place in data["places"])
+    more = {f.name: data[f.name] for f in dataclasses.fields(kind)[len(dataclasses.fields(Implementation)) :]}
+    return kind(places, str(data["where"]), float(data["saved"]), **more)

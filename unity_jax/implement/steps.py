@@ -116,9 +116,7 @@ class Steps:
             return self._reduced(op.inputs[0], op.params["axes"], dtype, op)
         joint, fixed = op.name in LINEAR, [t for t in op.inputs if self.stages.is_fixed(t)]
         self.compute([] if joint else [t for t in fixed if t.literal is None])
-        operands = [
-            self.outer.get(t, t) if t in fixed and not joint else self._total(t, dtype, op) for t in op.inputs
-        ]
+        operands = [self.outer.get(t, t) if t in fixed and not joint else self._total(t, dtype, op) for t in op.inputs]
         params = _with_type(op.params, dtype)
         return self._written(lambda *xs: _compat.bind(op.eqn, [x.astype(dtype) for x in xs], params), operands, op)
 

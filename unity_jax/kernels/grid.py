@@ -29,6 +29,7 @@ from unity_jax.kernels.tiles import LANES, POSITIONS, VMEM, padded, whole
 Platform = Literal["tpu", "gpu", "cpu"]
 """For what kernels are compiled; on CPUs they are interpreted."""
 
+
 class Blocks(NamedTuple):
     """How many queries and keys a step of a kernel takes."""
 

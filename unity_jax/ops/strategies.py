@@ -68,9 +68,7 @@ def strategies(rule: Rule, mesh: MeshAxes) -> list[Strategy]:
     return found
 
 
-def port_layouts(
-    rule: Rule, mesh: MeshAxes, choices: Sequence[Strategy]
-) -> tuple[list[Layouts], list[Layouts]]:
+def port_layouts(rule: Rule, mesh: MeshAxes, choices: Sequence[Strategy]) -> tuple[list[Layouts], list[Layouts]]:
     """Of each operand and each result, its layout under each of some strategies (`Shard.operand_layouts`)."""
     if rule.fixed is not None:
         return [(lay,) * len(choices) for lay in rule.fixed[0]], [(lay,) * len(choices) for lay in rule.fixed[1]]

@@ -37,9 +37,7 @@ class Rematerialized:
     **Fields:** `values`, as the backward pass makes them, and `originals`, as the forward pass does.
     """
 
-    def __init__(
-        self, graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds], devices: int
-    ) -> None:
+    def __init__(self, graph: Graph, traffic: Traffic, seconds: Callable[[Graph], Seconds], devices: int) -> None:
         self.graph, self._seconds, self._devices = graph, seconds, devices
         self.values, self.originals = frozenset[Tensor](), frozenset[Tensor]()
         if any(map(is_rematerialized, graph.walk())):

@@ -133,9 +133,7 @@ class _Writer:
         params = roles.with_constants(op.params, roles.constants.stop + 1)
         return dataclasses.replace(op, inputs=(index, *inputs), outputs=outputs, params=params, bodies=(made,))
 
-    def _computed(
-        self, fn: Callable[..., Any], operands: Sequence[Tensor], key: Origin, ops: list[Op]
-    ) -> list[Tensor]:
+    def _computed(self, fn: Callable[..., Any], operands: Sequence[Tensor], key: Origin, ops: list[Op]) -> list[Tensor]:
         """The results of a JAX function, whose ops are added."""
         made, results = computed(fn, operands, self.source, self.region.times)
         self.origin.update((t, (key, i)) for i, t in enumerate(t for op in made for t in op.outputs))

@@ -121,9 +121,7 @@ class Pair:
                 constants.append((whole.get(t, t), inner))
         carried = list(zip(self.backward.inputs[late.carried], back.inputs[late.carried], strict=True))
         operands = [*constants, *carried, *parts]
-        inside = Graph(
-            tuple(t for _, t in operands), tuple(names.get(t, t) for t in outputs), reading(ops, names)
-        )
+        inside = Graph(tuple(t for _, t in operands), tuple(names.get(t, t) for t in outputs), reading(ops, names))
         params = {**self.backward.params, "num_consts": len(constants), "num_carry": len(carried)}
         second = dataclasses.replace(
             self.backward, inputs=tuple(t for t, _ in operands), params=params, bodies=(inside,)

@@ -113,9 +113,7 @@ class _Writer:
         after = list[Tensor]()
         for w, r in updated.items():
             operands = before[w], env[r], index
-            after.append(
-                self._added(lambda x, y, i: [jax.lax.dynamic_update_index_in_dim(x, y, i, 0)], operands, body)
-            )
+            after.append(self._added(lambda x, y, i: [jax.lax.dynamic_update_index_in_dim(x, y, i, 0)], operands, body))
         arguments = (*(env[t] for t in whole), *before.values(), index, *(env[t] for t in cut))
         inner = Graph(arguments, (*after, *(env[t] for t in stacked)), body)
         self.results = {t: dataclasses.replace(t) for t in (*updated.values(), *stacked)}

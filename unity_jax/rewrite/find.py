@@ -17,6 +17,7 @@ from unity_jax.rewrite.view import View, outline
 
 _Item = TypeVar("_Item")
 
+
 def matches(rule: Rule, root: Tensor, view: View) -> Iterator[Match]:
     """Every way in which `root` is the first result of the rule's source."""
     if view.source(root) is not root or not view.may_be(outline(rule.source[0]), root):

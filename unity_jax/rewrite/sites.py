@@ -312,8 +312,7 @@ def rewrite(finder: Finder, place: Place) -> tuple[Graph, frozenset[Op], Step] |
         roots = [m.roots[0].tensor for m in found]
         makers = [finder.graph.producer[t] for t in roots]
         spots = [
-            (finder.position[op], op.outputs.index(t), w)
-            for op, t, w in zip(makers, roots, place.which, strict=False)
+            (finder.position[op], op.outputs.index(t), w) for op, t, w in zip(makers, roots, place.which, strict=False)
         ]
         return graph, fresh | readers, Step(place.rule.name, tuple(spots))
     return None

@@ -231,9 +231,7 @@ class _Assembler:
             return [self._fetch(t, lay, op.backward) for t, lay in zip(inputs, layouts, strict=True)]
         found: dict[int, Tensor] = {}
         tied = [
-            i
-            for i, (t, lay) in enumerate(zip(inputs, layouts, strict=True))
-            if self._is_repeated(t, lay, op.backward)
+            i for i, (t, lay) in enumerate(zip(inputs, layouts, strict=True)) if self._is_repeated(t, lay, op.backward)
         ]
         for i in tied:
             beside = [j for j, t in enumerate(inputs) if j not in tied and t.rank > 0 and t.literal is None]

@@ -30,7 +30,7 @@ from unity_jax.search.problem import Problem
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import internal, storable
 from unity_jax.xla.kernel import Use
-from unity_jax.xla.op_classes import PRODUCTS
+from unity_jax.xla.op_classes import KERNELS, PRODUCTS
 from unity_jax.xla.traffic import Traffic
 
 
@@ -252,9 +252,10 @@ class _Build:
         return np.ascontiguousarray(seconds.T[:, which])
 
     def _start(self, op: Op, use: Use) -> float:
-        """Seconds to start the kernels of an op, those of matmuls aside, whose arithmetic has them; what reads nothing
-        is written ahead, and scalars are part of other kernels."""
-        free = op.name in PRODUCTS or not any(use.counts) or all(t.rank == 0 for t in (*op.inputs, *op.outputs))
+        """Seconds to start the kernels of an op, those of matmuls and of ours aside, whose arithmetic has them; what
+        reads nothing is written ahead, and scalars are part of other kernels."""
+        scalar = all(t.rank == 0 for t in (*op.inputs, *op.outputs))
+        free = op.name in PRODUCTS or op.name in KERNELS or not any(use.counts) or scalar
         return 0.0 if free else use.launches * self.b.machine.device.kernel_overhead
 
     def _node(

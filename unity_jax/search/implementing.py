@@ -15,7 +15,8 @@ from unity_jax.implement.arrange import Arrangement
 from unity_jax.implement.attention import with_kernels
 from unity_jax.implement.group import Group
 from unity_jax.implement.loops import batchable, batched, widened
-from unity_jax.implement.record import Attention, Loops, attending
+from unity_jax.implement.persistent import persistent, with_persistent
+from unity_jax.implement.record import Attention, Loops, Persistent, attending
 from unity_jax.kernels.tiles import LANES, VMEM, padded, whole
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
@@ -32,6 +33,8 @@ WIDEST = 4.0
 What a user computes by chunks or microbatches, so that such arrays are not there, stays so."""
 WIDEST_ROW = 256
 """Bytes of the features of a position that a kernel for a GPU has memory for on every chip: on an L4 for 100 KiB."""
+_ROOM = 2.0**27
+"""Memory on the chip of a TPU, for plans of other devices whose loops are to be kernels."""
 HELD = 4
 """How many times what is read of all positions is on the chip: two arrays, and those of the next program."""
 
@@ -43,7 +46,9 @@ def implemented(program: Program, machine: Machine, options: SearchOptions) -> P
         return program
     price = _Price(machine)
     if options.loops != "xla":
-        program = _with_loops(program, price, forced=options.loops == "batch")
+        program = _with_loops(program, price, forced=options.loops in ("batch", "kernel"))
+    if options.loops == "kernel" or (options.loops == "choose" and _keeps_loops(machine.device)):
+        program = _with_persistent(program, price, forced=options.loops == "kernel")
     if options.attention == "kernel" or (options.attention == "choose" and has_kernels(machine.device)):
         program = _with_attentions(program, price, forced=options.attention == "kernel")
     return program
@@ -63,6 +68,28 @@ def _with_loops(program: Program, price: _Price, forced: bool) -> Program:
         done = Loops(places, where, sum(saved for _, saved in scans))
         program = program.implemented(done.applied(program.graph), (done,))
     return program
+
+
+def _with_persistent(program: Program, price: _Price, forced: bool) -> Program:
+    chosen = defaultdict[str, list[tuple[Op, float]]](list)
+    repeats = {op: repeat for _, graph, repeat in nested(program.graph) for op in graph.ops}
+    room = (price.machine.device.chip_bytes or _ROOM) - VMEM
+    for scan, body in persistent(program.graph, room).items():
+        before = part([scan], scan.outputs)
+        both = functools.partial(lambda before, bodies: (before, with_persistent(before, bodies)), before, {scan: body})
+        saved = repeats[scan] * price.difference(str(before), both)
+        if forced or saved > 0:
+            chosen[scan.source].append((scan, saved))
+    for where, scans in chosen.items():
+        places = positions(program.graph, (scan.outputs[0] for scan, _ in scans))
+        done = Persistent(places, where, sum(saved for _, saved in scans), room)
+        program = program.implemented(done.applied(program.graph), (done,))
+    return program
+
+
+def _keeps_loops(device: Device) -> bool:
+    """Whether a device has kernels for loops: TPUs that say how much memory there is on the chip."""
+    return has_kernels(device) and target_of(device).lanes and device.chip_bytes > 0
 
 
 def _with_attentions(program: Program, price: _Price, forced: bool) -> Program:

@@ -206,9 +206,7 @@ def _divided(
     return [(proved, False), ([m for m in likely if m not in proved], True)]
 
 
-def _following(
-    planner: Planner, meshes: Sequence[MeshAxes], followed: Program, options: SearchOptions
-) -> Candidate:
+def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program, options: SearchOptions) -> Candidate:
     """The best plan of a program as it is, or as it is rewritten in `followed`."""
     chosen, searched = planner.plan(meshes), planner.searched(meshes)
     if followed.graph is not planner.program.graph:

@@ -16,7 +16,8 @@ class SearchOptions:
     pass compute again is kept where there is memory for it and the step is faster so;
     `attention`: by a kernel where that is faster ("choose"), by the operations as written ("xla"), or by a kernel
     wherever it is found ("kernel"); `loops`: products that need not be in a loop run once for all of its steps where
-    that is faster ("choose"), as written ("xla"), or wherever they can ("batch");
+    that is faster ("choose"), as written ("xla"), or wherever they can ("batch"), and a TPU runs loops as one kernel
+    each where that is faster ("choose"), or every device wherever they can be ("kernel");
     `compile_candidates`: how many of the best candidates are compiled for the devices (or, offline, for the topology
     that the machine is called by), so that the compiler's own estimates of time and memory decide between them; 0 and 1
     compile none.
@@ -25,7 +26,7 @@ class SearchOptions:
     rewrite: bool | None = None
     checkpoint: Literal["choose", "keep"] = "choose"
     attention: Literal["choose", "xla", "kernel"] = "choose"
-    loops: Literal["choose", "xla", "batch"] = "choose"
+    loops: Literal["choose", "xla", "batch", "kernel"] = "choose"
     compile_candidates: int = 0
 
     def __post_init__(self) -> None:
@@ -40,6 +41,6 @@ class SearchOptions:
 _CHOICES = {
     "checkpoint": ("choose", "keep"),
     "attention": ("choose", "xla", "kernel"),
-    "loops": ("choose", "xla", "batch"),
+    "loops": ("choose", "xla", "batch", "kernel"),
 }
 DEFAULTS = SearchOptions()

@@ -66,9 +66,7 @@ def lifted(fine: Built, solved: Callable[[MeshAxes], Solved | None]) -> dict[Mes
     return found
 
 
-def carried(
-    old: Built, assignment: Sequence[int], new: Built, store: Store, improving: bool = True
-) -> np.ndarray:
+def carried(old: Built, assignment: Sequence[int], new: Built, store: Store, improving: bool = True) -> np.ndarray:
     """The assignment of a variant of a program for the same mesh: what both have in common is as it was; what is new,
     and what is next to that, is best for it; then single changes are made that are cheaper.
 

@@ -25,9 +25,7 @@ def sent(graph: Graph) -> dict[Op, float]:
         maker = producer.get(operand)
         if maker is not None and maker.name == "broadcast_in_dim":
             dims = maker.params["broadcast_dimensions"]
-            if all(
-                size == 1 for size, d in zip(maker.inputs[0].shape, dims, strict=True) if d == op.move.dim
-            ):
+            if all(size == 1 for size, d in zip(maker.inputs[0].shape, dims, strict=True) if d == op.move.dim):
                 found[op] = 0.0
             continue
         while maker is not None and is_alias(maker):

@@ -18,7 +18,6 @@ import math
 
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import stored_bytes
-from unity_jax.ops.attention import OPS
 from unity_jax.ops.indexing import addresses_rows
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
@@ -26,7 +25,7 @@ from unity_jax.pcg.parallel import Move
 from unity_jax.xla.aliases import base_tensors
 from unity_jax.xla.bf16_propagation import bf16_propagation
 from unity_jax.xla.layout_constraints import addressed
-from unity_jax.xla.op_classes import PRODUCTS
+from unity_jax.xla.op_classes import KERNELS, PRODUCTS
 from unity_jax.xla.targets import target_of
 from unity_jax.xla.traffic import Traffic
 
@@ -96,7 +95,7 @@ class Storage:
             by_row = table.rank == 2 or table in addressed(op)  # however many dimensions number the rows
             if by_row and self.rows(table) > stored_bytes(self.device, self.local(table), table.itemsize):
                 self.tables.add(table.shape)
-        elif op.name in OPS:
+        elif op.name in KERNELS:
             self.tables.update(t.shape for t in addressed(op) if self.rows(t) > self.outside(t))
         elif op.name == "dot_general":
             _, (lhs, rhs) = op.params["dimension_numbers"]

@@ -18,12 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from unity_jax.ops.attention import OPS
 from unity_jax.ops.indexing import compares, is_scatter
 from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.xla.dots import is_vector_product
-from unity_jax.xla.op_classes import ROW_PRESERVING
+from unity_jax.xla.op_classes import KERNELS, ROW_PRESERVING
 
 Rows = tuple[int, ...]
 """Per operand and result of an op, whether it lies row by row: 0 no, 1 yes, 2 yes and it is turned here, `THIN` yes,
@@ -62,7 +61,7 @@ def addressed(op: Op) -> Iterable[Tensor]:
         return [op.inputs[0], op.outputs[0]] if op.inputs[0].rank > 1 and op.params["slice_sizes"][-1] > 1 else []
     if is_scatter(op) and not compares(op) and op.params["dimension_numbers"].update_window_dims:
         return [op.inputs[0], op.inputs[2], op.outputs[0]]
-    return (*op.inputs, *op.outputs) if op.name in OPS else []
+    return (*op.inputs, *op.outputs) if op.name in KERNELS else []
 
 
 def _thin(op: Op) -> Iterable[Tensor]:

@@ -10,7 +10,9 @@ import math
 
 import numpy as np
 
+from unity_jax.ops.attention import OPS
 from unity_jax.ops.indexing import compares
+from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Op, Tensor
 from unity_jax.xla.targets import Fusing
@@ -31,7 +33,9 @@ NARROWED_THROUGH = _REORDERS | {"reshape", "squeeze", "copy"}
 """What bf16 propagation looks through."""
 ROW_PRESERVING = frozenset("reshape optimization_barrier copy".split())
 """Those that leave the rows of an array as they lie."""
-IN_PLACE_NEVER = PRODUCTS | {"gather", "sort", "all_to_all", "attention", "attention_back"}
+KERNELS = frozenset([*OPS, NAME])
+"""Those that are kernels of ours (`unity_jax.kernels`)."""
+IN_PLACE_NEVER = PRODUCTS | KERNELS | {"gather", "sort", "all_to_all"}
 """Kernels that cannot write over what they read."""
 
 
