@@ -5,14 +5,14 @@
     batchable(graph)                the loops that compute something one step at a time and need not (`loops`)
     batched(graph, scans)           the graph that computes it once for all steps, before and after these loops
     widened(scan)                   how much larger what a loop slices and stacks is then
-    persistent(graph, room)         the loops that can be one kernel each (`persistent`)
-    with_persistent(graph, bodies)  the graph with these as kernels
+    persistable(graph, room)         the loops that can be one kernel each (`persistent`)
+    persisted(graph, bodies)  the graph with these as kernels
 
 Which of them a program has is searched for (`search.implementing`).
 """
 
 from unity_jax.implement.attention import attentions, with_kernels
 from unity_jax.implement.loops import batchable, batched, widened
-from unity_jax.implement.persistent import persistent, with_persistent
+from unity_jax.implement.persistent import persistable, persisted
 
-__all__ = ["attentions", "batchable", "batched", "persistent", "widened", "with_kernels", "with_persistent"]
+__all__ = ["attentions", "batchable", "batched", "persistable", "persisted", "widened", "with_kernels"]

@@ -28,18 +28,19 @@ _SHAPES = frozenset(["broadcast_in_dim", "concatenate", "slice", "split"])
 """What Mosaic compiles, besides products of matrices."""
 Rows = Mapping[Tensor, int]
 """Which dimension of the tensors of a body has the rows."""
-_TYPES = frozenset(["float32", "bfloat16", "bool", "int32"])
+_FLOATS = frozenset(["float32", "float64", "bfloat16"])
+_TYPES = _FLOATS | {"bool", "int32"}
 _LEAST_ROWS, _MOST_ROWS = 8, 256
 """Of a block: a tile has eight; of more than 256 the products are long enough to read weights in the meantime."""
 
 
-def persistent(graph: Graph, room: float) -> dict[Op, Body]:
+def persistable(graph: Graph, room: float) -> dict[Op, Body]:
     """The loops of a graph, and of its loops and branches, that can be kernels with so many bytes on the chip."""
     found = ((op, _body(op, room)) for op in graph.walk() if can_be_cut(op))
     return {op: body for op, body in found if body is not None}
 
 
-def with_persistent(graph: Graph, bodies: Mapping[Op, Body]) -> Graph:
+def persisted(graph: Graph, bodies: Mapping[Op, Body]) -> Graph:
     """The graph with these loops as kernels; the same object if it has none of them."""
     ops = []
     for op in graph.ops:
@@ -49,7 +50,7 @@ def with_persistent(graph: Graph, bodies: Mapping[Op, Body]) -> Graph:
             params = roles.with_constants(params, roles.constants.stop)
             op = dataclasses.replace(op, name=NAME, params=params, bodies=())
         elif op.bodies:
-            inner = tuple(with_persistent(body, bodies) for body in op.bodies)
+            inner = tuple(persisted(body, bodies) for body in op.bodies)
             op = op if inner == op.bodies else dataclasses.replace(op, bodies=inner)
         ops.append(op)
     return graph if ops == graph.ops else Graph(graph.inputs, graph.outputs, ops)
@@ -58,17 +59,15 @@ def with_persistent(graph: Graph, bodies: Mapping[Op, Body]) -> Graph:
 def _body(scan: Op, room: float) -> Body | None:
     """The body of a loop as a kernel has it; None where it cannot."""
     (graph,), roles = scan.bodies, Scan.of(scan.params)
-    parts = (*graph.inputs, *(t for op in graph.ops for t in op.outputs))
-    if any(t.rank != 2 or str(t.dtype) not in _TYPES for t in parts) or not graph.inputs[roles.carried]:
+    made = [t for op in graph.ops for t in op.outputs]
+    matrices = [t for t in (*graph.inputs, *made) if t.rank or t in made or t not in graph.inputs[roles.constants]]
+    if any(t.rank != 2 for t in matrices) or any(str(t.dtype) not in _TYPES for t in (*graph.inputs, *made)):
         return None
     if not all(_is_possible(op) for op in graph.ops) or any(t.literal is not None for t in graph.outputs):
         return None
-    for d in range(2):
-        rows = _rows(graph, roles, d)
-        if rows is not None:
-            most = _most_rows(graph, roles, rows, room)
-            return None if most is None else Body(graph, *_split(graph, rows), most)
-    return None
+    rows = _rows(graph, roles) if graph.inputs[roles.carried] else None
+    most = None if rows is None else _most_rows(graph, roles, rows, room)
+    return None if rows is None or most is None else Body(graph, *_split(graph, rows), most)
 
 
 def _is_possible(op: Op) -> bool:
@@ -77,7 +76,8 @@ def _is_possible(op: Op) -> bool:
         return False
     if op.name == "dot_general":
         (lhs, rhs), (batch, _) = op.params["dimension_numbers"]
-        return len(lhs) == len(rhs) == 1 and not batch and op.inputs[0].dtype == op.inputs[1].dtype
+        types = {str(t.dtype) for t in op.inputs}
+        return (*lhs,) == (1,) and len(rhs) == 1 and not batch and len(types) == 1 and types <= _FLOATS
     if op.name == "slice":
         return op.params["strides"] is None
     if op.name == "broadcast_in_dim":
@@ -85,16 +85,12 @@ def _is_possible(op: Op) -> bool:
     return op.name in _SHAPES or (op.name in _POINTWISE and is_pointwise(op))
 
 
-def _rows(graph: Graph, roles: Scan, d: int) -> Rows | None:
-    """Where the rows are in a body if they are dimension `d` of what is carried first: nothing mixes them, and all that
-    changes from step to step has them."""
-    found = Paths(graph, rule_of).everywhere([(graph.inputs[roles.carried][0], d)])
-    dim = dict(found.keys())
-    moved = (*graph.inputs[roles.carried], *graph.inputs[roles.sliced], *graph.outputs)
-    if len(dim) < len(found) or any(major != 1 for major in found.values()) or not dim.keys() >= set(moved):
-        return None
-    before, after = (side[of] for side, of in ((graph.inputs, roles.carried), (graph.outputs, roles.last)))
-    if any(dim[a] != dim[b] for a, b in zip(before, after, strict=True)):
+def _rows(graph: Graph, roles: Scan) -> Rows | None:
+    """Where the rows are in a body, if all that changes from step to step has them first, and nothing mixes them."""
+    carried, sliced = graph.inputs[roles.carried], graph.inputs[roles.sliced]
+    found = Paths(graph, rule_of).everywhere((t, 0) for t in (*carried, *sliced))
+    dim, sizes = dict(found.keys()), {t.shape[d] for t, d in found}
+    if len(sizes) > 1 or any(major != 1 for major in found.values()) or any(dim.get(t) != 0 for t in graph.outputs):
         return None
     for op in graph.ops:
         rule = rule_of(op)

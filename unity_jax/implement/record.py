@@ -12,7 +12,7 @@ from unity_jax.implement.attention import attentions, with_kernels
 from unity_jax.implement.constants import Constants
 from unity_jax.implement.group import Group
 from unity_jax.implement.loops import batchable, batched
-from unity_jax.implement.persistent import persistent, with_persistent
+from unity_jax.implement.persistent import persistable, persisted
 from unity_jax.pcg.graph import Graph, trips
 from unity_jax.residuals.change import Change, Position, at
 from unity_jax.residuals.pair import Pair, in_pairs, pairs
@@ -94,10 +94,10 @@ class Persistent(Implementation):
 
     def applied(self, graph: Graph) -> Graph:
         first = set(at(graph, self.places))
-        bodies = {op: body for op, body in persistent(graph, self.room).items() if op.outputs[0] in first}
+        bodies = {op: body for op, body in persistable(graph, self.room).items() if op.outputs[0] in first}
         if len(bodies) < len(first):
             raise LookupError(f"there is no loop at {self.where} that a kernel can run")
-        return with_persistent(graph, bodies)
+        return persisted(graph, bodies)
 
 
 Choose = Callable[[Graph, Sequence[Group], int], Sequence[Group]]

@@ -45,6 +45,8 @@ class Persistent(NamedTuple):
         **Arguments:** `step`: of one block of rows, in operations that a kernel has; `whole_step`: of all rows.
         """
         by_kernel, by_xla = functools.partial(self.kernel, step), functools.partial(self.scan, whole_step)
+        if any(x.dtype.itemsize > 4 for x in operands):  # no TPU has 64 bits
+            return by_xla(*operands)
         return list(jax.lax.platform_dependent(*operands, tpu=by_kernel, default=by_xla))
 
     def scan(self, step: Step, *operands: Any) -> list[Any]:
@@ -62,7 +64,7 @@ class Persistent(NamedTuple):
     def kernel(self, step: Step, *operands: Any, interpret: bool = False) -> list[Any]:
         """The loop as one kernel. Truth values are bytes in memory."""
         roles = self.roles
-        given = [x.astype(jnp.int8) if x.dtype == jnp.bool_ else x for x in operands]
+        given = [x.astype(jnp.int8) if x.dtype == jnp.bool_ else x for x in map(_as_array, operands)]
         carried = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given[roles.carried]]
         stacked = [
             jax.ShapeDtypeStruct((self.length, *t.shape), jnp.int8 if t.dtype == jnp.bool_ else t.dtype)
@@ -73,7 +75,10 @@ class Persistent(NamedTuple):
             [t.dtype for t in (*operands[roles.carried], *self.results[roles.stacked])],
         )
         sliced = range(len(given))[roles.sliced]
-        in_specs = [self._block(t, self.rows[0][i], i in sliced) for i, t in enumerate(given)]
+        in_specs = [
+            self._block(t, self.rows[0][i], i in sliced) if x.ndim else pl.BlockSpec(memory_space=pltpu.SMEM)
+            for i, (t, x) in enumerate(zip(given, operands, strict=True))
+        ]
         out_specs = [self._block(t, self.rows[1][i], i >= len(carried)) for i, t in enumerate(shapes)]
         kept = [pltpu.VMEM(self._part(t.shape, self.rows[1][i]), t.dtype) for i, t in enumerate(carried)]
 
@@ -86,8 +91,10 @@ class Persistent(NamedTuple):
                 for to, start in zip(state, inputs[roles.carried], strict=True):
                     to[...] = start[...]
 
-            values = [ref[...] for ref in (*inputs[roles.constants], *state)]
-            values += [ref[0] for ref in inputs[roles.sliced]]
+            values = [
+                ref[...] if x.ndim else ref[0, 0] for ref, x in zip(inputs[roles.constants], operands, strict=False)
+            ]
+            values += [*(ref[...] for ref in state), *(ref[0] for ref in inputs[roles.sliced])]
             found = step([v != 0 if x.dtype == jnp.bool_ else v for v, x in zip(values, operands, strict=True)])
             for to, value in zip(state, found[roles.last], strict=True):
                 to[...] = value.astype(to.dtype)
@@ -133,3 +140,10 @@ class Persistent(NamedTuple):
         if rows is None:
             return pl.BlockSpec(t.shape, index, pipeline_mode=pl.Buffered(1))
         return pl.BlockSpec(self._part(t.shape, rows), index)
+
+
+def _as_array(x: Any) -> Any:
+    """A number as an array of 32 bits: what the memory for scalars has."""
+    if x.ndim:
+        return x
+    return x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32).reshape(1, 1)

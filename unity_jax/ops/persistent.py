@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from unity_jax import _compat
-from unity_jax.kernels.persistent import Persistent
+from unity_jax.kernels.persistent import Persistent, Step
 from unity_jax.ops.rule import Rule, Shard, make_rule, register
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
@@ -109,21 +108,22 @@ def local_blocks(shard: Shard) -> tuple[int, int]:
     return rows, body.blocks(rows)
 
 
+def loop(shard: Shard) -> tuple[Persistent, Step, Step]:
+    """The loop on one device, and its steps: of a block of rows as a kernel computes them, and of all rows."""
+    body, axes, (_, blocks) = shard.op.params["body"], row_axes(shard), local_blocks(shard)
+    every, block = (body.shards(shard.mesh, axes, n) for n in (1, blocks))
+    shapes = {t: s.result_shape(i) for s in every for i, t in enumerate(s.op.outputs)}
+    roles = Scan.of(shard.op.params)
+    for i, t in enumerate(body.graph.inputs):
+        shapes[t] = shard.operand_shape(i)[int(i >= roles.sliced.start) :]
+    results = tuple(jax.ShapeDtypeStruct(shapes[t], t.dtype) for t in body.graph.outputs)
+    made = Persistent(roles, shard.op.params["length"], shard.op.params["reverse"], body.rows, results, blocks)
+    return made, functools.partial(_step, body.graph, block, True), functools.partial(_step, body.graph, every, False)
+
+
 def _local(shard: Shard, *operands: Any) -> list[Any]:
-    body, params, axes = shard.op.params["body"], shard.op.params, row_axes(shard)
-    _, blocks = local_blocks(shard)
-    every = body.shards(shard.mesh, axes)
-    results = {t: s.result_shape(i) for s in every for i, t in enumerate(s.op.outputs)}
-    roles = Scan.of(params)
-    inputs = zip(body.graph.inputs, operands, strict=True)
-    results |= {t: x.shape[1:] if i >= roles.sliced.start else x.shape for i, (t, x) in enumerate(inputs)}
-    outs = tuple(
-        jax.ShapeDtypeStruct(np.shape(t.literal) if t.literal is not None else results[t], t.dtype)
-        for t in body.graph.outputs
-    )
-    loop = Persistent(roles, params["length"], params["reverse"], body.rows, outs, blocks)
-    step = functools.partial(_step, body.graph, body.shards(shard.mesh, axes, blocks), True)
-    return loop.run(step, functools.partial(_step, body.graph, every, False), operands)
+    made, block, every = loop(shard)
+    return made.run(block, every, operands)
 
 
 def _step(graph: Graph, shards: Sequence[Shard], wide: bool, values: Sequence[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from unity_jax.implement.arrange import Arrangement
 from unity_jax.implement.attention import with_kernels
 from unity_jax.implement.group import Group
 from unity_jax.implement.loops import batchable, batched, widened
-from unity_jax.implement.persistent import persistent, with_persistent
+from unity_jax.implement.persistent import persistable, persisted
 from unity_jax.implement.record import Attention, Loops, Persistent, attending
 from unity_jax.kernels.tiles import LANES, VMEM, padded, whole
 from unity_jax.machine.device import Device
@@ -74,9 +74,9 @@ def _with_persistent(program: Program, price: _Price, forced: bool) -> Program:
     chosen = defaultdict[str, list[tuple[Op, float]]](list)
     repeats = {op: repeat for _, graph, repeat in nested(program.graph) for op in graph.ops}
     room = (price.machine.device.chip_bytes or _ROOM) - VMEM
-    for scan, body in persistent(program.graph, room).items():
+    for scan, body in persistable(program.graph, room).items():
         before = part([scan], scan.outputs)
-        both = functools.partial(lambda before, bodies: (before, with_persistent(before, bodies)), before, {scan: body})
+        both = functools.partial(lambda before, bodies: (before, persisted(before, bodies)), before, {scan: body})
         saved = repeats[scan] * price.difference(str(before), both)
         if forced or saved > 0:
             chosen[scan.source].append((scan, saved))

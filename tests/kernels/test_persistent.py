@@ -1,0 +1,164 @@
+"""Loops as one kernel: the kernel, interpreted, is the scan; what it compiles; which loops can be one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice
+
+from tests.numerics.harness import Case
+from unity_jax.implement import batchable, batched, persistable, persisted
+from unity_jax.kernels.tiles import SUBLANES, nbytes
+from unity_jax.ops.persistent import NAME, loop
+from unity_jax.ops.rule import Shard
+from unity_jax.ops.rules import rule_of
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import trace
+
+ROOM = 2.0**26
+STEPS, ROWS, WIDTH = 5, 24, 40
+
+
+def drawn(*shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(len(shape) + shape[0]).normal(size=shape) / 4, dtype)
+
+
+def lstm(weights, carry, now):
+    (h, c), (x, real) = carry, now
+    i, f, g, o = jnp.split((x @ weights[0] + h.astype(x.dtype) @ weights[1]).astype(jnp.float32), 4, -1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    h, c = jnp.where(real, h, 0), jnp.where(real, c, 0)
+    return (h, c), h.astype(x.dtype)
+
+
+def gru(weights, carry, now):
+    (h, _), (x, _) = carry, now
+    parts = zip(*(jnp.split(y, 4, -1) for y in (x @ weights[0], h.astype(x.dtype) @ weights[1])), strict=True)
+    (r, z), (a, b) = (jax.nn.sigmoid(a + b) for a, b in [next(parts), next(parts)]), next(parts)
+    h = ((1 - z) * jnp.tanh(a + r * b) + z * h).astype(jnp.float32)
+    return (h, h), h.astype(x.dtype)
+
+
+def clipped(weights, carry, now):
+    (h, _), (x, real) = carry, now
+    y, *_ = jnp.split(x @ weights[0] + h.astype(x.dtype) @ weights[1], 4, -1)
+    y = jnp.clip(y, 0, 20).astype(jnp.float32)
+    h = jnp.where(real, y, h)
+    return (h, h), h.astype(x.dtype)
+
+
+CELLS = {"lstm": lstm, "gru": gru, "clipped": clipped}
+
+
+def gradients(cell, dtype, reverse):
+    """Of a layer, and its arguments."""
+
+    def loss(weights, xs, real):
+        start = jnp.zeros((ROWS, WIDTH)), jnp.zeros((ROWS, WIDTH))
+        _, ys = jax.lax.scan(lambda c, x: CELLS[cell](weights, c, x), start, (xs, real), reverse=reverse)
+        return (ys.astype(jnp.float32) ** 2).sum()
+
+    real = jnp.asarray(np.random.default_rng(3).random((STEPS, ROWS, 1)) < 0.8)
+    weights = drawn(12, 4 * WIDTH, dtype=dtype), drawn(WIDTH, 4 * WIDTH, dtype=dtype)
+    return jax.grad(loss, (0, 1)), (weights, drawn(STEPS, ROWS, 12, dtype=dtype), real)
+
+
+def loops(cell, dtype, reverse=False, most=256):
+    """The loops of both passes as kernels on one device."""
+    fn, args = gradients(cell, dtype, reverse)
+    graph = trace(fn, args, {}).graph
+    graph = batched(graph, batchable(graph))
+    bodies = {
+        op: body.__class__(body.graph, body.splits, body.rows, most) for op, body in persistable(graph, ROOM).items()
+    }
+    every = [op for op in persisted(graph, bodies).walk() if op.name == NAME]
+    assert [op.backward for op in every] == [False, True]
+    return [Shard(op, rule_of(op), MeshAxes(("x",), (1,)), (-1,)) for op in every]
+
+
+def operands(shard):
+    rng = np.random.default_rng(0)
+
+    def one(t):
+        if t.dtype == jnp.bool_:
+            return jnp.asarray(rng.random(t.shape) < 0.7)
+        return jnp.asarray(rng.normal(size=t.shape) / 6, t.dtype)
+
+    return list(map(one, shard.op.inputs))
+
+
+@pytest.mark.parametrize("most", [256, 8])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_kernel_computes_what_the_scan_does(cell, dtype, most):
+    """Rows in one block and in three, steps in either order; rounded alike, operation by operation."""
+    for shard in loops(cell, dtype, reverse=most == 8, most=most):
+        made, block, every = loop(shard)
+        assert made.blocks == (1 if most == 256 else ROWS // 8)
+        given = operands(shard)
+        found, wanted = jax.jit(lambda *x: made.kernel(block, *x, interpret=True))(*given), made.scan(every, *given)  # noqa: B023
+        for a, b, t in zip(found, wanted, shard.op.outputs, strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype) == (t.shape, t.dtype)
+            tolerance = 8 * float(jnp.finfo(dtype).eps) * max(1.0, float(jnp.max(jnp.abs(b.astype(jnp.float32)))))
+            np.testing.assert_allclose(np.float32(a), np.float32(b), atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("cell", CELLS)
+def test_kernels_are_lowered_for_tpus_that_are_not_there(cell, dtype):
+    device = AbstractDevice(device_kind="TPU v5 lite", num_cores=None, platform="tpu")
+    for shard in loops(cell, dtype):
+        made, block, every = loop(shard)
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+            traced = jax.jit(lambda *x: made.run(block, every, x)).trace(*operands(shard))  # noqa: B023
+            on_tpu, on_cpu = (traced.lower(lowering_platforms=(of,)).as_text() for of in ("tpu", "cpu"))
+        assert on_tpu.count("tpu_custom_call") == 1 and "stablehlo.while" not in on_tpu
+        assert "tpu_custom_call" not in on_cpu and "stablehlo.while" in on_cpu
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_rows_are_split_over_devices_that_do_not_divide_them(cell):
+    fn, args = gradients(cell, jnp.float32, False)
+    case = Case.of(fn, args).implemented()
+    assert sum(op.name == NAME for op in case.program.graph.walk()) == 2
+    for seed, sizes in enumerate([(8,), (5,), (2, 2), (3, 2)]):
+        assert case.differences(case.run(case.sample(sizes, seed)), tolerance=1e-4) == []
+
+
+def mixing(h, x):
+    return h + x.mean(0), x
+
+
+def looking(h, x):
+    return h + x[jnp.argsort(x[:, 0])], x
+
+
+def turning(h, x):
+    return h + (x.T @ x)[: h.shape[0]], x
+
+
+@pytest.mark.parametrize("step", [mixing, looking, turning])
+def test_what_mixes_rows_or_no_kernel_has_stays_a_loop(step):
+    of = trace(lambda h, xs: jax.lax.scan(step, h, xs), (drawn(8, 8), drawn(3, 8, 8)), {})
+    assert persistable(of.graph, ROOM) == {}
+    assert persisted(of.graph, {}) is of.graph
+
+
+def test_as_many_rows_as_fit_on_the_chip():
+    """Weights once, and two of what a step has of its own."""
+
+    def fn(w, h, xs):
+        return jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x), h), h, xs)
+
+    def most(width, room):
+        shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((width, width), (512, width), (3, 512, width))]
+        (body,) = persistable(trace(fn, tuple(shapes), {}).graph, room).values() or [None]
+        return body and body.most
+
+    weights = nbytes((512, 512), np.dtype(np.float32))
+    rows = {n: nbytes((n, 512), np.dtype(np.float32)) for n in (8, 256)}
+    assert most(512, weights + 11 * rows[256]) == 256
+    assert most(512, weights + 5 * rows[256]) == 64
+    assert most(512, weights + 5 * rows[8]) is None
+    assert nbytes((3, 130), np.dtype(jnp.bfloat16)) == 2 * SUBLANES * 256 * 2
