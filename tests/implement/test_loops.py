@@ -12,7 +12,7 @@ from tests.numerics.harness import error
 from tests.numerics.steps import slow
 from tests.residuals import steps
 from unity_jax.implement import batchable, batched, widened
-from unity_jax.implement.record import Loops
+from unity_jax.implement.record import Loops, Persistent
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
@@ -329,7 +329,8 @@ def test_a_wide_cell_of_few_rows_is_divided(on):
     of = trace(jax.grad(lambda *a: (cells.lstm(*a) ** 2).sum(), (0, 1)), shapes, {})
     assert max(map(widened, batchable(of.graph))) < WIDEST
     made = implemented(of, Machine.preset(on), SearchOptions())
-    assert [type(done) for done in made.implementations] == [Loops] and made.implementations[0].saved > 0
+    assert [type(done) for done in made.implementations] == [Loops, Persistent][: 2 if on.startswith("v5e") else 1]
+    assert all(done.saved > 0 for done in made.implementations)
     assert implemented(of, Machine.preset(on), SearchOptions(loops="xla")) is of
 
 

@@ -1,19 +1,26 @@
 """Loops as one kernel: the kernel, interpreted, is the scan; what it compiles; which loops can be one."""
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice
+from jax.sharding import AbstractDevice, Mesh, NamedSharding, PartitionSpec
 
 from tests.numerics.harness import Case
 from unity_jax.implement import batchable, batched, persistable, persisted
+from unity_jax.implement.record import from_json, to_json
 from unity_jax.kernels.tiles import SUBLANES, nbytes
+from unity_jax.machine.machine import Machine
 from unity_jax.ops.persistent import NAME, loop
 from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
+from unity_jax.search.implementing import implemented
+from unity_jax.search.options import SearchOptions
 
 ROOM = 2.0**26
 STEPS, ROWS, WIDTH = 5, 24, 40
@@ -162,3 +169,58 @@ def test_as_many_rows_as_fit_on_the_chip():
     assert most(512, weights + 5 * rows[256]) == 64
     assert most(512, weights + 5 * rows[8]) is None
     assert nbytes((3, 130), np.dtype(jnp.bfloat16)) == 2 * SUBLANES * 256 * 2
+
+
+@pytest.mark.extra("tpu-aot")
+@pytest.mark.parametrize("on", ["v5e:2x4", "v6e:2x4"])
+def test_tpus_compile_them(on):
+    from unity_jax.aot.topologies import topology
+
+    mesh, everywhere = Mesh(np.array(topology(on)), ("x",)), PartitionSpec()
+    for shard in (*loops("lstm", jnp.bfloat16), *loops("clipped", jnp.float32)):
+        made, block, every = loop(shard)
+        each = jax.shard_map(
+            lambda *x: made.run(block, every, x),  # noqa: B023
+            mesh=mesh,
+            in_specs=everywhere,
+            out_specs=everywhere,
+            check_vma=False,
+        )
+        given = [
+            jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=NamedSharding(mesh, everywhere)) for t in shard.op.inputs
+        ]
+        text = jax.jit(each).lower(*given).compile().as_text()
+        assert text.count('custom_call_target="tpu_custom_call"') == 1 and " while(" not in text
+
+
+def test_loops_of_a_saved_plan_are_kernels_again():
+    args = jax.eval_shape(lambda: gradients("lstm", jnp.bfloat16, False)[1])
+    of = trace(gradients("lstm", jnp.bfloat16, False)[0], args, {})
+    made = implemented(of, Machine.preset("v5e:2x4"), SearchOptions(loops="kernel"))
+    batch, kernels = made.implementations
+    assert (batch.name, kernels.name) == ("loops", "persistent") and "loop as one kernel at" in str(kernels)
+    again = from_json(json.loads(json.dumps(to_json(kernels))))
+    assert again == kernels
+    assert str(again.applied(batch.applied(of.graph))) == str(made.graph)
+    with pytest.raises(LookupError, match=r"no loop at .* that a kernel can run"):
+        dataclasses.replace(kernels, room=2.0**10).applied(batch.applied(of.graph))
+
+
+def test_loops_are_kernels_where_that_is_faster():
+    """On TPUs, whose compiler reads the weights again in each step; never where they do not fit."""
+
+    def step(width):
+        shapes = jax.ShapeDtypeStruct((width, width), jnp.float32), jax.ShapeDtypeStruct((64, 16, width), jnp.float32)
+
+        def loss(w, xs):
+            return jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x),) * 2, xs[0], xs)[1].sum()
+
+        return trace(jax.grad(loss), shapes, {})
+
+    def names(width, on, **options):
+        made = implemented(step(width), Machine.preset(on), SearchOptions(**options)).implementations
+        return [of.name for of in made]
+
+    assert "persistent" in names(1024, "v5e:2x4") and "persistent" not in names(8192, "v5e:2x4")
+    assert "persistent" not in names(1024, "h100:8") and "persistent" not in names(1024, "v5e:2x4", loops="batch")
+    assert "persistent" in names(64, "h100:8", loops="kernel")

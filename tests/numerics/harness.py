@@ -38,6 +38,7 @@ from unity_jax.search.sample import sample
 
 TOLERANCE = 1e-9
 
+
 @dataclasses.dataclass(frozen=True)
 class Difference:
     """One result that differs: its path, and the largest error relative to its largest magnitude."""

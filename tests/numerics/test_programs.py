@@ -28,6 +28,7 @@ ABSENT = {
     **dict.fromkeys("bessel_i0 bessel_i1 copy_p log2 mulhi nan_to_num one_minus_square polynomial".split(), _OLD),
     **dict.fromkeys("empty empty2 pcast platform_index pvary random_gamma_grad".split(), _OLD),
     **dict.fromkeys("debug_callback debug_print io_callback shard_map sharding_constraint".split(), _EFFECT),
+    "persistent_scan": "No primitive of JAX: loops become it, with all else that has another implementation.",
     **({"add_any": "JAX 0.12 does not add cotangents so in these programs."} if _NEWEST else {}),
 }
 

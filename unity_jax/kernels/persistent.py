@@ -21,18 +21,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from unity_jax.kernels.tiles import VMEM, nbytes
-from unity_jax.pcg.loops import Scan
 
 Step = Callable[[Sequence[Any]], Sequence[Any]]
-"""What a step makes of the inputs of the body, in the order of `pcg.loops.Scan`."""
+"""What a step makes of constants, what is carried and what it slices: what is carried, and what it stacks."""
 
 
 class Persistent(NamedTuple):
-    """**Fields:** `roles`: of operands and results; `rows`: of each operand and result, the dimension of an iteration's
-    part that has the rows, or None; `results`: shape and type of the outputs of the body, of all rows; `blocks`: how
-    many blocks rows are cut into."""
+    """A loop on one device.
 
-    roles: Scan
+    **Fields:** `constants`, `carried`: how many operands are, those after them are sliced; `rows`: of each operand and
+    result, the dimension of an iteration's part that has the rows, or None; `results`: shape and type of what a step
+    makes, of all rows; `blocks`: how many blocks rows are cut into.
+    """
+
+    constants: int
+    carried: int
     length: int
     reverse: bool
     rows: tuple[tuple[int | None, ...], tuple[int | None, ...]]
@@ -51,30 +54,28 @@ class Persistent(NamedTuple):
 
     def scan(self, step: Step, *operands: Any) -> list[Any]:
         """The loop as JAX has it."""
-        constants, roles = operands[self.roles.constants], self.roles
+        constants, init, xs = self._parts(list(operands))
 
         def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             made = list(step([*constants, *carry, *xs]))
-            return made[roles.last], made[roles.stacked]
+            return made[: self.carried], made[self.carried :]
 
-        init, xs = list(operands[roles.carried]), list(operands[roles.sliced])
         carry, ys = jax.lax.scan(body, init, xs, length=self.length, reverse=self.reverse)
         return [*carry, *ys]
 
     def kernel(self, step: Step, *operands: Any, interpret: bool = False) -> list[Any]:
         """The loop as one kernel. Truth values are bytes in memory."""
-        roles = self.roles
         given = [x.astype(jnp.int8) if x.dtype == jnp.bool_ else x for x in map(_as_array, operands)]
-        carried = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given[roles.carried]]
+        carried = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._parts(given)[1]]
         stacked = [
             jax.ShapeDtypeStruct((self.length, *t.shape), jnp.int8 if t.dtype == jnp.bool_ else t.dtype)
-            for t in self.results[roles.stacked]
+            for t in self.results[self.carried :]
         ]
         shapes, types = (
             [*carried, *stacked],
-            [t.dtype for t in (*operands[roles.carried], *self.results[roles.stacked])],
+            [t.dtype for t in (*self._parts(operands)[1], *self.results[self.carried :])],
         )
-        sliced = range(len(given))[roles.sliced]
+        sliced = range(self.constants + self.carried, len(given))
         in_specs = [
             self._block(t, self.rows[0][i], i in sliced) if x.ndim else pl.BlockSpec(memory_space=pltpu.SMEM)
             for i, (t, x) in enumerate(zip(given, operands, strict=True))
@@ -83,27 +84,25 @@ class Persistent(NamedTuple):
         kept = [pltpu.VMEM(self._part(t.shape, self.rows[1][i]), t.dtype) for i, t in enumerate(carried)]
 
         def loop(*refs: Any) -> None:
-            inputs, made = refs[: len(given)], refs[len(given) : len(given) + len(shapes)]
+            inputs, made = self._parts(refs[: len(given)]), refs[len(given) : len(given) + len(shapes)]
             state, now = refs[len(given) + len(shapes) :], pl.program_id(1)
 
             @pl.when(now == 0)
             def _() -> None:
-                for to, start in zip(state, inputs[roles.carried], strict=True):
+                for to, start in zip(state, inputs[1], strict=True):
                     to[...] = start[...]
 
-            values = [
-                ref[...] if x.ndim else ref[0, 0] for ref, x in zip(inputs[roles.constants], operands, strict=False)
-            ]
-            values += [*(ref[...] for ref in state), *(ref[0] for ref in inputs[roles.sliced])]
+            values = [ref[...] if x.ndim else ref[0, 0] for ref, x in zip(inputs[0], operands, strict=False)]
+            values += [*(ref[...] for ref in state), *(ref[0] for ref in inputs[2])]
             found = step([v != 0 if x.dtype == jnp.bool_ else v for v, x in zip(values, operands, strict=True)])
-            for to, value in zip(state, found[roles.last], strict=True):
+            for to, value in zip(state, found[: self.carried], strict=True):
                 to[...] = value.astype(to.dtype)
-            for to, value in zip(made[roles.stacked], found[roles.stacked], strict=True):
+            for to, value in zip(made[self.carried :], found[self.carried :], strict=True):
                 to[0] = value.astype(to.dtype)
 
             @pl.when(now == self.length - 1)
             def _() -> None:
-                for to, last in zip(made[roles.last], state, strict=True):
+                for to, last in zip(made, state, strict=False):
                     to[...] = last[...]
 
         parts = [(t.shape[1:] if i in sliced else t.shape, self.rows[0][i], t.dtype) for i, t in enumerate(given)]
@@ -123,6 +122,11 @@ class Persistent(NamedTuple):
                 else pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM + held),
             )(*given)
         return [x.astype(dtype) for x, dtype in zip(results, types, strict=True)]
+
+    def _parts(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """What is constant, carried and sliced."""
+        first = self.constants + self.carried
+        return values[: self.constants], values[self.constants : first], values[first:]
 
     def _part(self, shape: Sequence[int], rows: int | None) -> tuple[int, ...]:
         """The shape of a block of rows."""

@@ -117,7 +117,8 @@ def loop(shard: Shard) -> tuple[Persistent, Step, Step]:
     for i, t in enumerate(body.graph.inputs):
         shapes[t] = shard.operand_shape(i)[int(i >= roles.sliced.start) :]
     results = tuple(jax.ShapeDtypeStruct(shapes[t], t.dtype) for t in body.graph.outputs)
-    made = Persistent(roles, shard.op.params["length"], shard.op.params["reverse"], body.rows, results, blocks)
+    counts = roles.constants.stop, roles.last.stop
+    made = Persistent(*counts, shard.op.params["length"], shard.op.params["reverse"], body.rows, results, blocks)
     return made, functools.partial(_step, body.graph, block, True), functools.partial(_step, body.graph, every, False)
 
 

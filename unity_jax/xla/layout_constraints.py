@@ -61,7 +61,7 @@ def addressed(op: Op) -> Iterable[Tensor]:
         return [op.inputs[0], op.outputs[0]] if op.inputs[0].rank > 1 and op.params["slice_sizes"][-1] > 1 else []
     if is_scatter(op) and not compares(op) and op.params["dimension_numbers"].update_window_dims:
         return [op.inputs[0], op.inputs[2], op.outputs[0]]
-    return (*op.inputs, *op.outputs) if op.name in KERNELS else []
+    return [t for t in (*op.inputs, *op.outputs) if t.rank] if op.name in KERNELS else []
 
 
 def _thin(op: Op) -> Iterable[Tensor]:
