@@ -33,8 +33,8 @@ def host_seconds(tensors: Iterable[Tensor], mesh: MeshAxes, device: Device) -> f
 
 def strategy_seconds(shard: Shard, machine: Machine, use: Use) -> tuple[float, float]:
     """Seconds of one op under one strategy: its own collectives and its arithmetic; and those that it adds at least to
-    any step: all of a matmul or of a loop that is a kernel, elsewhere the memory traffic, which no other part of the device
-    does meanwhile for the ops of the same kernel; nothing where it rides along with a matmul.
+    any step: all of a matmul or of a loop that is a kernel, elsewhere the memory traffic, which no other part of the
+    device does meanwhile for the ops of the same kernel; nothing where it rides along with a matmul.
 
     Which ops share a kernel, its start, and how arrays lie depends on the plan.
     """
