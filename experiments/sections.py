@@ -20,6 +20,7 @@ from experiments.tables import (
     kernels,
     measured,
     mesh_sweep,
+    recurrent,
     rules_used,
     together,
     unity_table,
@@ -263,6 +264,14 @@ SECTIONS = (
         kernels.verdict,
         lambda rows: [kernels.table(rows)],
         kernels.CODE,
+    ),
+    Section(
+        "Recurrent layers on TPUs, by the schedules of their kernels",
+        recurrent,
+        "recurrent.csv",
+        recurrent.verdict,
+        lambda rows: [recurrent.table(rows)],
+        recurrent.CODE,
     ),
     Section("Measured, tiny models", measured, "measured.csv", wall, lambda rows: [measured.table(rows)]),
     Section(

@@ -70,9 +70,7 @@ class TrainState(train_state.TrainState):
 
 def masked_lm_loss(logits, labels):
     counted = labels != IGNORED
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        logits.astype(jnp.float32), jnp.where(counted, labels, 0)
-    )
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), jnp.where(counted, labels, 0))
     return jnp.sum(losses * counted) / jnp.maximum(counted.sum(), 1)
 
 
