@@ -116,9 +116,9 @@ def test_a_kernel_computes_what_the_scan_does(cell, dtype, most):
 def test_kernels_are_lowered_for_tpus_that_are_not_there(cell, dtype):
     device = AbstractDevice(device_kind="TPU v5 lite", num_cores=None, platform="tpu")
     for shard in loops(cell, dtype):
-        made, block, every = loop(shard)
+        (made, block, every), given = loop(shard), operands(shard)
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
-            traced = jax.jit(lambda *x: made.run(block, every, x)).trace(*operands(shard))  # noqa: B023
+            traced = jax.jit(lambda *x: made.run(block, every, x)).trace(*given)  # noqa: B023
             on_tpu, on_cpu = (traced.lower(lowering_platforms=(of,)).as_text() for of in ("tpu", "cpu"))
         assert on_tpu.count("tpu_custom_call") == 1 and "stablehlo.while" not in on_tpu
         assert "tpu_custom_call" not in on_cpu and "stablehlo.while" in on_cpu

@@ -22,7 +22,7 @@ from unity_jax.trace import has_effects
 
 _POINTWISE = frozenset(
     "abs add add_any and convert_element_type copy div eq exp ge gt integer_pow le log log1p logistic lt max min mul "
-    "ne neg not or rsqrt select_n sign sqrt square sub tanh".split()
+    "ne neg not one_minus_square or rsqrt select_n sign sqrt square sub tanh".split()
 )
 _SHAPES = frozenset(["broadcast_in_dim", "concatenate", "slice", "split"])
 """What Mosaic compiles, besides products of matrices."""
