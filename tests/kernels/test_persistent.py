@@ -111,17 +111,63 @@ def test_a_kernel_computes_what_the_scan_does(cell, dtype, most):
             np.testing.assert_allclose(np.float32(a), np.float32(b), atol=tolerance)
 
 
+def lowered(platform, fn, given):
+    """The text of what is compiled for a TPU that is not there, or for a CPU."""
+    device = AbstractDevice(device_kind="TPU v5 lite", num_cores=None, platform="tpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+        return jax.jit(fn).trace(*given).lower(lowering_platforms=(platform,)).as_text()
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("cell", CELLS)
 def test_kernels_are_lowered_for_tpus_that_are_not_there(cell, dtype):
-    device = AbstractDevice(device_kind="TPU v5 lite", num_cores=None, platform="tpu")
     for shard in loops(cell, dtype):
         (made, block, every), given = loop(shard), operands(shard)
-        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
-            traced = jax.jit(lambda *x: made.run(block, every, x)).trace(*given)  # noqa: B023
-            on_tpu, on_cpu = (traced.lower(lowering_platforms=(of,)).as_text() for of in ("tpu", "cpu"))
+        on_tpu, on_cpu = (lowered(of, lambda *x: made.run(block, every, x), given) for of in ("tpu", "cpu"))  # noqa: B023
         assert on_tpu.count("tpu_custom_call") == 1 and "stablehlo.while" not in on_tpu
         assert "tpu_custom_call" not in on_cpu and "stablehlo.while" in on_cpu
+
+
+OPERATIONS = {
+    "float32": "abs add div exp log log1p logistic max min mul neg rsqrt sign sqrt square sub tanh".split(),
+    "bool": "and not or".split(),
+    "compared": "eq ge gt le lt ne".split(),
+}
+
+
+def everything():
+    """A loop with all of them."""
+
+    def step(h, x):
+        y, results = jnp.abs(x) + 0.5, []
+        for name in OPERATIONS["float32"]:
+            operands = (y, y + h) if name in ("add", "div", "max", "min", "mul", "sub") else (y,)
+            results.append(getattr(jax.lax, name)(*operands))
+        known = [getattr(jax.lax, name)(x, h) for name in OPERATIONS["compared"]]
+        known += [known[0] & known[1], known[1] | known[2], ~known[3]]
+        results += [jnp.where(k, x, h) for k in known]
+        results += [jax.lax.integer_pow(y, 3), x.astype(jnp.bfloat16).astype(jnp.float32), x.astype(jnp.int32) + 1]
+        return jnp.tanh(h + sum(r.astype(jnp.float32) for r in results)), results[-1]
+
+    of = trace(lambda h, xs: jax.lax.scan(step, h, xs), (drawn(8, 8), drawn(3, 8, 8)), {})
+    (op,) = (op for op in persisted(of.graph, persistable(of.graph, ROOM)).ops if op.name == NAME)
+    return Shard(op, rule_of(op), MeshAxes(("x",), (1,)), (-1,))
+
+
+def test_kernels_have_every_operation_that_a_loop_may_have():
+    shard = everything()
+    asked = {"select_n", "integer_pow", "convert_element_type"}.union(*OPERATIONS.values())
+    assert asked <= {op.name for op in shard.op.params["body"].graph.ops}
+    (made, block, every), given = loop(shard), operands(shard)
+    assert lowered("tpu", lambda *x: made.run(block, every, x), given).count("tpu_custom_call") == 1
+    for a, b in zip(made.kernel(block, *given, interpret=True), made.scan(every, *given), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_make_no_blocks_of_whole_tiles_stay_a_loop():
+    body = loops("lstm", jnp.float32)[0].op.params["body"]
+    few = body.__class__(body.graph, body.splits, body.rows, 16)
+    assert [few.blocks(n) for n in (3, 16, 24, 32, 40, 48, 20, 17)] == [1, 1, 3, 2, 5, 3, 0, 0]
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -177,7 +223,7 @@ def test_tpus_compile_them(on):
     from unity_jax.aot.topologies import topology
 
     mesh, everywhere = Mesh(np.array(topology(on)), ("x",)), PartitionSpec()
-    for shard in (*loops("lstm", jnp.bfloat16), *loops("clipped", jnp.float32)):
+    for shard in (*loops("lstm", jnp.bfloat16), *loops("clipped", jnp.float32), everything()):
         made, block, every = loop(shard)
         each = jax.shard_map(
             lambda *x: made.run(block, every, x),  # noqa: B023

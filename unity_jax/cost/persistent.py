@@ -19,9 +19,10 @@ def persistent_seconds(shard: Shard, device: Device) -> float:
     of each block."""
     body, (_, blocks) = shard.op.params["body"], local_blocks(shard)
     each, vector = 0.0, device.flops_per_second("vector")
-    for inner in body.shards(shard.mesh, row_axes(shard), blocks):
+    rate = _LOADED if blocks else device.memory_bandwidth  # a scan reads weights in each step
+    for inner in body.shards(shard.mesh, row_axes(shard), blocks or 1):
         if inner.op.name in PRODUCTS:
-            each += matrix_seconds(inner, device) + inner.operand_bytes(1) / _LOADED
+            each += matrix_seconds(inner, device) + inner.operand_bytes(1) / rate
         else:
             each += inner.flops / vector
-    return float(blocks * shard.op.params["length"] * each)
+    return float(max(blocks, 1) * shard.op.params["length"] * each)

@@ -21,7 +21,7 @@ from unity_jax.pcg.loops import Scan
 from unity_jax.trace import has_effects
 
 _POINTWISE = frozenset(
-    "abs add add_any and convert_element_type copy div eq exp ge gt integer_pow le log log1p logistic lt max min mul "
+    "abs add add_any and convert_element_type div eq exp ge gt integer_pow le log log1p logistic lt max min mul "
     "ne neg not one_minus_square or rsqrt select_n sign sqrt square sub tanh".split()
 )
 _SHAPES = frozenset(["broadcast_in_dim", "concatenate", "slice", "split"])
@@ -91,6 +91,8 @@ def _rows(graph: Graph, roles: Scan) -> Rows | None:
     found = Paths(graph, rule_of).everywhere((t, 0) for t in (*carried, *sliced))
     dim, sizes = dict(found.keys()), {t.shape[d] for t, d in found}
     if len(sizes) > 1 or any(major != 1 for major in found.values()) or any(dim.get(t) != 0 for t in graph.outputs):
+        return None
+    if any(dim.get(t) for t in graph.inputs[roles.constants]):
         return None
     for op in graph.ops:
         rule = rule_of(op)

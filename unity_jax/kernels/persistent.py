@@ -31,7 +31,7 @@ class Persistent(NamedTuple):
 
     **Fields:** `constants`, `carried`: how many operands are, those after them are sliced; `rows`: of each operand and
     result, the dimension of an iteration's part that has the rows, or None; `results`: shape and type of what a step
-    makes, of all rows; `blocks`: how many blocks rows are cut into.
+    makes, of all rows; `blocks`: how many blocks rows are cut into, 0 where they cannot be.
     """
 
     constants: int
@@ -43,12 +43,12 @@ class Persistent(NamedTuple):
     blocks: int
 
     def run(self, step: Step, whole_step: Step, operands: Sequence[Any]) -> list[Any]:
-        """The results of the loop: by a kernel on TPUs, elsewhere as a scan.
+        """The results of the loop: by a kernel on TPUs, elsewhere as a scan, and of rows that make no blocks.
 
         **Arguments:** `step`: of one block of rows, in operations that a kernel has; `whole_step`: of all rows.
         """
         by_kernel, by_xla = functools.partial(self.kernel, step), functools.partial(self.scan, whole_step)
-        if any(x.dtype.itemsize > 4 for x in operands):  # no TPU has 64 bits
+        if not self.blocks or any(x.dtype.itemsize > 4 for x in operands):  # no TPU has 64 bits
             return by_xla(*operands)
         return list(jax.lax.platform_dependent(*operands, tpu=by_kernel, default=by_xla))
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from unity_jax import _compat
 from unity_jax.kernels.persistent import Persistent, Step
+from unity_jax.kernels.tiles import SUBLANES
 from unity_jax.ops.rule import Rule, Shard, make_rule, register
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
@@ -63,8 +64,13 @@ class Body:
         return next(t.shape[d] for t, d in zip(self.graph.inputs, self.rows[0], strict=True) if d is not None)
 
     def blocks(self, rows: int) -> int:
-        """How many blocks so many rows are cut into: as few as may be, of as many rows each."""
-        return next(n for n in range(-(-rows // self.most), rows + 1) if rows % n == 0)
+        """How many blocks so many rows are cut into: as few as may be, of as many rows each, in whole tiles; 0 where
+        that cannot be."""
+        if rows <= self.most:
+            return 1
+        return next(
+            (n for n in range(2, rows // SUBLANES + 1) if rows % (n * SUBLANES) == 0 and rows <= n * self.most), 0
+        )
 
     def shards(self, mesh: MeshAxes, axes: Sequence[str], blocks: int = 1) -> list[Shard]:
         """The ops of the body on one device, of one block of the rows that these axes split."""
@@ -102,7 +108,7 @@ def row_axes(shard: Shard) -> tuple[str, ...]:
 
 
 def local_blocks(shard: Shard) -> tuple[int, int]:
-    """The rows of a device, and how many blocks they are cut into."""
+    """The rows of a device, and how many blocks they are cut into; 0 where they cannot be."""
     body, sizes = shard.op.params["body"], dict(zip(shard.mesh.names, shard.mesh.sizes, strict=True))
     rows = -(-body.size // math.prod(sizes[a] for a in row_axes(shard)))
     return rows, body.blocks(rows)
@@ -111,7 +117,7 @@ def local_blocks(shard: Shard) -> tuple[int, int]:
 def loop(shard: Shard) -> tuple[Persistent, Step, Step]:
     """The loop on one device, and its steps: of a block of rows as a kernel computes them, and of all rows."""
     body, axes, (_, blocks) = shard.op.params["body"], row_axes(shard), local_blocks(shard)
-    every, block = (body.shards(shard.mesh, axes, n) for n in (1, blocks))
+    every, block = (body.shards(shard.mesh, axes, n) for n in (1, blocks or 1))
     shapes = {t: s.result_shape(i) for s in every for i, t in enumerate(s.op.outputs)}
     roles = Scan.of(shard.op.params)
     for i, t in enumerate(body.graph.inputs):
