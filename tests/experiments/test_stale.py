@@ -120,7 +120,12 @@ def test_a_model_follows_from_those_that_it_imports():
     assert "models/resnet.py" in made_by._model("faster_rcnn", made_by.ROOT)
 
 
-IRRELEVANT = {"errors", "kernels/flash", "kernels/grid", "kernels/task_mapping", "kernels/xla", "progress", "text"}
+IRRELEVANT = {
+    "errors",
+    *(f"kernels/{name}" for name in ("flash", "grid", "persistent", "task_mapping", "xla")),
+    "progress",
+    "text",
+}
 """Of the package, what planning imports and no figure follows from."""
 
 
