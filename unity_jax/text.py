@@ -67,11 +67,9 @@ def size_of(given: Any) -> float:
     return found
 
 
-_UNITS = (
-    {None: 1}
-    | {f"{k}i": 2 ** (10 * n) for n, k in enumerate("KMGT", 1)}
-    | {k: 10 ** (3 * n) for n, k in enumerate("KMGT", 1)}
-)
+_UNITS = {None: 1} | {f"{k}i": 2 ** (10 * n) for n, k in enumerate("KMGT", 1)} | {
+    k: 10 ** (3 * n) for n, k in enumerate("KMGT", 1)
+}
 
 
 def short_source(source: str) -> str:

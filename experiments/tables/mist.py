@@ -111,9 +111,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = Rows(options.out, SETTINGS, CODE)
     wanted = [
-        dict(zip(SETTINGS, (*case[:3], way), strict=True))
-        for case in CASES
-        for way in WITHOUT
+        dict(zip(SETTINGS, (*case[:3], way), strict=True)) for case in CASES for way in WITHOUT
         if case[0] in options.sizes
     ]
     rows.make_all(rows.missing(wanted, options.stale), measure, "{size} on {machine}, {without}")

@@ -106,7 +106,9 @@ def test_captured_arrays_are_inputs_and_sharded():
     text = planned.lower(X).as_text()
     assert "constant dense<[[" not in text
     lowered = planned.lower(X).compile()
-    held = tuple(jax.device_put(c, s) for c, s in zip(plan.program.constants, Runner(plan).shardings, strict=False))
+    held = tuple(
+        jax.device_put(c, s) for c, s in zip(plan.program.constants, Runner(plan).shardings, strict=False)
+    )
     close(lowered(held, planned.shard(X)), jax.jit(f)(X), rtol=1e-4)
 
 

@@ -41,7 +41,6 @@ def case(seed, batch, groups, heads, queries, keys, features, causal, bias, mask
 
 def differentiated(spec, x, kept, cotangent):
     """Attention by its definition, and the cotangents of its operands and its bias, by JAX."""
-
     def wide(t):
         return t.astype(jnp.float64) if jnp.issubdtype(t.dtype, jnp.floating) else t
 

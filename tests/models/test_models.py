@@ -319,7 +319,10 @@ def test_scanned_and_unrolled_layers_are_the_same_function():
     state, batch = scanned.make_state(0), scanned.make_batch(0)
     layers = {i: jax.tree.map(operator.itemgetter(i), state.params["blocks"]) for i in range(2)}
     listed = state._replace(params={**state.params, "blocks": layers})
-    losses = [jax.jit(model.eval_step)(s, batch)["loss"] for model, s in ((scanned, state), (unrolled, listed))]
+    losses = [
+        jax.jit(model.eval_step)(s, batch)["loss"]
+        for model, s in ((scanned, state), (unrolled, listed))
+    ]
     np.testing.assert_allclose(*losses, rtol=1e-6)
 
 

@@ -113,14 +113,12 @@ def _conv(op: Applied, x: Named, w: Named) -> Any:
     groups = [d for d in x.dims if d in w.dims and d != c]
     batch = [d for d in x.dims if d not in (*groups, c, h)]
     channels = [d for d in w.dims if d not in (*groups, c, r)]
-    image = x.moved((*batch, h, *groups, c)).reshape((-1, op.size(h), int(np.prod(op.shape((*groups, c))))))
+    image = x.moved((*batch, h, *groups, c)).reshape(
+        (-1, op.size(h), int(np.prod(op.shape((*groups, c)))))
+    )
     window = w.moved((r, c, *groups, *channels)).reshape((op.size(r), op.size(c), -1))
     made = lax.conv_general_dilated(
-        image,
-        window,
-        (1,),
-        "SAME",
-        dimension_numbers=("NHC", "HIO", "NHC"),
+        image, window, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"),
         feature_group_count=int(np.prod(op.shape(groups))),
     )
     dims = (*batch, h, *groups, *channels)

@@ -74,7 +74,9 @@ def test_casts_and_copies_move_to_the_cheaper_side(fn, dtype, cut, parts):
     assert any(op.move is not None and op.move.kind == "combine" for op in planned.ops)
     assert list(sent(planned).values()) == parts
     made = [t for t in tasks(planned, Traffic.of(planned, "gpu"), MESH, MACHINE) if t.stream == COLLECTIVES]
-    assert len(made) == (parts != [0.0]) * sum(op.move is not None and op.move.kind == "combine" for op in planned.ops)
+    assert len(made) == (parts != [0.0]) * sum(
+        op.move is not None and op.move.kind == "combine" for op in planned.ops
+    )
     for task in made:
         assert task.seconds == pytest.approx(task.collective.seconds * (parts or [1.0])[0])
 

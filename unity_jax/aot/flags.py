@@ -1,7 +1,7 @@
 """Every flag of XLA that is set here, by what it is for.
 
-lowered.compile(compiler_options=OFFLINE["gpu"])               for one program
-os.environ["XLA_FLAGS"] = appended("XLA_FLAGS", EIGHT_DEVICES)   for all; before JAX is asked for its devices
+    lowered.compile(compiler_options=OFFLINE["gpu"])               for one program
+    os.environ["XLA_FLAGS"] = appended("XLA_FLAGS", EIGHT_DEVICES)   for all; before JAX is asked for its devices
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The text of a compiled program (`jax.stages.Compiled.as_text()`) as data.
 
-module = parse(compiled.as_text())
-[op.opcode for op in module.computations[module.entry].values()]
-# ['parameter', 'fusion', 'all-reduce', 'tuple']
+    module = parse(compiled.as_text())
+    [op.opcode for op in module.computations[module.entry].values()]
+    # ['parameter', 'fusion', 'all-reduce', 'tuple']
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Devices of TPU slices and GPU nodes that are not there, for ahead-of-time compilation without accelerators.
 
-mesh = jax.sharding.Mesh(np.array(topology("v5e:2x4")).reshape(2, 4), ("data", "model"))
-compiled = jax.jit(step, in_shardings=...).lower(*shapes).compile()  # the real XLA:TPU compiler
-compiled.memory_analysis().temp_size_in_bytes, compiled_collectives(compiled.as_text(), axes)
+    mesh = jax.sharding.Mesh(np.array(topology("v5e:2x4")).reshape(2, 4), ("data", "model"))
+    compiled = jax.jit(step, in_shardings=...).lower(*shapes).compile()  # the real XLA:TPU compiler
+    compiled.memory_analysis().temp_size_in_bytes, compiled_collectives(compiled.as_text(), axes)
 """
 
 from __future__ import annotations

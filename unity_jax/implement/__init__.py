@@ -5,8 +5,8 @@
     batchable(graph)                the loops that compute something one step at a time and need not (`loops`)
     batched(graph, scans)           the graph that computes it once for all steps, before and after these loops
     widened(scan)                   how much larger what a loop slices and stacks is then
-    persistable(graph, room)         the loops that can be one kernel each (`persistent`)
-    persisted(graph, bodies)  the graph with these as kernels
+    persistable(graph, room)        the loops that can be one kernel each (`persistent`)
+    persisted(graph, bodies)        the graph with these as kernels
 
 Which of them a program has is searched for (`search.implementing`).
 """

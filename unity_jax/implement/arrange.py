@@ -1,6 +1,6 @@
 """The arrays of an attention in the order of its kernels, and back.
 
-q f[B, T, K, G, F]  ->  [batch, heads, queries, features] = f[B, K G, T, F]
+    q f[B, T, K, G, F]  ->  [batch, heads, queries, features] = f[B, K G, T, F]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Polynomials in what attention computes of its scores, with which any way to write its gradient is compared.
 
-p * (a - sum(p * a))        {P A: 1, P D: -1}        A = cotangent @ v.T,  D = sum over keys of P A
-e / total                   {P: 1}                   e = P T, T = the sum of e
+    p * (a - sum(p * a))        {P A: 1, P D: -1}        A = cotangent @ v.T,  D = sum over keys of P A
+    e / total                   {P: 1}                   e = P T, T = the sum of e
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention for users: a function of JAX arrays that is planned as one op, and runs as a kernel.
 
-y = unity_jax.kernels.attention(q, k, v, causal=True)    # jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    y = unity_jax.kernels.attention(q, k, v, causal=True)    # jax.nn.dot_product_attention(q, k, v, is_causal=True)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """JAX devices on networks: which preset they are, and which of its positions each one has.
 
-spec_of(jax.devices())
-# 'h100:2x8'
+    spec_of(jax.devices())
+    # 'h100:2x8'
 """
 
 from __future__ import annotations

@@ -140,8 +140,8 @@ def weakest(devices: Sequence[Device]) -> Device:
 def differences(devices: Sequence[Device]) -> str:
     """How devices differ and which of them pace a program of equal shards; empty if they are alike.
 
-    differences((fast, fast, slow))
-    # 'devices differ (2 fast, 1 slow) and shards are equal: slow decides arithmetic; fast decides the memory limit'
+        differences((fast, fast, slow))
+        # 'devices differ (2 fast, 1 slow) and shards are equal: slow decides arithmetic; fast decides the memory limit'
     """
     if len(set(devices)) < 2:
         return ""

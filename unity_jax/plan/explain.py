@@ -1,9 +1,9 @@
 """Why a plan is as it is: for a leaf the layouts that were rejected and by how much, for an op its rule and moves.
 
-print(plan.explain("['w1']"))
-[0]['w1']: f32[8,16@x], 64 B per device
-  read by dot_general at step.py:21:19 (mlp_loss)
-  instead f32[8@x,16]: 1.24x the time (116 us), peak 7 KiB
+    print(plan.explain("['w1']"))
+    [0]['w1']: f32[8,16@x], 64 B per device
+      read by dot_general at step.py:21:19 (mlp_loss)
+      instead f32[8@x,16]: 1.24x the time (116 us), peak 7 KiB
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Predicted against compiled: a plan compiled by the real XLA:TPU or XLA:GPU compiler for a machine that is not there.
 
-print(plan.verify("v5e:2x4"))
-train_step compiled for v5e:2x4: mesh (x=2, y=4)
-  lowered  50 collectives, exactly as planned
-  memory   588.4 MiB per device, 0.97x the predicted 606 MiB, within the limit of 15.8 GiB
-       = 488 MiB arguments + 484 MiB results - 484 MiB in place + 100.4 MiB temporaries
-  compute  4.61 ms by the compiler's own estimate, 1.03x the predicted 4.5 ms
-       = 6.92e+06 cycles at 1.5 GHz of 91 instructions; 15 more have no estimate
-  rewrites padded (14), shares realigned by permutes (14), combined (2), reduce-scatter as all-reduce and slice (1)
-...
+    print(plan.verify("v5e:2x4"))
+    train_step compiled for v5e:2x4: mesh (x=2, y=4)
+      lowered  50 collectives, exactly as planned
+      memory   588.4 MiB per device, 0.97x the predicted 606 MiB, within the limit of 15.8 GiB
+           = 488 MiB arguments + 484 MiB results - 484 MiB in place + 100.4 MiB temporaries
+      compute  4.61 ms by the compiler's own estimate, 1.03x the predicted 4.5 ms
+           = 6.92e+06 cycles at 1.5 GHz of 91 instructions; 15 more have no estimate
+      rewrites padded (14), shares realigned by permutes (14), combined (2), reduce-scatter as all-reduce and slice (1)
+    ...
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A chunked loss, or attention: the ops around the largest arrays run by rows, a chunk of them after the other.
 
-q, k, v                 for each of 8 chunks of heads, or of rows of q: scores, softmax, their part of the output
-gradient of the output  for each of these chunks: scores and softmax again, their part of the gradients of q, k, v
+    q, k, v                 for each of 8 chunks of heads, or of rows of q: scores, softmax, their part of the output
+    gradient of the output  for each of these chunks: scores and softmax again, their part of the gradients of q, k, v
 """
 
 from __future__ import annotations

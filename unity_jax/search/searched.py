@@ -1,8 +1,8 @@
 """How far a search went: what a plan says about what it was chosen from.
 
->>> both = Searched(("x=8",), ("x=4",), variants=3, allowed=32) + Searched(("x=4",), variants=4, allowed=32)
->>> both.meshes, both.skipped, both.variants
-(('x=8', 'x=4'), (), 7)
+    >>> both = Searched(("x=8",), ("x=4",), variants=3, allowed=32) + Searched(("x=4",), variants=4, allowed=32)
+    >>> both.meshes, both.skipped, both.variants
+    (('x=8', 'x=4'), (), 7)
 """
 
 from __future__ import annotations
