@@ -179,7 +179,7 @@ def test_what_is_made_for_all_layers_before_the_first_is_folded_with_them(sizes:
     small = of(whole)
     assert counted(small.program.graph) == counted(whole.graph)
     assert sum(op.name == "dot_general" and op.times == 1 for op in small.program.graph.ops) <= 3 * 3 * 6
-    for plan in Planner(small.program, H100).experts(axes, math.inf):
+    for plan in Planner(small.program, H100).experts([axes], math.inf):
         same = unfolded([(whole, small)], plan, math.inf, NO_PINS, ())
         assert moved(plan) == moved(same), plan.label
         assert plan.seconds == pytest.approx(same.seconds, rel=0.15), plan.label  # combined ones start once

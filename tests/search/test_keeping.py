@@ -106,7 +106,7 @@ def test_no_expert_who_keeps_as_much_is_faster(on):
     assert {type(how) for how in found.program.savings} == {Keep}
     planner = Planner(found.program, machine)
     assert found.lower_bound == planner.problem(found.mesh).least_seconds <= found.seconds  # of what is left to do
-    for expert in planner.experts(found.mesh, math.inf):
+    for expert in planner.experts([found.mesh], math.inf):
         assert found.seconds <= (1 + LIMITS.saves) * expert.seconds, expert.label
 
 

@@ -95,8 +95,8 @@ def test_a_variant_completes_no_expert_that_was_far_behind_on_a_coarser_mesh() -
     variant, expert = plan.like(plan.program, follows=True), "fsdp(x,y)"
     variant.promising(mesh(4, 2))
     for ratio, there in ((1.0, True), (1 + LIMITS.behind, False)):
-        plan._behind[mesh(8), "fsdp(x)", True] = ratio
-        variant._experts.clear()
+        plan.seeds.behind[mesh(8), "fsdp(x)", True] = ratio
+        variant.seeds._found.clear()
         assert (expert in variant._expert_seeds(mesh(4, 2), near=True)) == there
 
 

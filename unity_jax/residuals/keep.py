@@ -54,7 +54,7 @@ class Rematerialized:
         backward pass saves.
         """
         values = frozenset(t for t in self.values if self._originals[t] not in again)
-        left = {t for op in kept(self.graph, values).graph.walk() for t in op.outputs}
+        left = {t for op in _kept(self.graph, values, self._flat, self._originals).graph.walk() for t in op.outputs}
         origin, ops = self._flat.origin, self._flat.graph.ops
         spared = [op for op in ops if left.isdisjoint(origin.get(t, t) for t in op.outputs)]
         rest = {t for op in ops if op not in set(spared) for t in op.inputs}
@@ -69,16 +69,20 @@ class Rematerialized:
 def kept(graph: Graph, values: Set[Tensor]) -> Change:
     """The graph that reads what the forward pass made in place of these values of the backward pass, which are the
     same. Others are computed as before."""
-    return in_loops(graph, lambda inside: _kept(inside, values))
+
+    def change(inside: Graph) -> Change:
+        if values.isdisjoint(made(inside)):
+            return Change(inside, {})
+        return _kept(inside, values, flat := Flat(inside), _originals(flat))
+
+    return in_loops(graph, change)
 
 
-def _kept(graph: Graph, values: Set[Tensor]) -> Change:
-    """The same, of a graph without the loops over microbatches in it."""
-    if values.isdisjoint(made(graph)):
-        return Change(graph, {})
-    flat = Flat(graph)
+def _kept(graph: Graph, values: Set[Tensor], flat: Flat, originals: Mapping[Tensor, Tensor]) -> Change:
+    """The same, of a graph without the loops over microbatches in it. **Arguments:** `flat`: the graph so, and its
+    `originals`."""
     layers = set(flat.origin.values())
-    same = {t: of for t, of in _originals(flat).items() if t in values}
+    same = {t: of for t, of in originals.items() if t in values}
 
     def within(pair: Pair) -> Change | None:
         inside = pair.joined

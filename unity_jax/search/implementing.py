@@ -1,6 +1,7 @@
 """Which groups of a program run by an implementation of their own: those that are faster so on the machine.
 
-Both ways are priced as they would be planned for all devices, if the program were nothing else.
+Both ways are priced as the search would lay them out over one mesh axis of all devices, if the program were nothing
+else: over two axes each of the two may take less, and over the zoo none of them is chosen that is not over one.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class _Price:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._meshes = [mesh for mesh in mesh_candidates(machine.num_devices, machine) if len(mesh.names) < 3]
+        self._mesh = mesh_candidates(machine.num_devices, machine)[0]
         self._known: dict[object, float] = {}
 
     def difference(self, key: object, make: Callable[[], tuple[Graph, Graph]]) -> float:
@@ -182,7 +183,8 @@ class _Price:
     def _seconds(self, graph: Graph) -> float:
         names = ("",) * len(graph.inputs)
         program = Program("part", graph, (), None, None, names, ("",) * len(graph.outputs), names, (), {})
-        return Planner(program, self.machine, math.inf).plan(self._meshes).seconds
+        (found,) = Planner(program, self.machine, math.inf).sketch([self._mesh])
+        return found.seconds
 
 
 def _both(graph: Graph, group: Group) -> tuple[Graph, Graph]:

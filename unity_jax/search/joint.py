@@ -123,10 +123,10 @@ def _plan(
 
         def beside(plan: Candidate) -> Sequence[Candidate]:
             of = planner if plan.program is program else planner.like(plan.program)
-            return [c for mesh in planner.tried(few) for c in of.experts(mesh, LIMITS.behind * plan.seconds)]
+            return of.experts(planner.tried(few), LIMITS.behind * plan.seconds)
 
         def anew(plan: Candidate, most: float) -> Sequence[Candidate]:
-            return planner.like(plan.program).experts(plan.mesh, most, every=False)
+            return planner.like(plan.program).experts([plan.mesh], most, every=False)
 
         rivals = Rivals(beside, anew, functools.partial(planner.following, settled=True))
         found = keeping(found, planner.limit, planner.following, microbatches, rivals)
@@ -249,7 +249,7 @@ def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes], opt
         return planner.like(form).plan(tried)
 
     def beside() -> Sequence[Candidate]:
-        return planner.experts(free.mesh, (1 + LIMITS.alike) * free.seconds)
+        return planner.experts([free.mesh], (1 + LIMITS.alike) * free.seconds)
 
     return fitting(starts, planner.limit, planner.following, plan, beside, options.checkpoint == "keep")
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,7 +23,7 @@ from unity_jax.search.build import Builder
 from unity_jax.search.built import Built, Solved
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
 from unity_jax.search.common import Common
-from unity_jax.search.experts import Expert, expert_seeds, experts
+from unity_jax.search.experts import experts
 from unity_jax.search.floors import Floors, arithmetic_seconds, by_arithmetic, wasted_seconds
 from unity_jax.search.limited import Held, argument_bytes, followed, tightened, with_rivals
 from unity_jax.search.limits import LIMITS
@@ -34,6 +33,7 @@ from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coa
 from unity_jax.search.rings import with_rings
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
+from unity_jax.search.seeds import Seeds
 from unity_jax.search.solver import solve, store_for
 from unity_jax.search.transfer import rings_of, transferred
 from unity_jax.xla.traffic import Traffic
@@ -49,18 +49,16 @@ class Planner:
         self.program, self.machine, self.pins, self.rivals = program, machine, pins, rivals
         self.limit = machine.device.memory_bytes if limit is None else limit
         self.common = Common(machine)
+        self.seeds = Seeds(program, self.common.rules)
         self._builders: dict[MeshAxes, Builder] = {}
         self._problems: dict[MeshAxes, Built] = {}
         self._solutions: dict[MeshAxes, Solved] = {}
         self._proposals: dict[MeshAxes, Candidate] = {}
-        self._experts: dict[tuple[MeshAxes, bool, bool], dict[str, np.ndarray]] = {}
-        self._completions: defaultdict[MeshAxes, dict[Expert, np.ndarray]] = defaultdict(dict)
         self._competed, self._limited, self._seeded, self._sketched = (set[MeshAxes]() for _ in range(4))
         self.held: dict[MeshAxes, Held] = {}
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
         self._floors: dict[Built, Floors] = {}
         self._lives: dict[Built, Problem] = {}
-        self._behind: dict[tuple[MeshAxes, str, bool], float] = {}
         self._least: dict[tuple[MeshAxes, str], float] = {}
         self.near = LIMITS.alike if any(t.times > 1 for t in program.graph.inputs) else 0.0  # plans are estimates
         self._base: Planner | None = None
@@ -73,7 +71,8 @@ class Planner:
         shared, and what was found for the program is where it starts. **Arguments:** `follows`: it goes no further: of
         a mesh for which this planner has a solution it takes that, with what is best for what differs."""
         other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins, self.rivals)
-        other.common, other._base, other._follows = self.common, self, follows
+        other.common, other.seeds = self.common, Seeds(program, self.rules, self.seeds)
+        other._base, other._follows = self, follows
         return other
 
     @functools.cached_property
@@ -183,15 +182,18 @@ class Planner:
         self._compete(found, mesh)
         return found
 
-    def experts(self, mesh: MeshAxes, most: float, every: bool = True) -> list[Candidate]:
-        """What experts would do on a mesh without a memory limit, as far as it takes less than so many seconds; unless
-        `every` such plan is wanted, less than those before that fit, too."""
-        built, found = self.problem(mesh), list[Candidate]()
-        for name, seed in by_arithmetic(built, self._completed(built, experts(mesh))):
-            if self._least.get((mesh, name), 0.0) < most and self.floor(built, seed, most) < most:
-                made = self._finish(built, seed, True, name)
-                found += [made] if made.seconds < most else []
-                most = min(most, made.seconds) if not every and made.fits(self.limit) else most
+    def experts(self, meshes: Sequence[MeshAxes], most: float, every: bool = True) -> list[Candidate]:
+        """What experts would do on some meshes without a memory limit, as far as it takes less than so many seconds,
+        and was not far behind before: on the coarsest that expresses it. Unless `every` such plan is wanted, less than
+        those before that fit, too."""
+        found = list[Candidate]()
+        for mesh in meshes:
+            built = self.problem(mesh)
+            for name, seed in by_arithmetic(built, self.seeds.completed(built, self.seeds.near(mesh, meshes))):
+                if self._least.get((mesh, name), 0.0) < most and self.floor(built, seed, most) < most:
+                    made = self._finish(built, seed, True, name)
+                    found += [made] if made.seconds < most else []
+                    most = min(most, made.seconds) if not every and made.fits(self.limit) else most
         return found
 
     def _compete(self, found: list[Candidate], mesh: MeshAxes) -> None:
@@ -256,7 +258,7 @@ class Planner:
                 continue
             if not now.fits(self.limit) and self._live(built).peak(seed) > max(LIMITS.needs * self.limit, taken):
                 continue
-            far = self._is_far(*key)
+            far = self.seeds.was_far(*key)
             least, most = self._least.get((built.mesh, name), 0.0), (1 + self.near) * now.seconds
             if not far and least < most:
                 least = max(least, self.floor(built, seed, most))
@@ -265,13 +267,9 @@ class Planner:
                 made = self._finish(built, seed, keep, name)
                 found.append(made)
                 least = made.seconds
-            self._behind[key] = least / now.seconds
+            self.seeds.behind[key] = least / now.seconds
             if keep:
                 self._least[built.mesh, name] = least
-
-    def _is_far(self, mesh: MeshAxes, name: str, keep: bool) -> bool:
-        """Whether a seed was far behind for the program that this one is a variant of."""
-        return self._base is not None and self._base._behind.get((mesh, name, keep), 0.0) > LIMITS.behind
 
     def _live(self, built: Built) -> Problem:
         """What is in memory, of a problem: about what plans need, as its peaks."""
@@ -315,7 +313,7 @@ class Planner:
 
             def seeds() -> list[np.ndarray]:
                 new = mesh in self._sketched or len(coarse) == len(mesh.names) - 1
-                experts = self._experts_of(built, new) if len(mesh.names) > 1 else {}
+                experts = self.seeds.of(built, new) if len(mesh.names) > 1 else {}
                 return [*known, *experts.values(), *coarse.values()]  # of coarser meshes: stand for their experts
 
             if mesh in self._sketched or (not by_one_axis_at_a_time(built) and self._is_short(mesh)):
@@ -338,22 +336,7 @@ class Planner:
         """The expert plans of a mesh, but those that took part on coarser meshes; `near`: only what is not far."""
         solved, coarse = self._solved(mesh), [m for m, _ in coarser(mesh)]
         took_part = bool(coarse) and len(solved.lifted) == len(coarse) and self._competed.issuperset(coarse)
-        return self._experts_of(solved.built, took_part or mesh in self._sketched, near)
-
-    def _experts_of(self, built: Built, new: bool, near: bool = False) -> dict[str, np.ndarray]:
-        """Expert plans; `new`: only those that no coarser mesh can express for all tensors: what two axes together do
-        not split one of them may; `near`: only what is not far."""
-        mesh, key = built.mesh, (built.mesh, new, near)
-        if key not in self._experts:
-            styles = (e for e in experts(mesh) if not (near and any(self._is_far(*at, True) for at in e.named(mesh))))
-            if new:
-                styles = (e for e in styles if e.is_combined and (len(mesh.names) == 2 or e.over or len(e.data) == 2))
-            self._experts[key] = self._completed(built, styles)
-        return self._experts[key]
-
-    def _completed(self, built: Built, styles: Iterable[Expert]) -> dict[str, np.ndarray]:
-        """Expert plans, whether weights are gathered again or not: they come out the same."""
-        return expert_seeds(self.program, built, built.mesh, self.rules, styles, self._completions[built.mesh])
+        return self.seeds.of(solved.built, took_part or mesh in self._sketched, near)
 
     def _within_limit(self, found: list[Candidate], mesh: MeshAxes, free: Candidate) -> None:
         """Add plans under the memory limit for a mesh; they gather weights again for the backward pass. Unless one now
@@ -364,7 +347,7 @@ class Planner:
         if least_peak(built.problem.usage) > self.limit:
             found.append(self._finish(built, solve(priced_by_memory(built.problem)).assignment, False, "search"))
             return
-        seeds = self._completed(built, experts(mesh))
+        seeds = self.seeds.completed(built, experts(mesh))
         self._contend(found, built, False, seeds)
         now = best(found, self.limit)
         if not now.fits(self.limit) or now.seconds > LIMITS.near_free * free.seconds:
