@@ -231,10 +231,10 @@ def alone(program: Program, machine: Machine) -> Candidate:
     return search.alone(program, machine, searched())
 
 
-def joint(program: Program, machine: Machine, limit: float | None = None) -> Candidate:
-    """The planner's answer: rewrites and parallelization chosen together."""
+def joint(program: Program, machine: Machine, limit: float | None = None, spare: float = 0.0) -> Candidate:
+    """The planner's answer: rewrites and parallelization chosen together. **Arguments:** `spare`: see `search.plan`."""
     meshes = mesh_candidates(machine.num_devices, machine)
-    return search.plan(program, machine, limit, NO_PINS, meshes, searched())
+    return search.plan(program, machine, limit, NO_PINS, meshes, searched(), spare=spare)
 
 
 def sequential(

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from unity_jax import progress
-from unity_jax.search.candidate import Candidate
+from unity_jax.residuals.record import Keep
+from unity_jax.search.candidate import Candidate, sparing
 from unity_jax.search.limits import LIMITS
 from unity_jax.text import size
 
@@ -27,17 +28,18 @@ UNTOLD = 1.1
 """Times the limit that a program is taken to need where the compiler gives up without saying how much it is."""
 
 
-def reserving(limit: float, search: Callable[[int], Candidate]) -> Candidate:
+def reserving(limit: float, search: Callable[[int, int], Candidate]) -> Candidate:
     """The plan within a limit; if it saves memory, rather one that leaves so much of the limit as compilers may need
-    beyond what is predicted, unless that costs too much time.
+    beyond what is predicted, unless that costs too much time (`sparing`).
 
-    **Arguments:** `search` makes a plan that leaves so many bytes.
+    **Arguments:** `search` makes a plan that leaves so many bytes, and so many that what is kept in place of computing
+    it again rather leaves.
     """
-    found, spare = search(0), round(LIMITS.reserve * limit) if math.isfinite(limit) else 0
-    if not found.program.savings or found.fits(limit - spare) or not found.fits(limit):
+    spare = round(LIMITS.reserve * limit) if math.isfinite(limit) else 0
+    found = search(0, spare)
+    if all(isinstance(how, Keep) for how in found.program.savings) or not found.fits(limit):
         return found
-    other = search(spare)
-    return other if other.fits(limit - spare) and other.seconds <= LIMITS.reserved * found.seconds else found
+    return found if found.fits(limit - spare) else sparing([found, search(spare, 0)], limit, spare)
 
 
 def corrected(

@@ -154,8 +154,9 @@ def make(
     followed = None if rewrites is None else _followed(implemented(program, machine, settings.search), rewrites)
     rules = searched() if may_rewrite else ()
 
-    def search(margin: int) -> Candidate:
-        return joint.plan(program, machine, max(limit - margin, 1.0), wanted, meshes, rules, settings.search, followed)
+    def search(margin: int, spare: int = 0) -> Candidate:
+        within = max(limit - margin, 1.0)
+        return joint.plan(program, machine, within, wanted, meshes, rules, settings.search, followed, spare)
 
     best = search(margin) if margin else reserving(limit, search)
     if settings.search.compile_candidates:

@@ -65,8 +65,8 @@ def under_limits(model: str, on: str, parts: Sequence[float], stop: int) -> Iter
             tried.append(needs(found))
             return tried[-1]
 
-        def search(margin: int, limit: float = limit) -> Candidate:
-            return joint(program, machine, max(limit - margin, 1.0))
+        def search(margin: int, spare: int = 0, limit: float = limit) -> Candidate:
+            return joint(program, machine, max(limit - margin, 1.0), spare)
 
         first = reserving(limit, search)
         found, margin = corrected(

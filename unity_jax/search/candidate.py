@@ -25,6 +25,7 @@ from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, assemble
 from unity_jax.search.decompose import decompose
 from unity_jax.search.in_turn import in_turn
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import UNKNOWN, Searched
 from unity_jax.xla.traffic import Traffic
@@ -109,3 +110,10 @@ def best(candidates: Sequence[Candidate], limit: float) -> Candidate:
             as_fast = [d for d in fastest if d.seconds == c.seconds and d.fits(limit)]
             return min(as_fast, key=lambda d: d.memory.peak_bytes)
     return min(candidates, key=lambda c: (c.memory.peak_bytes, c.seconds))
+
+
+def sparing(candidates: Sequence[Candidate], limit: float, spare: float) -> Candidate:
+    """The best candidate within a limit, or rather the best of those that leave so many bytes of it, as compilers may
+    need beyond what is predicted, unless that costs too much time."""
+    found, other = best(candidates, limit), best(candidates, limit - spare)
+    return other if other.fits(limit - spare) and other.seconds <= LIMITS.reserved * found.seconds else found

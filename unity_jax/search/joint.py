@@ -28,7 +28,7 @@ from unity_jax.rewrite.record import Rewrite
 from unity_jax.rewrite.rule import Rule
 from unity_jax.rewrite.sites import fingerprint
 from unity_jax.rewrite.towers import towers
-from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best
+from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, sparing
 from unity_jax.search.fold import Folded, Folds, folded
 from unity_jax.search.following import some_layers
 from unity_jax.search.identity import Alone, identity
@@ -58,6 +58,7 @@ def plan(
     rules: Sequence[Rule],
     options: SearchOptions = DEFAULTS,
     followed: Program | None = None,
+    spare: float = 0.0,
 ) -> Candidate:
     """The best plan over meshes and rewrites, if `options` allow those. Never worse than that of the program as it is,
     nor, unless one is `followed`, than that of the program rewritten for one device on the mesh that is best for the
@@ -67,14 +68,15 @@ def plan(
     program that does not fit as it is is not rewritten: what it needs is memory, which is not what rewriting saves. It
     is made to keep less (`saving`).
 
-    **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried.
+    **Arguments:** `followed`: the program rewritten as for other shapes, maybe not at all: then nothing else is tried;
+    `spare`: bytes of the limit that what is kept in place of computing it again rather leaves.
     """
     program = implemented(program, machine, options)
     if not may_rewrite(machine, options) and machine.num_devices == 1:
-        return _alone(program, machine, limit, meshes[0], options)
+        return _alone(program, machine, limit, meshes[0], options, spare)
     folds = Folds(program, pins)
     if not folds.made:
-        return _plan(program, machine, limit, pins, meshes, rules, options, followed)
+        return _plan(program, machine, limit, pins, meshes, rules, options, followed, spare)
     layers, also, follows = folds.made[None], list[tuple[Program, Folded]](), None
     single = [rule for rule in rules if rule not in stacking()]  # of towers none may be missing
     if followed is not None:
@@ -82,7 +84,7 @@ def plan(
         also, follows = ([(followed, deep)], deep.program) if deep is not None else ([], layers.program)
     most = within = machine.device.memory_bytes if limit is None else limit
     for _ in range(LIMITS.tightened):
-        small = _plan(layers.program, machine, within, layers.pins, meshes, single, options, follows)
+        small = _plan(layers.program, machine, within, layers.pins, meshes, single, options, follows, spare)
         ways = [*((program, way) for way in folds.made.values()), *also]
         found = unfolded(ways, small, limit, pins, rules, every=options.compile_candidates > 0)
         if found.fits(most) or not small.fits(within):
@@ -102,7 +104,8 @@ def _plan(
     meshes: Sequence[MeshAxes],
     rules: Sequence[Rule],
     options: SearchOptions,
-    followed: Program | None = None,
+    followed: Program | None,
+    spare: float,
 ) -> Candidate:
     """The same, of a program that is not folded any further. Meshes of three axes are tried, unless no others are
     given, where a floor lets them save much. At last, what `jax.checkpoint` would not keep is kept where memory is
@@ -129,11 +132,11 @@ def _plan(
             return planner.like(plan.program).experts([plan.mesh], most, every=False)
 
         rivals = Rivals(beside, anew, functools.partial(planner.following, settled=True))
-        found = keeping(found, planner.limit, planner.following, microbatches, rivals)
+        found = keeping(found, planner.limit, planner.following, microbatches, rivals, spare)
         for form in as_it_is:
             there = rivals._replace(seconds=found.seconds) if found.fits(planner.limit) else rivals
-            other = keeping(form, planner.limit, planner.following, microbatches, there)
-            found = best([found, other], planner.limit)
+            other = keeping(form, planner.limit, planner.following, microbatches, there, spare)
+            found = sparing([found, other], planner.limit, spare)
         if any(isinstance(how, Keep) for how in found.program.savings):  # which leaves less arithmetic
             found = found if found.decisions.rings else planner.ringed([found])
             found = found.noting(lower_bound=planner.like(found.program).problem(found.mesh).least_seconds)
@@ -222,7 +225,7 @@ def _following(planner: Planner, meshes: Sequence[MeshAxes], followed: Program, 
 
 
 def _alone(
-    program: Program, machine: Machine, limit: float | None, mesh: MeshAxes, options: SearchOptions
+    program: Program, machine: Machine, limit: float | None, mesh: MeshAxes, options: SearchOptions, spare: float
 ) -> Candidate:
     """The plan of one device, or where it does not fit that of the program so changed that it needs less memory."""
     most = machine.device.memory_bytes if limit is None else limit
@@ -234,7 +237,7 @@ def _alone(
 
     if not found.fits(most):
         found = fitting([found], most, follow, lambda _: found, list, options.checkpoint == "keep")
-    return keeping(found, most, follow, microbatches) if options.checkpoint != "keep" else found
+    return keeping(found, most, follow, microbatches, spare=spare) if options.checkpoint != "keep" else found
 
 
 def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes], options: SearchOptions) -> Candidate:

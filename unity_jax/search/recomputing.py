@@ -22,7 +22,7 @@ from unity_jax.residuals.pair import innermost
 from unity_jax.residuals.ranges import Layers, cut, early, layer_count
 from unity_jax.residuals.record import Keep, Microbatch, NeedsWholeBatchError, Recompute, Saving
 from unity_jax.rewrite.estimate import Seconds, by_kernels
-from unity_jax.search.candidate import Candidate, best
+from unity_jax.search.candidate import Candidate, best, sparing
 from unity_jax.search.following import Follow, apart, followed, local, saved
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.rule_cache import RuleCache
@@ -59,31 +59,44 @@ def keeping(
     follow: Follow,
     microbatches: Callable[[Candidate], Iterable[Microbatch]] = lambda _: (),
     rivals: Rivals | None = None,
+    spare: float = 0.0,
 ) -> Candidate:
     """A plan, or where memory is left a faster one, whose backward pass does not compute again by the user's
     `jax.checkpoint` what there is memory for, in all layers or in the last ones; the same where that has been chosen
     before.
 
     **Arguments:** `microbatches`: ever more of them that a plan may have: each keeps what a whole batch could not;
-    `rivals`: what else is planned beside what keeps more; None if nothing is.
+    `rivals`: what else is planned beside what keeps more; None if nothing is; `spare`: bytes that are rather left, see
+    `sparing`.
     """
     if not start.fits(limit) or any(isinstance(how, Keep) for how in start.program.savings):
         return start
-    more = _More(start, limit, follow)
+    more = _More(start, follow)
     if not more.again.values:
         return start
     progress.stage("what jax.checkpoint would recompute, and there is memory for")
-    whole = more.again.keeping()
-    free = more.kept(whole)
-    ways = [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
-    known = [more.again.keeping(way) for way in ways]
-    most = WRONG * max(map(more.gain, [whole, *known]))
+    found = _within(more, limit, microbatches, rivals)
+    if found.fits(limit - spare) or not start.fits(limit - spare):
+        return found
+    return sparing([found, _within(more, limit - spare, microbatches, rivals)], limit, spare)
+
+
+def _within(
+    more: _More,
+    limit: float,
+    microbatches: Callable[[Candidate], Iterable[Microbatch]],
+    rivals: Rivals | None,
+) -> Candidate:
+    """The same, of a plan that fits, with nothing to spare."""
+    start, follow = more.start, more.follow
+    most = WRONG * max(more.gain(choice, limit) for choice in (more.whole, *more.choices))
     if most < LIMITS.saves * start.seconds:
         return start
+    free, count = more.kept(more.whole), len(more.choices)
     if rivals and start.seconds - most > rivals.seconds:
         return best([start, free], limit).noting(searched=start.searched)
-    made = {-1: free, **dict(by_sections(len(ways), lambda i: more.kept(known[i]), limit)), len(ways): start}
-    every = [*ways, more.again.originals]
+    made = {-1: free, **dict(by_sections(count, lambda i: more.kept(more.choices[i]), limit)), count: start}
+    every = [*more.ways, more.again.originals]
     partly = by_layers(start, every, made, functools.partial(more.partly, every), limit, start.seconds)
     found = best([start, *made.values(), *partly], limit)
     fits = sorted((c for c in made.values() if c.fits(limit) and c is not start), key=lambda c: c.seconds)
@@ -105,24 +118,43 @@ def keeping(
 class _More:
     """What a plan could keep of what `jax.checkpoint` computes again. **Fields:** `again`: that."""
 
-    def __init__(self, start: Candidate, limit: float, follow: Follow) -> None:
-        self.start, self.limit, self.follow = start, limit, follow
+    def __init__(self, start: Candidate, follow: Follow) -> None:
+        self.start, self.follow = start, follow
         self.again, self._local = self._checkpoints(start.program.graph), local(start)
+        self._kept = dict[int, Candidate]()  # by identity: choices are those below
+
+    @functools.cached_property
+    def whole(self) -> Choice | None:
+        """All of it."""
+        return self.again.keeping()
+
+    @functools.cached_property
+    def ways(self) -> list[frozenset[Tensor]]:
+        """What would still be computed again, ever more of it, where all is kept that can be."""
+        free = self.kept(self.whole)
+        return [frozenset(at(free.program.graph, how.values)) for how in recomputable(free)]
+
+    @functools.cached_property
+    def choices(self) -> list[Choice | None]:
+        """What is kept then."""
+        return [self.again.keeping(way) for way in self.ways]
 
     def _checkpoints(self, graph: Graph) -> Rematerialized:
         device, devices = self.start.machine.device, self.start.machine.num_devices
         return Rematerialized(innermost(graph), Traffic.of(graph, device.compiler), _estimate(device), devices)
 
     def kept(self, choice: Choice | None) -> Candidate:
-        """The plan that keeps so much."""
+        """The plan that keeps so much, made once."""
         if choice is None:
             return self.start
-        how = Keep.of(self.start.program.graph, choice, _share(choice, self._local))
-        return followed(self.start, [how], self.follow)
+        if id(choice) not in self._kept:
+            how = Keep.of(self.start.program.graph, choice, _share(choice, self._local))
+            self._kept[id(choice)] = followed(self.start, [how], self.follow)
+        return self._kept[id(choice)]
 
-    def gain(self, choice: Choice | None) -> float:
-        """Seconds that it saves, in as many layers as there is memory for, by estimates."""
-        room = self.limit - self.start.memory.peak_bytes
+    def gain(self, choice: Choice | None, limit: float) -> float:
+        """Seconds that it saves, in as many layers as there is memory for within a limit, by estimates."""
+        room = limit - self.start.memory.peak_bytes
         return 0.0 if choice is None else choice.seconds * min(1.0, room / max(_share(choice, self._local), 1.0))
 
     def partly(self, ways: Sequence[Set[Tensor]], less: int, more: int, layers: Layers) -> Candidate:
