@@ -31,6 +31,11 @@ class Implementation(abc.ABC):
     where: str
     saved: float
     name: ClassVar[str]
+    does: ClassVar[str]
+
+    def __str__(self) -> str:
+        times = f" ({len(self.places)} times)" if len(self.places) > 1 else ""
+        return f"{self.does} at {short_source(self.where)}{times}: saves {seconds(self.saved)}"
 
     @abc.abstractmethod
     def applied(self, graph: Graph) -> Graph:
@@ -40,11 +45,7 @@ class Implementation(abc.ABC):
 class Attention(Implementation):
     """Attentions that run as kernels. The places are the exponentials of their softmaxes."""
 
-    name = "attention"
-
-    def __str__(self) -> str:
-        times = f" ({len(self.places)} times)" if len(self.places) > 1 else ""
-        return f"attention by a kernel at {short_source(self.where)}{times}: saves {seconds(self.saved)}"
+    name, does = "attention", "attention by a kernel"
 
     def applied(self, graph: Graph) -> Graph:
         wanted, done = set(at(graph, self.places)), list[Group]()
@@ -64,11 +65,7 @@ class Loops(Implementation):
     """Loops whose products run once for all steps, as far as they can (`implement.loops`). The places are what they
     make first."""
 
-    name = "loops"
-
-    def __str__(self) -> str:
-        times = f" ({len(self.places)} loops)" if len(self.places) > 1 else ""
-        return f"products of all steps at once at {short_source(self.where)}{times}: saves {seconds(self.saved)}"
+    name, does = "loops", "products of all steps of a loop at once"
 
     def applied(self, graph: Graph) -> Graph:
         first = set(at(graph, self.places))
@@ -86,11 +83,7 @@ class Persistent(Implementation):
     """
 
     room: float
-    name = "persistent"
-
-    def __str__(self) -> str:
-        times = f" ({len(self.places)} loops)" if len(self.places) > 1 else ""
-        return f"loop as one kernel at {short_source(self.where)}{times}: saves {seconds(self.saved)}"
+    name, does = "persistent", "loop as one kernel"
 
     def applied(self, graph: Graph) -> Graph:
         first = set(at(graph, self.places))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from unity_jax.implement.arrange import Arrangement
@@ -56,34 +56,46 @@ def implemented(program: Program, machine: Machine, options: SearchOptions) -> P
 
 
 def _with_loops(program: Program, price: _Price, forced: bool) -> Program:
-    chosen = defaultdict[str, list[tuple[Op, float]]](list)
-    repeats = {op: repeat for _, graph, repeat in nested(program.graph) for op in graph.ops}
-    for scan in batchable(program.graph):
-        before = part([scan], scan.outputs)
-        both = functools.partial(lambda before, scan: (before, batched(before, [scan])), before, scan)
-        saved = repeats[scan] * price.difference(str(before), both)
-        if forced or (saved > 0 and widened(scan) <= WIDEST):
-            chosen[scan.source].append((scan, saved))
-    for where, scans in chosen.items():
-        places = positions(program.graph, (scan.outputs[0] for scan, _ in scans))
-        done = Loops(places, where, sum(saved for _, saved in scans))
-        program = program.implemented(done.applied(program.graph), (done,))
-    return program
+    ways = {scan: functools.partial(batched, scans=[scan]) for scan in batchable(program.graph)}
+    return _with_scans(program, price, Loops, ways, lambda scan, saved: forced or (saved > 0 and _is_narrow(scan)))
 
 
 def _with_persistent(program: Program, price: _Price, forced: bool) -> Program:
+    room = (price.machine.device.chip_bytes or _ROOM) - VMEM
+    bodies = persistable(program.graph, room)
+    ways = {scan: functools.partial(persisted, bodies={scan: body}) for scan, body in bodies.items()}
+    record = functools.partial(Persistent, room=room)
+    return _with_scans(program, price, record, ways, lambda _, saved: forced or saved > 0)
+
+
+def _is_narrow(scan: Op) -> bool:
+    """Whether what is computed for all steps at once is not much larger than what there is already."""
+    return widened(scan) <= WIDEST
+
+
+def _with_scans(
+    program: Program,
+    price: _Price,
+    record: Callable[..., Loops | Persistent],
+    ways: Mapping[Op, Callable[[Graph], Graph]],
+    pays: Callable[[Op, float], bool],
+) -> Program:
+    """A program with those of some scans by another implementation where that pays.
+
+    **Arguments:** `ways`: what makes of the graph of a scan that of its implementation; `pays`: of a scan, by what it
+    saves of a step in seconds.
+    """
     chosen = defaultdict[str, list[tuple[Op, float]]](list)
     repeats = {op: repeat for _, graph, repeat in nested(program.graph) for op in graph.ops}
-    room = (price.machine.device.chip_bytes or _ROOM) - VMEM
-    for scan, body in persistable(program.graph, room).items():
+    for scan, way in ways.items():
         before = part([scan], scan.outputs)
-        both = functools.partial(lambda before, bodies: (before, persisted(before, bodies)), before, {scan: body})
-        saved = repeats[scan] * price.difference(str(before), both)
-        if forced or saved > 0:
+        both = functools.partial(lambda before, way: (before, way(before)), before, way)
+        saved = repeats[scan] * price.difference((record, str(before)), both)
+        if pays(scan, saved):
             chosen[scan.source].append((scan, saved))
     for where, scans in chosen.items():
         places = positions(program.graph, (scan.outputs[0] for scan, _ in scans))
-        done = Persistent(places, where, sum(saved for _, saved in scans), room)
+        done = record(places, where, sum(saved for _, saved in scans))
         program = program.implemented(done.applied(program.graph), (done,))
     return program
 
