@@ -18,7 +18,7 @@ from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.residuals import Microbatch
-from unity_jax.search import joint
+from unity_jax.search import implementing, joint
 from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.implementing import WIDEST, implemented
 from unity_jax.search.options import SearchOptions
@@ -332,6 +332,17 @@ def test_a_wide_cell_of_few_rows_is_divided(on):
     assert [type(done) for done in made.implementations] == [Loops, Persistent][: 2 if on.startswith("v5e") else 1]
     assert all(done.saved > 0 for done in made.implementations)
     assert implemented(of, Machine.preset(on), SearchOptions(loops="xla")) is of
+
+
+def test_what_one_implementation_saves_is_not_what_another_does(monkeypatch):
+    """Of a loop that is no faster with its products at once a kernel may be."""
+    asked = []
+    monkeypatch.setattr(implementing._Price, "difference", lambda _, key, make: asked.append((key, *make())) or -1.0)
+    shapes = jax.eval_shape(lambda: (jnp.ones((8, 8)), jnp.ones((4, 8, 8))))
+    of = trace(lambda w, xs: jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h), xs[0], xs), shapes, {})
+    assert implemented(of, Machine.preset("v5e:1x1"), SearchOptions()) is of
+    (batch, before, _), (kernel, same, _) = asked
+    assert str(before) == str(same) and batch != kernel
 
 
 def accumulated(w, batch):

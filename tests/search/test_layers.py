@@ -21,6 +21,8 @@ from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
 from unity_jax.residuals.ranges import START
 from unity_jax.residuals.record import Keep, Microbatch, Recompute
+from unity_jax.search import recomputing as recomputing_module
+from unity_jax.search.candidate import sparing
 from unity_jax.search.following import followed
 from unity_jax.search.planner import Planner
 from unity_jax.search.recomputing import by_layers, keeping, recomputable, recomputing
@@ -156,6 +158,25 @@ def test_the_last_layers_keep_what_checkpoints_would_compute_again(gpt):
     assert found.fits(limit) and found.seconds < start.seconds
     (how,) = found.program.savings
     assert isinstance(how, Keep) and how.layers is not None and 0 < how.layers.first < how.layers.of == 6
+
+
+def test_what_is_kept_rather_leaves_memory_for_the_compiler(gpt, monkeypatch):
+    planner, start = gpt
+    limit, spare, made = 1.09 * start.memory.peak_bytes, 0.05 * start.memory.peak_bytes, []
+    within = recomputing_module._within
+    monkeypatch.setattr(recomputing_module, "_within", lambda *a: made.append(within(*a)) or made[-1])
+    less = keeping(start, limit, planner.following, spare=spare)
+    full, same = made
+    assert not full.fits(limit - spare) and less is same and less.fits(limit - spare)
+    assert full.seconds < less.seconds < start.seconds
+
+
+def test_memory_is_left_unless_that_takes_too_much_time():
+    fast, near, slow = candidate(10, 1.0, 1), candidate(8, 1.05, 1), candidate(6, 1.2, 1)
+    assert sparing([fast, near, slow], 10, 2) is near
+    assert sparing([fast, near, slow], 10, 3) is fast  # the only one that leaves it takes too long
+    assert sparing([fast, near, slow], 10, 5) is fast  # none leaves it
+    assert sparing([fast, near, slow], 5, 1) is slow  # none fits: the one that needs the least
 
 
 def test_each_microbatch_keeps_what_there_is_memory_for(gpt):
