@@ -168,7 +168,9 @@ def main() -> None:
             found = run(name, options)
         if isinstance(found, str):
             rows.add_row(name, case.machine, "", "", found)
+            console.print(f"{name}: {found}")
             continue
+        console.print(f"{name}: planned in {found['plan']:.2f} s, traced in {found['trace']:.2f} s")
         took[name] = found["plan"]
         most = case.most if case.most is not None else (case.ratio or 0) * found["trace"]
         rows.add_row(

@@ -389,3 +389,14 @@ def test_there_are_no_kernels_for_some(on):
 def test_other_settings_are_refused():
     with pytest.raises(ValueError, match=r'attention= takes "choose", "xla" or "kernel", not \'flash\''):
         unity.Options(attention="flash")
+
+
+def test_a_batch_of_fewer_sequences_than_devices_gets_kernels():
+    """Which one mesh axis does not divide: 8 sequences of 16 heads over 64 devices."""
+
+    def loss(q, k, v):
+        return jnp.sum(jax.nn.dot_product_attention(q, k, v, is_causal=True) ** 2)
+
+    shapes = (jax.ShapeDtypeStruct((8, 2048, 16, 128), jnp.bfloat16),) * 3
+    made = implemented(trace(jax.grad(loss, (0, 1, 2)), shapes, {}), Machine.preset("v5e:8x8"), SearchOptions())
+    assert [of.name for of in made.implementations] == ["attention"]

@@ -135,13 +135,16 @@ class Planner:
         """Whether no more meshes are tried after this one."""
         now = best(found, self.limit)
         if now.fits(self.limit):
-            solved = self._solved(mesh)
-            wasted = wasted_seconds(solved.built, solved.assignment, self.machine.device)
-            return now.timeline.exposed_communication_seconds + wasted < LIMITS.waiting * now.seconds
+            return now.timeline.exposed_communication_seconds + self.wasted(mesh) < LIMITS.waiting * now.seconds
         if len(mesh.names) > 1:
             return False
         uses = self._live(self._solved(mesh).built).usage
         return least_peak(divided(uses, mesh.num_devices)) > self.limit  # what it does not split, a finer mesh may
+
+    def wasted(self, mesh: MeshAxes) -> float:
+        """Seconds that a finer mesh may save of the plan of one without a memory limit, besides communication."""
+        solved = self._solved(mesh)
+        return wasted_seconds(solved.built, solved.assignment, self.machine.device)
 
     def tried(self, meshes: Sequence[MeshAxes]) -> list[MeshAxes]:
         """Which of these meshes have been planned for so far."""
