@@ -20,6 +20,7 @@ from experiments.tables import (
     kernels,
     measured,
     mesh_sweep,
+    passes,
     recurrent,
     rules_used,
     together,
@@ -206,6 +207,14 @@ SECTIONS = (
         "agreement.csv",
         agreement.verdict,
         lambda rows: [agreement.table(rows), agreement.verdict(rows)],
+    ),
+    Section(
+        "What each imitated pass of the compilers is worth",
+        passes,
+        "passes.csv",
+        passes.verdict,
+        lambda rows: [passes.table(rows, on) for on in dict.fromkeys(r["topology"] for r in rows)],
+        passes.CODE,
     ),
     Section(
         "Predicted order of plans, against the compiled programs",

@@ -132,6 +132,24 @@ def table(rows: Sequence[Row], on: str) -> Table:
     return made
 
 
+def verdict(rows: Sequence[Row]) -> str:
+    """What memory is predicted like with all passes, and without each."""
+    said = []
+    for on in dict.fromkeys(row["topology"] for row in rows):
+        by: dict[str, list[Row]] = {}
+        for row in (row for row in rows if row["topology"] == on):
+            by.setdefault(row["without"], []).append(row)
+        off = {name: error(some, "bytes")[1] for name, some in by.items()}
+        before = off.pop(NONE)
+        worst = sorted((name for name in off if abs(off[name] - before) >= 5e-4), key=lambda name: -off[name])
+        each = ", ".join(f"{name} {off[name]:.1%}" for name in worst)
+        count = len(by[NONE])
+        said.append(
+            f"{on}: memory of {count} plans is {before:.1%} off (mean); without one of {len(off)} passes: {each}"
+        )
+    return ". ".join(said)
+
+
 def _differ(row: Mapping[str, str], other: Mapping[str, str]) -> bool:
     return any(row[name] != other[name] for name in ("predicted bytes", "predicted seconds"))
 

@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from unity_jax.cost.estimates import Estimates
-from unity_jax.kernels.primitive import forward
-from unity_jax.kernels.spec import Operands, Spec
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.layout import Layout
@@ -49,10 +47,6 @@ def scanned(w, x):
 def cast_in_loop(w, x):
     layer = lambda x, w: (jnp.tanh(x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(x.dtype), None)  # noqa: E731
     return jax.lax.scan(layer, x, w)[0]
-
-
-def softmax(x):
-    return jax.lax.sort(jnp.exp(x - jnp.max(x, 1, keepdims=True)))
 
 
 def picked(x, rows):
@@ -101,11 +95,6 @@ def updated(state, x):
     return 0.9 * state + jax.lax.sort(x)
 
 
-def attended(q, k, v):
-    """Attention, by its kernel."""
-    return forward(Spec(), Operands(q, k, jax.lax.sort(v))).output
-
-
 def add_to_sorted(x, y):
     return jax.lax.sort(x) + y
 
@@ -130,14 +119,12 @@ GATHERED = (jax.lax.sort, (f32(64, 64),), By([WHOLE], [WHOLE], {"sort": 0}))
 
 
 PROGRAMS = {
-    "whole_blocks": ("h100:1", attended, (f32(1, 2, 80, 24),) * 3, "dp"),
     "select_and_scatter_expander": ("h100:1", pooled, (f32(4, 64, 64),) * 2, "dp"),
     "tuple_elements": ("h100:1", dense, (f32(64, 64), f32(16, 64)), "dp"),
     "loop_stacks": ("h100:1", scanned, LAYERS, "dp"),
     "loop_carries": ("h100:1", carried, LAYERS, "dp"),
     "horizontal_loop_fusion": ("h100:1", scanned, (f32(4, 64, 64), f32(64, 64)), "dp"),
     "multi_output_fusion": ("h100:2", picked, (f32(64, 64), IDS), By([WHOLE, Layout((("x",),))], [Layout(())] * 2)),
-    "softmax_rewriter": ("h100:1", softmax, (f32(64, 64),), "dp"),
     "latency_estimates": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
     "async_collective_creator": ("h100:2", dense, (f32(64, 64), f32(16, 64)), "fsdp"),
     "host_memory_transfer_asyncifier": (

@@ -29,10 +29,8 @@ from unity_jax.xla.module import Module
 from unity_jax.xla.multi_output_fusion import multi_output_fusion
 from unity_jax.xla.relayout import all_gather_relayout, table_relayout
 from unity_jax.xla.select_and_scatter_expander import select_and_scatter_expander
-from unity_jax.xla.softmax_rewriter import softmax_rewriter
 from unity_jax.xla.tuple_elements import tuple_elements
 from unity_jax.xla.while_loop_invariant_code_motion import while_loop_invariant_code_motion
-from unity_jax.xla.whole_blocks import whole_blocks
 from unity_jax.xla.zero_depth import start_at_zero_depth
 
 Pass = Callable[[Module], None]
@@ -40,13 +38,11 @@ Pass = Callable[[Module], None]
 PIPELINES: dict[str, tuple[Pass, ...]] = {
     "cpu": (loop_stacks, loop_carries, multi_output_fusion, list_scheduler),
     "gpu": (
-        whole_blocks,
         select_and_scatter_expander,
         loop_stacks,
         loop_carries,
         horizontal_loop_fusion,
         multi_output_fusion,
-        softmax_rewriter,
         latency_estimates,
         async_collective_creator,
         host_memory_transfer_asyncifier,
