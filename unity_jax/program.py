@@ -41,9 +41,9 @@ class Program:
     `implementations`: what has another one than was traced; `rewrites`: what has been rewritten then; `savings`: how it
     was changed then to need less memory, `changes`: what each of these made of the graph before it, and `keeping`: this
     program before that; `hosted`: the inputs that are in the memory of the host from step to step, as are the results
-    that replace them; `packed`: inputs that are held as one, each group after all other inputs, and its results after
-    all other results (`rewrite.pack`); `unpacked`: this program before that; `parts`: of one that is folded, how it has
-    some layers apart from the others.
+    that replace them; `spilled`: the stacks that are there from the forward to the backward pass; `packed`: inputs that
+    are held as one, each group after all other inputs, and its results after all other results (`rewrite.pack`);
+    `unpacked`: this program before that; `parts`: of one that is folded, how it has some layers apart from the others.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Program:
     changes: tuple[Change, ...] = ()
     keeping: Program | None = None
     hosted: frozenset[int] = frozenset()
+    spilled: frozenset[Tensor] = frozenset()
     packed: tuple[Packed, ...] = ()
     unpacked: Program | None = None
     parts: Parts | None = None
@@ -86,6 +87,7 @@ class Program:
             changes=(*self.changes, made),
             keeping=self.keeping or self,
             hosted=self.hosted | made.hosted,
+            spilled=self.spilled | made.spilled,
             traced=self.traced or self,
         )
 

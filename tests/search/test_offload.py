@@ -116,7 +116,7 @@ def test_it_is_told(tight):
     assert "f32[64,64] on the host" in str(plan)
     assert "from_host[from_host [.,.]]" in str(plan.pcg) and "f32[64,64] on the host = to_host" in str(plan.pcg)
     found = plan.memory()
-    assert found.on_host == how.bytes and "of state on the host" in str(found)
+    assert found.on_host == how.bytes and "on the host" in str(found)
     assert sum(found.kinds.values()) == plan.predicted.peak_bytes and found.kinds.get(STATE, 0) < 2 * how.bytes
 
 

@@ -28,7 +28,7 @@ from unity_jax.network.reshard import turning_seconds
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
 from unity_jax.pcg.loops import Scan
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.pcg.parallel import HOST
+from unity_jax.pcg.parallel import HOST, SPILLED
 from unity_jax.xla.aliases import base_tensors
 from unity_jax.xla.collective_combiner import Sent, Waits, across_layers, in_one, kind, together
 from unity_jax.xla.convert_mover import sent
@@ -214,6 +214,8 @@ class _Writer:
         seconds = host_seconds(op.inputs, self.mesh, self.machine.device)
         if op.name == "to_host":
             return self._add(Task(DEVICE_TO_HOST, seconds, after, op))
+        if SPILLED in op.params:  # of one layer there is room
+            return self._add(Task(HOST_TO_DEVICE, seconds, after, op))
         readers = (k for k in self.traffic.kernels[graph] if op.outputs[0] in k.reads)
         after = self._wait(t for k in itertools.islice(readers, 1) for t in k.reads)
         return self._add(Task(HOST_TO_DEVICE, seconds, after, op))

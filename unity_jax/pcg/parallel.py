@@ -26,6 +26,10 @@ COLLECTIVES: dict[str, str | None] = {
 HOST = frozenset(["from_host", "to_host"])
 """The kinds of moves between a device and its host: a layout says how an array is split, not where the shards are."""
 
+SPILLED = "spilled"
+"""The parameter of copies from the host of what the step itself put there: a kernel that reads arguments on the host
+does so as it runs, and these it does not."""
+
 
 @dataclass(frozen=True)
 class Move:

@@ -18,9 +18,13 @@ from unity_jax.plan.plan import Plan
 from unity_jax.plan.record import to_record
 from unity_jax.plan.value import Leaf, Predicted
 from unity_jax.plan.whole import replicated
-from unity_jax.residuals.record import Offload, Saving
+from unity_jax.residuals.change import Change
+from unity_jax.residuals.record import Offload, Saving, Spill
 from unity_jax.rewrite.packing import Group, apart
 from unity_jax.search.candidate import Candidate, Pins
+from unity_jax.search.following import local
+
+Copied = Offload | Spill
 
 ROUNDING = 1e-6
 """The part by which sums of the same seconds in different orders may differ."""
@@ -77,19 +81,25 @@ def make_plan(mesh: Any, machine: Machine, limit: float, found: Candidate, pins:
 
 def _savings(found: Candidate) -> tuple[Saving, ...]:
     """What was done to need less memory; what is copied from the host and back as it is in this plan."""
-    if not found.program.hosted:
+    if not found.program.hosted and not found.program.spilled:
         return found.program.savings
-    bandwidth = found.machine.device.host_bandwidth
     without = simulated(_without_copies(found.timeline.tasks), found.machine).step_seconds
-    exposed = max(0.0, found.seconds - without)
-    done = list[Saving]()
-    for how in found.program.savings:
-        if isinstance(how, Offload):
-            nbytes = sum(local_bytes(found.graph.inputs[i], found.mesh) for i in how.hosted)
-            part = nbytes / sum(local_bytes(found.graph.inputs[i], found.mesh) for i in found.program.hosted)
-            how = replace(how, bytes=nbytes, seconds=2 * nbytes / bandwidth, exposed=part * exposed)
-        done.append(how)
-    return tuple(done)
+    changes = zip(found.program.savings, found.program.changes, strict=True)
+    done = [_copying(found, how, change) for how, change in changes]
+    part = max(0.0, found.seconds - without) / sum(how.seconds for how in done if isinstance(how, Copied))
+    return tuple(replace(how, exposed=part * how.seconds) if isinstance(how, Copied) else how for how in done)
+
+
+def _copying(found: Candidate, how: Saving, change: Change) -> Saving:
+    """What is on the host by a change, with the bytes and the seconds of its copies."""
+    if isinstance(how, Offload):
+        nbytes = sum(local_bytes(found.graph.inputs[i], found.mesh) for i in how.hosted)
+        return replace(how, bytes=nbytes, seconds=2 * nbytes / found.machine.device.host_bandwidth)
+    if isinstance(how, Spill):
+        bytes_of = local(found)
+        nbytes = sum(t.times * bytes_of[t] for t in change.spilled)
+        return replace(how, bytes=nbytes, seconds=how.seconds * nbytes / how.bytes)
+    return how
 
 
 def _without_copies(tasks: Sequence[Task]) -> tuple[Task, ...]:

@@ -22,12 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from unity_jax.cost.memory import held, scheduled
-from unity_jax.cost.program import local_bytes
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
+from unity_jax.pcg.parallel import SPILLED
 from unity_jax.plan.value import PlanValue
 from unity_jax.program import Program
 from unity_jax.residuals.pair import loops
+from unity_jax.residuals.record import Offload, Spill
 from unity_jax.text import columns, render, short_source, size
 from unity_jax.xla.buffer_assignment import live_ranges
 from unity_jax.xla.module import Buffer, Module
@@ -61,8 +62,8 @@ class MemoryProfile:
     **Fields:** `function`; `limit` and `peak_bytes`, per device; `kinds`: bytes at the peak, by kind (`KINDS`);
     `lines`: of these, by the user's line that made them (of arguments, by name), with the kind, most first;
     `over_step`: from when on, in seconds (each instruction takes the part of the step that it takes of all), how many
-    bytes of each kind are there; `peak_at`: the line that runs at the peak; `on_host`: bytes of state that the host
-    holds for the device, which are none of these.
+    bytes of each kind are there; `peak_at`: the line that runs at the peak; `on_host`: bytes of state and of
+    activations that the host holds for the device, which are none of these.
     """
 
     function: str
@@ -77,7 +78,7 @@ class MemoryProfile:
     def __str__(self) -> str:
         at = f", at {short_source(self.peak_at)}" if self.peak_at else ""
         peak = f"{size(self.peak_bytes)} of {size(self.limit)} at its peak{at}"
-        peak += f"; {size(self.on_host)} of state on the host" if self.on_host else ""
+        peak += f"; {size(self.on_host)} on the host" if self.on_host else ""
         kinds = columns("at the peak", "bytes", "part", right=(1, 2))
         for kind, n in sorted(self.kinds.items(), key=lambda item: -item[1]):
             kinds.add_row(kind, size(n), f"{n / self.peak_bytes:.1%}")
@@ -117,7 +118,7 @@ def memory(plan: PlanValue) -> MemoryProfile:
         lines=tuple((*where, n) for where, n in sorted(lines.items(), key=lambda item: (-item[1], item[0])) if n),
         over_step=tuple((at, _in_order(always + m.kinds)) for at, m in zip(starts, [*moments, _Moment()], strict=True)),
         peak_at=busiest.source,
-        on_host=sum(local_bytes(t, plan.axes) for t in graph.inputs if t.on_host),
+        on_host=sum(how.bytes for how in plan.saving if isinstance(how, Offload | Spill)),
     )
 
 
@@ -217,7 +218,7 @@ def _kind(op: Op, readers: Sequence[Op], forward: Set[int], looped: bool) -> str
     """The kind of what a kernel makes, in a loop or not, by its last op and those of the kernels that read it. The ops
     that update weights are those of the second half of a step that are no transposed ones, and are in no loop."""
     if op.name == "from_host":
-        return STATE
+        return KEPT if SPILLED in op.params else STATE
     if not op.backward:
         kept = op.move is None and any(reader.backward for reader in readers)
         return KEPT if kept else WORKSPACE if op.move is None else GATHERED

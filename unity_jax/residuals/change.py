@@ -21,16 +21,17 @@ for."""
 class Change(NamedTuple):
     """A graph that computes the same as another one. **Fields:** `origin`: what each new tensor is, in terms of the
     other graph; in the same order for the same change of graphs that are alike; `hosted`: the inputs that are in the
-    memory of the host from step to step."""
+    memory of the host from step to step; `spilled`: the stacks that are there from the forward to the backward pass."""
 
     graph: Graph
     origin: Mapping[Tensor, Origin]
     hosted: frozenset[int] = frozenset()
+    spilled: frozenset[Tensor] = frozenset()
 
     def then(self, other: Change) -> Change:
         """This change and one of what it makes, as one."""
         origin = {**self.origin, **{t: _translated(o, self.origin) for t, o in other.origin.items()}}
-        return Change(other.graph, origin, self.hosted | other.hosted)
+        return Change(other.graph, origin, self.hosted | other.hosted, self.spilled | other.spilled)
 
     def alike(self, other: Change, like: Mapping[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """New tensors of this change, and those in their place of the same change of another graph, where each tensor

@@ -160,6 +160,13 @@ def pairs(graph: Graph) -> list[Pair]:
     return list(found.values())
 
 
+def stacked(graph: Graph) -> dict[Tensor, Op]:
+    """What the layers of scans stack for the scans of their backward pass alone, loops over microbatches included, with
+    the scans that stack it."""
+    inside = [found for op in loops(graph) for found in stacked(op.bodies[0]).items()]
+    return {**dict(inside), **{t: pair.forward for pair in pairs(graph) for t in pair.stacks}}
+
+
 def in_pairs(graph: Graph, change: Callable[[Pair], Change | None]) -> Change:
     """The graph whose scans, forward and backward, do what is made of their joined graphs; None leaves them."""
     replaced, origin = dict[Op, Op](), dict[Tensor, Origin]()

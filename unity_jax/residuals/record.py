@@ -13,6 +13,7 @@ from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.keep import kept
 from unity_jax.residuals.microbatch import microbatched
+from unity_jax.residuals.pair import stacked
 from unity_jax.residuals.ranges import Layers, cut
 from unity_jax.residuals.recompute import can_repeat, recomputed
 from unity_jax.residuals.region import NoRegionError
@@ -236,9 +237,53 @@ class Offload:
         return dataclasses.replace(self, hosted=tuple(i for i, t in enumerate(to.inputs) if like.get(t, t) in hosted))
 
 
-Saving = Recompute | Keep | Chunk | Microbatch | Offload
+@dataclass(frozen=True)
+class Spill:
+    """Activations that are in the memory of the host from the forward to the backward pass: what layers of a scan stack
+    goes there layer by layer, and comes back so.
 
-_KINDS = {"recompute": Recompute, "keep": Keep, "chunk": Chunk, "microbatch": Microbatch, "offload": Offload}
+    **Fields:** `values`: the stacks; `where`: the user's line of the largest one; `count`: how many values these are,
+    one of each layer; `bytes` of these on each device; `seconds` and `exposed`: of their copies, as of `Offload`.
+    """
+
+    values: tuple[Position, ...]
+    where: str
+    count: int
+    bytes: int
+    seconds: float
+    exposed: float
+    name: ClassVar[str] = "activations on the host"
+    effect: ClassVar[str] = "saves memory"
+
+    def __str__(self) -> str:
+        copies = f"{seconds(self.seconds)} of copies, {seconds(self.exposed)} exposed"
+        return (
+            f"keeps {self.count} activations ({size(self.bytes)}), as of {short_source(self.where)}, on the host for "
+            f"the backward pass, {copies}"
+        )
+
+    def applied(self, graph: Graph) -> Change:
+        """The graph as it is. Raises `LookupError` for a graph that it was not made for."""
+        stacks = frozenset(at(graph, self.values))
+        if not stacks <= stacked(graph).keys():
+            raise LookupError(f"something at {self.where} is not stacked for the backward pass")
+        return Change(graph, {}, spilled=stacks)
+
+    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Spill:
+        """The same for another graph, whose tensors have their `like` in this one."""
+        return dataclasses.replace(self, values=_moved(self.values, graph, to, like))
+
+
+Saving = Recompute | Keep | Chunk | Microbatch | Offload | Spill
+
+_KINDS = {
+    "recompute": Recompute,
+    "keep": Keep,
+    "chunk": Chunk,
+    "microbatch": Microbatch,
+    "offload": Offload,
+    "spill": Spill,
+}
 
 
 def to_json(saving: Saving) -> dict[str, Any]:

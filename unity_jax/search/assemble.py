@@ -9,7 +9,7 @@ z': f32[32@data] = reduce[model] z
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from unity_jax.network.reshard import Resharder
@@ -19,7 +19,7 @@ from unity_jax.ops.strategies import making
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
-from unity_jax.pcg.parallel import Move
+from unity_jax.pcg.parallel import SPILLED, Move
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sums import reduced_once
 
@@ -68,15 +68,17 @@ def assemble(
     resharder: Resharder,
     rules: RuleCache,
     hosted: Mapping[Tensor, Sequence[int]] | None = None,
+    spilled: Set[Tensor] = frozenset(),
 ) -> Graph:
     """The planned graph of `graph` under `decisions`.
 
-    **Arguments:** `hosted`: the inputs in the memory of the host, each with the results that go there in its place.
+    **Arguments:** `hosted`: the inputs in the memory of the host, each with the results that go there in its place;
+    `spilled`: the stacks of scans that go there, and come back part by part.
     """
     inputs = [decisions.layouts[t] for t in graph.inputs]
     hosted = hosted or {}
     back = {i for results in hosted.values() for i in results}
-    return _Assembler(decisions, resharder, rules, {*hosted}, back).run(graph, inputs, decisions.outputs)
+    return _Assembler(decisions, resharder, rules, {*hosted}, back, spilled).run(graph, inputs, decisions.outputs)
 
 
 @dataclass
@@ -90,10 +92,17 @@ class _Assembler:
     """Walks one graph in program order, remembering in which layouts each tensor already exists."""
 
     def __init__(
-        self, decisions: Decisions, resharder: Resharder, rules: RuleCache, away: set[Tensor], back: set[int]
+        self,
+        decisions: Decisions,
+        resharder: Resharder,
+        rules: RuleCache,
+        away: set[Tensor],
+        back: set[int],
+        spilled: Set[Tensor],
     ) -> None:
         self.decisions, self.resharder, self.rules = decisions, resharder, rules
         self.away, self.back = away, back  # what is on the host, and nothing has read yet; results that go there
+        self.spilled = spilled  # stacks, and parts of them
         self.sent: dict[Tensor, Layout] = {}  # these results
         self.copies: dict[Tensor, list[_Copy]] = {}
         self.free: dict[Tensor, Op] = {}
@@ -136,14 +145,15 @@ class _Assembler:
         """Copy what is still on the host to the device."""
         for t in dict.fromkeys(t for t in tensors if t in self.away):
             self.away.remove(t)
-            self.copies[t] = [_Copy(self._copied("from_host", self._home(t), backward), False, True)]
+            self.copies[t] = [_Copy(self._copied("from_host", self._home(t), backward, t in self.spilled), False, True)]
 
-    def _copied(self, kind: str, t: Tensor, backward: bool) -> Tensor:
-        """A tensor from the host or on it."""
+    def _copied(self, kind: str, t: Tensor, backward: bool, spilled: bool = False) -> Tensor:
+        """A tensor from the host or on it. **Arguments:** `spilled`: it is part of a stack that the step made."""
         assert t.layout is not None
         made, move = with_layout(t, t.layout), Move.host(kind, t.layout)
         made.on_host = kind == "to_host"
-        self.ops.append(Op(kind, (t,), (made,), backward=backward, move=move))
+        params = {SPILLED: True} if spilled else {}
+        self.ops.append(Op(kind, (t,), (made,), params, backward=backward, move=move))
         return made
 
     def body(
@@ -153,12 +163,15 @@ class _Assembler:
         outputs: Sequence[Layout],
         away: Iterable[Tensor] = (),
         back: Iterable[int] = (),
+        spilled: Iterable[Tensor] = (),
     ) -> Graph:
         """The planned graph of a loop body or branch.
 
-        **Arguments:** `away`: what is on the host; `back`: the results that go there.
+        **Arguments:** `away`: what is on the host; `back`: the results that go there; `spilled`: parts of stacks.
         """
-        inner = _Assembler(self.decisions, self.resharder, self.rules, {*away}, {*back})
+        inner = _Assembler(
+            self.decisions, self.resharder, self.rules, {*away}, {*back}, self.spilled | {*spilled}
+        )
         return inner.run(graph, inputs, outputs)
 
     def _define(self, tensor: Tensor, layout: Layout | None) -> Tensor:
@@ -339,12 +352,14 @@ def _scan(a: _Assembler, op: Op) -> None:
     away = {x: t for t, x, lay in parts[roles.sliced] if t in a.away and a._home(t).layout == lay}
     a._bring([t for t, x, _ in parts if x not in away], op.backward)
     stacks = enumerate(zip(op.outputs[roles.stacked], ys, strict=True), len(carried))
-    back = [i for i, (t, lay) in stacks if a.sent.get(t) == lay]
+    back = [i for i, (t, lay) in stacks if a.sent.get(t) == lay or t in a.spilled]
     operands = a.operands(op, lie)
-    planned = a.body(body, inner, [*carried, *map(unlift, ys)], away, back)
+    spilled = [x for x, t in away.items() if t in a.spilled]
+    planned = a.body(body, inner, [*carried, *map(unlift, ys)], away, back, spilled)
     outs = [a._define(t, lay) for t, lay in zip(op.outputs, [*carried, *ys], strict=True)]
     for i in back:
         outs[i].on_host = True
+    a.away.update(op.outputs[i] for i in back if op.outputs[i] in a.spilled)
     a._append(op, operands, outs, (planned,))
 
 

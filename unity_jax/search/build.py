@@ -40,7 +40,8 @@ class Builder:
     """Makes problems for one graph, mesh and machine; holds what equal parts share.
 
     **Arguments:** `ties`: graph output index to the input it replaces; `pins`: layouts that inputs, outputs (by index)
-    or inner tensors must have; `traffic`: what goes through memory; `hosted`: inputs in the memory of the host.
+    or inner tensors must have; `traffic`: what goes through memory; `hosted`: inputs, and stacks of scans, in the
+    memory of the host.
     """
 
     graph: Graph
@@ -101,8 +102,8 @@ class _Build:
         self.arithmetic.append(self.b.intern(("zeros", size), lambda: np.zeros(size)))
         self.unary.append(self.arithmetic[-1])
         if t in self.b.hosted:
-            lie, device = (with_layout(t, layout) for layout in space.layouts), self.b.machine.device
-            self.unary[-1] = np.array([2 * t.times * host_seconds([x], self.mesh, device) for x in lie])
+            lie, device = (with_layout(t, x) for x in self._lifted(space, lifted).layouts), self.b.machine.device
+            self.unary[-1] = np.array([2 * repeat * t.times * host_seconds([x], self.mesh, device) for x in lie])
         if kind != "output":
             self._make_place(t, node.index, repeat, backward, lifted)
         return node.index

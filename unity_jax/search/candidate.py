@@ -95,7 +95,7 @@ def finish(
 ) -> Candidate:
     """The planned graph of some decisions; its memory and its timeline when asked for."""
     mesh, machine = resharder.mesh, resharder.machine
-    made = assemble(program.graph, decisions, resharder, rules, program.on_host)
+    made = assemble(program.graph, decisions, resharder, rules, program.on_host, program.spilled)
     if program.hosted:
         made = in_turn(made)
     graph = decompose(made, decisions.rings, mesh, machine)

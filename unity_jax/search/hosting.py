@@ -1,4 +1,5 @@
-"""Plans whose state is on the host from step to step (`lower.host`), and on its device only while it is updated."""
+"""Plans that have state on the host from step to step (`lower.host`), on its device only while it is updated; or
+activations, from the forward to the backward pass of the layer that made them."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ from collections.abc import Sequence
 
 from unity_jax.cost.program import local_bytes
 from unity_jax.network.reshard import Resharder
-from unity_jax.residuals.record import Offload
+from unity_jax.pcg.graph import Op, Tensor, nested, trips
+from unity_jax.residuals.change import made, positions
+from unity_jax.residuals.pair import stacked
+from unity_jax.residuals.record import Offload, Spill
 from unity_jax.search.candidate import Candidate, finish
-from unity_jax.search.following import followed
+from unity_jax.search.following import followed, local
 from unity_jax.search.rule_cache import RuleCache
 
 LEAF = 1 / 64
@@ -32,6 +36,31 @@ def stacks(start: Candidate) -> list[Offload]:
     """The same, updated layer by layer."""
     every = [dataclasses.replace(how, by_layer=True) for how in hostable(start)]
     return every if every and every[-1].applied(start.program.graph).origin else []
+
+
+def spillable(start: Candidate) -> list[Spill]:
+    """What layers of a plan stack for the backward pass, ever more of it, the largest first."""
+    graph, bytes_of, link = start.program.graph, local(start), start.machine.device.host_bandwidth
+    runs = {op: n for _, inside, n in nested(graph) for op in inside.ops}
+    makers = stacked(graph) if link else {}
+    held = {t: t.times * bytes_of[t] for t in makers if t in bytes_of and t not in start.program.spilled}
+    order = {t: i for i, t in enumerate(made(graph))}
+    largest = sorted((t for t in held if held[t] > LEAF * max(held.values())), key=lambda t: (-held[t], order[t]))
+    found = list[Spill]()
+    for n in range(len(largest)):
+        some = largest[: n + 1]
+        seconds = 2 * sum(runs[makers[t]] * held[t] for t in some) / link
+        count, nbytes = sum(trips(makers[t]) for t in some), sum(held[t] for t in some)
+        places = positions(graph, some)
+        found.append(Spill(places, _source(makers[some[0]], some[0]), count, nbytes, seconds, seconds))
+    return found
+
+
+def _source(scan: Op, stack: Tensor) -> str:
+    """The user's line that makes what a scan stacks."""
+    body = scan.bodies[0]
+    maker = body.producer.get(body.outputs[scan.outputs.index(stack)])
+    return scan.source if maker is None else maker.source
 
 
 def _offload(start: Candidate, hosted: Sequence[int]) -> Offload:

@@ -36,7 +36,7 @@ def usage(program: Program, built: Built, written: set[Tensor]) -> list[Usage]:
     mesh, ends = built.mesh, _ends_of_layers(program.graph, born)
     found = []
     for t, port in built.made.items():
-        if t in written and t in born and t not in hosted:
+        if t in written and t in born and t not in hosted and t not in program.spilled:
             copies = t.times if t not in ends or dies.get(t, 0) > ends[t] else 1
             sizes = np.array(
                 [copies * t.itemsize * np.prod(lay.local_shape(t.shape, mesh), dtype=float) for lay in port.layouts]

@@ -290,7 +290,7 @@ class Planner:
     def _builder(self, mesh: MeshAxes) -> Builder:
         if mesh not in self._builders:
             program, pins, shared = self.program, self.pins, (self.common.resharder(mesh), self.machine, self.rules)
-            known = program.on_host.keys(), self.common.interned[mesh]
+            known = program.on_host.keys() | program.spilled, self.common.interned[mesh]
             self._builders[mesh] = Builder(
                 program.graph, program.ties, *shared, self.traffic, pins.tensors, pins.outputs, *known
             )

@@ -1,6 +1,6 @@
 """Less memory for more time: where no plan fits, the largest arrays are computed by chunks, what the backward pass
-reads is computed again instead of kept, gradients are accumulated over microbatches, or state is on the host until its
-update.
+reads is computed again instead of kept, gradients are accumulated over microbatches, state is on the host until its
+update, or activations are there until the backward pass.
 
     BERT-Large, 1,024 sequences on eight H100: 155 GiB in 713 ms as written, 55 GiB in 803 ms so
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -19,12 +20,12 @@ from typing import NamedTuple
 from unity_jax import progress
 from unity_jax.program import Program
 from unity_jax.residuals.pair import innermost, pairs
-from unity_jax.residuals.record import Microbatch, NeedsWholeBatchError, Offload, Recompute
+from unity_jax.residuals.record import Microbatch, NeedsWholeBatchError, Offload, Recompute, Spill
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.chunking import by_chunks
 from unity_jax.search.following import Follow, changed, followed
-from unity_jax.search.hosting import hostable, stacks
+from unity_jax.search.hosting import hostable, spillable, stacks
 from unity_jax.search.recomputing import by_sections, keeping, recomputable, recomputing
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
@@ -35,7 +36,10 @@ LEAST = 0.5
 NEARLY = 1.5
 """How many times the limit a plan may need that is planned anew to fit: layouts make so much of a difference."""
 
-More = Callable[[Candidate], Sequence[Recompute | Offload]]
+PASSES = 8
+"""How many times its bytes what is computed again at the speed of memory may move."""
+
+More = Callable[[Candidate], Sequence[Recompute | Offload | Spill]]
 """What a plan may do to need less memory, ever more of it."""
 
 
@@ -112,7 +116,8 @@ class _Ways:
         for form in _least(forms):
             for more in (self._again, hostable, stacks):
                 made += self._more(form, more, best([*made, *known], self.limit))
-        for more in (stacks, self._again):  # besides what needs least so far
+            made += self._spilling(form, [*made, *known])
+        for more in (stacks, self._again, spillable):  # besides what needs least so far
             if not (least := best([*made, *known], self.limit)).fits(self.limit):
                 made += self._more(least, more, least)
         return made
@@ -160,6 +165,22 @@ class _Ways:
                 return
         if more is self._again:
             yield from recomputing(start, every, tried, self.follow, self.limit, fastest)
+
+    def _spilling(self, start: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate]:
+        """A plan with ever more activations on the host: as it is, and where it computes again what takes the time of
+        a pass through memory, or less than copies there and back, which other work may hide."""
+        yield from self._more(start, spillable, best(known, self.limit))
+        if start.fits(self.limit) or not spillable(start):
+            return
+        device, every = start.machine.device, self._again(start)
+        steps = itertools.pairwise([(0, 0.0), *((how.bytes, how.seconds) for how in every)])
+        rates = [(n - m) / (t - s) if t > s else math.inf for (m, s), (n, t) in steps]
+        known = [*known]
+        for least in (device.memory_bandwidth / PASSES, device.host_bandwidth / 2):
+            if quick := [how for how, rate in zip(every, rates, strict=True) if rate >= least]:
+                known += [made := followed(start, quick[-1:], self.follow)]
+                yield made
+                yield from self._more(made, spillable, best(known, self.limit))
 
     def _accumulating(self, start: Candidate, most: float) -> Iterator[Candidate]:
         """A plan with ever more microbatches, until it fits or takes as many seconds as this, or twice all that more

@@ -15,6 +15,7 @@ from unity_jax.ops.indexing import compares
 from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Op, Tensor
+from unity_jax.pcg.parallel import SPILLED
 from unity_jax.xla.targets import Fusing
 
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
@@ -46,7 +47,8 @@ def is_loop(op: Op, fusing: Fusing) -> bool:
     if fusing.by_position and (op.name == "random_bits" or compares(op)):
         return True
     if op.move is not None:
-        return op.move.kind in ("partition", "replicate") or (op.name == "from_host" and fusing.reads_host)
+        through_link = op.name == "from_host" and fusing.reads_host and SPILLED not in op.params
+        return op.move.kind in ("partition", "replicate") or through_link
     return op.name in SHAPES or is_pointwise(op)
 
 
