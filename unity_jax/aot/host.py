@@ -16,8 +16,9 @@ from jax.extend.mlir import ir
 from unity_jax.aot.collectives import parse_stablehlo, places, tensor_bytes
 from unity_jax.cost.program import local_bytes
 from unity_jax.pcg.graph import Graph
+from unity_jax.pcg.loops import prefetched
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.pcg.parallel import HOST
+from unity_jax.pcg.parallel import HOST, SPILLED
 
 
 def stablehlo_copies(program: str | ir.Module) -> Counter[tuple[str, int]]:
@@ -27,7 +28,9 @@ def stablehlo_copies(program: str | ir.Module) -> Counter[tuple[str, int]]:
 
 def copies_difference(graph: Graph, program: str | ir.Module, mesh: MeshAxes) -> list[str]:
     """One line for each kind and bytes whose counts differ between a planned graph and its program."""
-    planned = Counter((op.name, local_bytes(op.inputs[0], mesh)) for op in graph.walk() if op.name in HOST)
+    copies = [op for op in graph.walk() if op.name in HOST]
+    copies += [op for loop in graph.walk() for op in prefetched(loop) if op.params[SPILLED]]  # the first of each
+    planned = Counter((op.name, local_bytes(op.inputs[0], mesh)) for op in copies)
     lowered = stablehlo_copies(program)
     return [
         f"{kind}, {size:,} bytes: planned {planned[kind, size]}, lowered {lowered[kind, size]}"

@@ -26,9 +26,9 @@ from unity_jax.network.collectives import Collective, op_collectives, serves
 from unity_jax.network.communication import collective_seconds, groups_of
 from unity_jax.network.reshard import turning_seconds
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
-from unity_jax.pcg.loops import Scan
+from unity_jax.pcg.loops import Scan, prefetched
 from unity_jax.pcg.mesh import MeshAxes
-from unity_jax.pcg.parallel import HOST, SPILLED
+from unity_jax.pcg.parallel import HOST
 from unity_jax.xla.aliases import base_tensors
 from unity_jax.xla.collective_combiner import Sent, Waits, across_layers, in_one, kind, together
 from unity_jax.xla.convert_mover import sent
@@ -214,8 +214,9 @@ class _Writer:
         seconds = host_seconds(op.inputs, self.mesh, self.machine.device)
         if op.name == "to_host":
             return self._add(Task(DEVICE_TO_HOST, seconds, after, op))
-        if SPILLED in op.params:  # of one layer there is room
-            return self._add(Task(HOST_TO_DEVICE, seconds, after, op))
+        if self.loop is not None and op in prefetched(self.loop):
+            self._add(Task(HOST_TO_DEVICE, seconds, (), op))
+            return ()
         readers = (k for k in self.traffic.kernels[graph] if op.outputs[0] in k.reads)
         after = self._wait(t for k in itertools.islice(readers, 1) for t in k.reads)
         return self._add(Task(HOST_TO_DEVICE, seconds, after, op))
@@ -288,6 +289,9 @@ class _Writer:
             stacks = (t for t in op.outputs[Scan.of(op.params).stacked] if not t.on_host)
             seconds = sum(fill_seconds(self.machine.device, self._local(t), t.itemsize) for t in stacks)
             after = self._compute(seconds, after, op)
+            copied = [copy.outputs[0] for copy in prefetched(op)]
+            seconds = host_seconds(copied, self.mesh, self.machine.device)
+            after = self._add(Task(HOST_TO_DEVICE, seconds, after, op)) if copied else after
         for body in op.bodies:
             inside = _Writer(self.mesh, self.machine, self.traffic, op).run(body)
             after = self._once(inside, self._join(after))

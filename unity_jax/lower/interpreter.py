@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
@@ -19,8 +20,9 @@ from unity_jax.lower.moves import apply_move
 from unity_jax.lower.order import arrived, communicates, held, waits
 from unity_jax.ops.rule import Fill
 from unity_jax.pcg.graph import Graph, Op, Tensor
-from unity_jax.pcg.loops import START, Scan, While
+from unity_jax.pcg.loops import START, Scan, While, prefetched
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.pcg.parallel import SPILLED
 
 
 def run(graph: Graph, mesh: MeshAxes, inputs: Sequence[Any], until: Any = None) -> list[Any]:
@@ -87,23 +89,51 @@ def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[A
     consts, init = operands[roles.constants], _typed(operands[roles.carried], op.outputs)
     sliced, length, start = operands[roles.sliced], op.params["length"], op.params.get(START)
     longer = [] if start is None else [i for i, x in enumerate(sliced) if len(x) > length]
+    graph, ahead = _on_device(op)
+    indices, reverse = (start or 0) + np.arange(length), op.params["reverse"]
+    first, last = indices[:: -1 if reverse else 1][[0, -1]]
+    if ahead and init:  # or the first copies would begin before the loss is computed
+        (*waiting, init), sliced = jax.lax.optimization_barrier((*(sliced[i] for i in ahead), init)), list(sliced)
+        for i, x in zip(ahead, waiting, strict=True):
+            sliced[i] = x
 
-    def body(carry: list[Any], given: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
-        xs, index = given
+    def part(i: int, index: Any) -> Any:
+        return jax.lax.dynamic_index_in_dim(sliced[i], index, 0, keepdims=False)
+
+    def fetched(index: Any) -> list[Any]:
+        return [jax.device_put(part(i, index), jax.memory.Space.Device) for i in ahead]
+
+    def body(carry: tuple[list[Any], list[Any]], given: tuple[list[Any], Any]) -> tuple[Any, list[Any]]:
+        (before, here), (xs, index) = carry, given
         for i in longer:
-            xs[i] = jax.lax.dynamic_index_in_dim(sliced[i], index, 0, keepdims=False)
-        outs = run(op.bodies[0], mesh, [*consts, *carry, *xs], until)
-        return _typed(outs[roles.last], op.outputs), outs[roles.stacked]
+            xs[i] = part(i, index)
+        for i, x in zip(ahead, here, strict=True):
+            xs[i] = x
+        after = fetched(jnp.where(index == last, last, index + (-1 if reverse else 1))) if ahead else []
+        outs = run(graph, mesh, [*consts, *before, *xs], until)
+        return (_typed(outs[roles.last], op.outputs), after), outs[roles.stacked]
 
-    carry, ys = jax.lax.scan(
+    (carry, _), ys = jax.lax.scan(
         body,
-        init,
-        ([None if i in longer else x for i, x in enumerate(sliced)], start + np.arange(length) if longer else None),
+        (init, fetched(first)),
+        ([None if i in (*longer, *ahead) else x for i, x in enumerate(sliced)], indices if longer or ahead else None),
         length=length,
-        reverse=op.params["reverse"],
+        reverse=reverse,
         unroll=op.params["unroll"],
     )
     return [*carry, *ys]
+
+
+def _on_device(scan: Op) -> tuple[Graph, list[int]]:
+    """The body of a scan that is given on the device what comes from the host an iteration ahead; and which of what is
+    sliced that is."""
+    (body,), copies = scan.bodies, [copy for copy in prefetched(scan) if copy.params[SPILLED]]
+    if not copies:
+        return body, []
+    there = {copy.inputs[0]: copy.outputs[0] for copy in copies}
+    sliced = body.inputs[Scan.of(scan.params).sliced]
+    inputs, ops = tuple(there.get(t, t) for t in body.inputs), [op for op in body.ops if op not in copies]
+    return Graph(inputs, body.outputs, ops), [i for i, t in enumerate(sliced) if t in there]
 
 
 def _while(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[Any]:

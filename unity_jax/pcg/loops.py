@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from unity_jax import _compat
+from unity_jax.pcg.graph import Op
+from unity_jax.pcg.parallel import SPILLED
 
 START = "start"
 """The parameter of a scan over a range that JAX's have not."""
@@ -74,3 +76,13 @@ class While:
     def with_constants(self, params: Mapping[str, Any], condition: int, body: int) -> dict[str, Any]:
         """The parameters of a loop that has so many constants, and all else as this one."""
         return {**params, "cond_nconsts": condition, "body_nconsts": body}
+
+
+def prefetched(op: Op) -> list[Op]:
+    """The copies from the host in the planned body of a scan that are made an iteration ahead, by the plan (`SPILLED`)
+    or by the compiler: of parts of what another scan has put there. The first parts come before the loop."""
+    if op.name != "scan":
+        return []
+    (body,) = op.bodies
+    parts = {*body.inputs[Scan.of(op.params).sliced]}
+    return [copy for copy in body.ops if SPILLED in copy.params and copy.inputs[0] in parts]

@@ -27,8 +27,8 @@ HOST = frozenset(["from_host", "to_host"])
 """The kinds of moves between a device and its host: a layout says how an array is split, not where the shards are."""
 
 SPILLED = "spilled"
-"""The parameter of copies from the host of what the step itself put there: a kernel that reads arguments on the host
-does so as it runs, and these it does not."""
+"""The parameter of copies from the host of what the step itself put there: whether in a loop they are made an iteration
+ahead. Compilers that read arguments on the host by the kernels that need them do not so read these."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from unity_jax.pcg.loops import Scan, While
 from unity_jax.pcg.parallel import SPILLED, Move
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sums import reduced_once
+from unity_jax.xla.targets import target_of
 
 
 @dataclass
@@ -152,7 +153,7 @@ class _Assembler:
         assert t.layout is not None
         made, move = with_layout(t, t.layout), Move.host(kind, t.layout)
         made.on_host = kind == "to_host"
-        params = {SPILLED: True} if spilled else {}
+        params = {SPILLED: not target_of(self.resharder.machine.device).pipelines_copies} if spilled else {}
         self.ops.append(Op(kind, (t,), (made,), params, backward=backward, move=move))
         return made
 

@@ -66,7 +66,9 @@ class Target:
     Of buffers: `narrows`: float32 values that only bfloat16 is made of are bfloat16 (`xla.bf16_propagation`); `heap`,
     `packs`: how the most bytes are counted (`xla.buffer_assignment`).
 
-    Of the order of instructions: `counts_results`: results count as memory.
+    Of the order of instructions: `counts_results`: results count as memory; `pipelines_copies`: of what a loop copies
+    to the host or from there, an iteration does not wait: the last copies to the host end behind the loop, and the
+    first from there begin before it.
 
     `kernels`: there are kernels for it (`unity_jax.kernels`).
     """
@@ -86,6 +88,7 @@ class Target:
     heap: bool = False
     packs: bool = False
     counts_results: bool = False
+    pipelines_copies: bool = False
     kernels: bool = False
 
 
@@ -120,6 +123,7 @@ TARGETS = {
         gathers_apart=True,
         narrows=True,
         heap=True,
+        pipelines_copies=True,
         kernels=True,
     ),
 }
