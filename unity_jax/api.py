@@ -62,8 +62,8 @@ def auto_shard(
       `.lower(...).compile()`.
     - `machine`: a `Machine` or preset name that prices plans (default: detected from the devices).
     - `memory_limit`: bytes per device, as a number or as `"40GiB"` (default: the machine's). Where no plan fits,
-      attention and the loss are computed by chunks, values again, the batch by microbatches, or state is on the host,
-      as `print(plan)` says.
+      attention and the loss are computed by chunks, values again, the batch by microbatches, or state and activations
+      are on the host, as `print(plan)` says.
     - `donate_argnums`, `donate_argnames`, `static_argnums`, `static_argnames`: as in `jax.jit`.
     - `in_shardings`, `out_shardings`: pins, a tree prefix of `NamedSharding`, `PartitionSpec` or None (free).
     - `plan`: a plan to run instead of searching for one.

@@ -80,6 +80,7 @@ class Program:
 
     def saving(self, made: Change, how: Saving) -> Program:
         """The same function, so changed that it needs less memory."""
+        there = [t for op in made.graph.walk() for t in op.outputs] if self.spilled else []
         return dataclasses.replace(
             self,
             graph=made.graph,
@@ -87,7 +88,7 @@ class Program:
             changes=(*self.changes, made),
             keeping=self.keeping or self,
             hosted=self.hosted | made.hosted,
-            spilled=self.spilled | made.spilled,
+            spilled=made.spilled.union(t for t in there if not self.spilled.isdisjoint((t, made.origin.get(t)))),
             traced=self.traced or self,
         )
 

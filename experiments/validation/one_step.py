@@ -137,7 +137,7 @@ ALONE: Mapping[str, Sequence[tuple[Any, str, Any]]] = {
     "chunks": [(chunking, "_chunked", ())],
     "microbatches": [(saving, "_batch", None)],
     "recomputation": [(saving, "recomputable", ())],
-    "host": [(saving, "hostable", ()), (saving, "stacks", ())],
+    "host": [(saving, name, ()) for name in ("hostable", "stacks", "spillable")],
 }
 """What the search calls for each way of saving memory (`search.saving`), and what that finds if there is nothing."""
 

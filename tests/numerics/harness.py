@@ -17,10 +17,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from unity_jax import _compat
 from unity_jax.lower.compile import spmd
+from unity_jax.lower.host import sharding
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Graph, nested
@@ -114,16 +115,19 @@ class Case:
     def planned(self, axes: MeshAxes, decisions: Decisions, machine: str = "cpu") -> Planned:
         """The plan of these decisions; `machine` decides only which path each change of layout takes."""
         resharder = Resharder(Machine.preset(f"{machine}:{axes.num_devices}"), axes)
-        return Planned(axes, decisions, assemble(self.program.graph, decisions, resharder, self.rules))
+        program = self.program
+        graph = assemble(program.graph, decisions, resharder, self.rules, program.on_host, program.spilled)
+        return Planned(axes, decisions, graph)
 
     def run(self, plan: Planned) -> list[Any]:
         """The results of the program under a plan, on the first CPU devices."""
         mesh = plan.mesh
         inputs = [
-            jax.device_put(x, NamedSharding(mesh, t.layout.spec()))
+            jax.device_put(x, sharding(mesh, t.layout, t.on_host))
             for x, t in zip(self.flat, plan.graph.inputs, strict=True)
         ]
-        return jax.jit(spmd(plan.graph, mesh))(inputs)
+        results = [sharding(mesh, t.layout, True) if t.on_host else None for t in plan.graph.outputs]
+        return jax.jit(spmd(plan.graph, mesh), out_shardings=results if any(results) else None)(inputs)
 
     def differences(self, got: Sequence[Any], floor: float = 0.0, tolerance: float = TOLERANCE) -> list[Difference]:
         """The results that disagree."""

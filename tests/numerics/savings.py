@@ -3,9 +3,9 @@
     case = saved(Case.of(step, args, donate=(0,)), random.Random(0))
     case.program.savings                    # such as: recomputes 3 values; 4 microbatches
 
-Any values of the forward pass may be computed again, any array may be the one that a loss is chunked around, and any
-dimensions of arguments may be rows, in any number of parts: what a `Saving` cannot do it refuses. What a plan file
-holds of each is read back before it is done.
+Any values of the forward pass may be computed again, any array may be the one that a loss is chunked around, any
+dimensions of arguments may be rows, in any number of parts, and any state, or what layers stack, may be on the host:
+what a `Saving` cannot do it refuses. What a plan file holds of each is read back before it is done.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from unity_jax.pcg.graph import Graph
 from unity_jax.program import Program
 from unity_jax.residuals.change import positions
 from unity_jax.residuals.choice import Choice
-from unity_jax.residuals.pair import pairs
+from unity_jax.residuals.pair import pairs, stacked
 from unity_jax.residuals.recompute import can_repeat
-from unity_jax.residuals.record import Chunk, Microbatch, Recompute, Saving, from_json, to_json
+from unity_jax.residuals.record import Chunk, Microbatch, Offload, Recompute, Saving, Spill, from_json, to_json
 from unity_jax.search.batch import batch_dims
 from unity_jax.search.rule_cache import RuleCache
 
@@ -95,7 +95,21 @@ def microbatching(program: Program, rng: random.Random) -> Program | None:
     return _first(program, drawn) if others else None
 
 
-WAYS = (chunking, recomputing, microbatching)
+def hosting(program: Program, rng: random.Random) -> Program | None:
+    """Some state on the host from step to step, as it is or updated layer by layer."""
+    hosted = tuple(i for i in sorted({*program.ties.values()} - program.hosted) if rng.random() < 0.3)
+    how = Offload(hosted, rng.random() < 0.5, len(hosted), 0, 0.0, 0.0)
+    return _done(program, how) if hosted else None
+
+
+def spilling(program: Program, rng: random.Random) -> Program | None:
+    """Some of what layers stack for the backward pass on the host until that."""
+    found = [t for t in stacked(program.graph) if t not in program.spilled and rng.random() < 0.7]
+    how = Spill(positions(program.graph, found), "", len(found), 0, 0.0, 0.0)
+    return _done(program, how) if found else None
+
+
+WAYS = (chunking, recomputing, microbatching, hosting, spilling)
 
 
 def _size(graph: Graph, at: tuple[int, int]) -> int:

@@ -289,9 +289,9 @@ class _Writer:
             stacks = (t for t in op.outputs[Scan.of(op.params).stacked] if not t.on_host)
             seconds = sum(fill_seconds(self.machine.device, self._local(t), t.itemsize) for t in stacks)
             after = self._compute(seconds, after, op)
-            copied = [copy.outputs[0] for copy in prefetched(op)]
-            seconds = host_seconds(copied, self.mesh, self.machine.device)
-            after = self._add(Task(HOST_TO_DEVICE, seconds, after, op)) if copied else after
+            if copied := [copy.outputs[0] for copy in prefetched(op)]:
+                seconds = host_seconds(copied, self.mesh, self.machine.device)
+                after = self._add(Task(HOST_TO_DEVICE, seconds, after, op))
         for body in op.bodies:
             inside = _Writer(self.mesh, self.machine, self.traffic, op).run(body)
             after = self._once(inside, self._join(after))

@@ -18,7 +18,6 @@ from unity_jax.plan.plan import Plan
 from unity_jax.plan.record import to_record
 from unity_jax.plan.value import Leaf, Predicted
 from unity_jax.plan.whole import replicated
-from unity_jax.residuals.change import Change
 from unity_jax.residuals.record import Offload, Saving, Spill
 from unity_jax.rewrite.packing import Group, apart
 from unity_jax.search.candidate import Candidate, Pins
@@ -84,21 +83,21 @@ def _savings(found: Candidate) -> tuple[Saving, ...]:
     if not found.program.hosted and not found.program.spilled:
         return found.program.savings
     without = simulated(_without_copies(found.timeline.tasks), found.machine).step_seconds
-    changes = zip(found.program.savings, found.program.changes, strict=True)
-    done = [_copying(found, how, change) for how, change in changes]
+    done = [_copying(found, how) for how in found.program.savings]
     part = max(0.0, found.seconds - without) / sum(how.seconds for how in done if isinstance(how, Copied))
     return tuple(replace(how, exposed=part * how.seconds) if isinstance(how, Copied) else how for how in done)
 
 
-def _copying(found: Candidate, how: Saving, change: Change) -> Saving:
-    """What is on the host by a change, with the bytes and the seconds of its copies."""
+def _copying(found: Candidate, how: Saving) -> Saving:
+    """What is on the host, with the bytes and the seconds of its copies."""
     if isinstance(how, Offload):
         nbytes = sum(local_bytes(found.graph.inputs[i], found.mesh) for i in how.hosted)
         return replace(how, bytes=nbytes, seconds=2 * nbytes / found.machine.device.host_bandwidth)
     if isinstance(how, Spill):
-        bytes_of = local(found)
-        nbytes = sum(t.times * bytes_of[t] for t in change.spilled)
-        return replace(how, bytes=nbytes, seconds=how.seconds * nbytes / how.bytes)
+        bytes_of, program = local(found), found.program
+        nbytes = sum(t.times * bytes_of[t] for t in program.spilled)
+        part = nbytes / sum(other.bytes for other in program.savings if isinstance(other, Spill))
+        return replace(how, bytes=round(part * how.bytes), seconds=part * how.seconds)
     return how
 
 
