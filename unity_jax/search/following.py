@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from unity_jax.cost.program import local_bytes
@@ -10,8 +10,11 @@ from unity_jax.pcg.graph import Tensor
 from unity_jax.program import Program
 from unity_jax.residuals.change import made
 from unity_jax.residuals.ranges import Layers
-from unity_jax.residuals.record import Keep, Recompute, Saving
+from unity_jax.residuals.record import Keep, Offload, Recompute, Saving, Spill
 from unity_jax.search.candidate import Candidate
+
+LEAST = 0.5
+"""The part of what does not fit that values must free: what frees less fits by chance."""
 
 
 class Follow(Protocol):
@@ -24,6 +27,25 @@ class Follow(Protocol):
 def followed(start: Candidate, savings: Sequence[Saving], follow: Follow) -> Candidate:
     """The plan of a program that needs less memory. Raises `LookupError` where a saving cannot be made."""
     return follow(start, *changed(start.program, savings))
+
+
+def fewest(
+    start: Candidate, ways: Sequence[Recompute | Offload | Spill], limit: float, follow: Follow, fastest: float
+) -> Iterator[tuple[int, Candidate]]:
+    """The plan of a program that needs less memory in one of some ways, each of which frees more `bytes` than the one
+    before, with which it is: in search of the first with which it fits, unless what does not takes as many seconds as
+    what there is (`fastest`)."""
+    excess = start.memory.peak_bytes - limit
+    few = sum(how.bytes < LEAST * excess for how in ways) - 1
+    enough = len(ways)
+    at = min(sum(how.bytes < excess for how in ways), enough - 1)
+    while few < at < enough:
+        made = followed(start, [ways[at]], follow)
+        yield at, made
+        if not made.fits(limit) and fastest <= made.seconds:
+            return
+        few, enough = (few, at) if made.fits(limit) else (at, enough)
+        at = (few + enough) // 2
 
 
 def changed(program: Program, savings: Sequence[Saving]) -> tuple[Program, Mapping[Tensor, Tensor]]:

@@ -39,28 +39,29 @@ def stacks(start: Candidate) -> list[Offload]:
 
 
 def spillable(start: Candidate) -> list[Spill]:
-    """What layers of a plan stack for the backward pass, ever more of it, the largest first."""
+    """What layers of a plan stack for the backward pass, ever more of it, first what a layer has first: a
+    copy of that runs beside the rest of the layer, forward and backward."""
     graph, bytes_of, link = start.program.graph, local(start), start.machine.device.host_bandwidth
     runs = {op: n for _, inside, n in nested(graph) for op in inside.ops}
     makers = stacked(graph) if link else {}
     held = {t: t.times * bytes_of[t] for t in makers if t in bytes_of and t not in start.program.spilled}
     order = {t: i for i, t in enumerate(made(graph))}
-    largest = sorted((t for t in held if held[t] > LEAF * max(held.values())), key=lambda t: (-held[t], order[t]))
+    large = (t for t in held if held[t] > LEAF * max(held.values()))
+    first = sorted(large, key=lambda t: (order.get(_stacked(makers[t], t), -1), order[t]))
     found = list[Spill]()
-    for n in range(len(largest)):
-        some = largest[: n + 1]
+    for n in range(len(first)):
+        some = first[: n + 1]
         seconds = 2 * sum(runs[makers[t]] * held[t] for t in some) / link
         count, nbytes = sum(trips(makers[t]) for t in some), sum(held[t] for t in some)
-        places = positions(graph, some)
-        found.append(Spill(places, _source(makers[some[0]], some[0]), count, nbytes, seconds, seconds))
+        largest = max(some, key=lambda t: held[t])
+        maker = makers[largest].bodies[0].producer.get(_stacked(makers[largest], largest), makers[largest])
+        found.append(Spill(positions(graph, some), maker.source, count, nbytes, seconds, seconds))
     return found
 
 
-def _source(scan: Op, stack: Tensor) -> str:
-    """The user's line that makes what a scan stacks."""
-    body = scan.bodies[0]
-    maker = body.producer.get(body.outputs[scan.outputs.index(stack)])
-    return scan.source if maker is None else maker.source
+def _stacked(scan: Op, stack: Tensor) -> Tensor:
+    """What a layer makes of a stack."""
+    return scan.bodies[0].outputs[scan.outputs.index(stack)]
 
 
 def _offload(start: Candidate, hosted: Sequence[int]) -> Offload:

@@ -23,7 +23,8 @@ from unity_jax.residuals.ranges import Layers, cut, early, layer_count
 from unity_jax.residuals.record import Keep, Microbatch, NeedsWholeBatchError, Recompute, Saving
 from unity_jax.rewrite.estimate import Seconds, by_kernels
 from unity_jax.search.candidate import Candidate, best, sparing
-from unity_jax.search.following import Follow, apart, followed, local, saved
+from unity_jax.search.following import Follow, apart, fewest, followed, local, saved
+from unity_jax.search.hosting import spillable
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
@@ -32,7 +33,8 @@ FEW = 8
 """How many ways are all tried."""
 
 AGAIN = 3
-"""For how many programs that keep more in all layers other plans are made, and that others follow."""
+"""For how many programs that keep more in all layers other plans are made, and that others follow; and of how many that
+keep more than fits some of that goes to the host."""
 
 WRONG = 2.0
 """By what factor an estimate of what is saved may be too low."""
@@ -102,6 +104,10 @@ def _within(
     fits = sorted((c for c in made.values() if c.fits(limit) and c is not start), key=lambda c: c.seconds)
     if rivals and fits:
         found = best([found, *_rivalling(start, fits, limit, follow, rivals)], limit)
+    beyond = (c for c in {free, *made.values()} if not c.fits(limit) and _is_faster(c, found))
+    for plan in sorted(beyond, key=lambda c: c.seconds)[:AGAIN]:
+        some = fewest(plan, spillable(plan), limit, follow, found.seconds)
+        found = best([found, *(c for _, c in some)], limit)
     wanted = min((free, *made.values()), key=lambda c: c.seconds)
     with contextlib.suppress(NeedsWholeBatchError):
         for how in microbatches(start) if not wanted.fits(limit) else ():

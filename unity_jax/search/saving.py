@@ -24,14 +24,11 @@ from unity_jax.residuals.record import Microbatch, NeedsWholeBatchError, Offload
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.chunking import by_chunks
-from unity_jax.search.following import Follow, changed, followed
+from unity_jax.search.following import LEAST, Follow, changed, fewest, followed
 from unity_jax.search.hosting import hostable, spillable, stacks
 from unity_jax.search.recomputing import by_sections, keeping, recomputable, recomputing
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
-
-LEAST = 0.5
-"""The part of what does not fit that values must free to be computed again: what frees less fits by chance."""
 
 NEARLY = 1.5
 """How many times the limit a plan may need that is planned anew to fit: layouts make so much of a difference."""
@@ -153,16 +150,9 @@ class _Ways:
                 yield plan
             yield from recomputing(start, ways, tried, self.follow, self.limit, fastest)
             return
-        few = sum(how.bytes < LEAST * excess for how in every) - 1
-        enough = len(every)
-        at = min(sum(how.bytes < excess for how in every), enough - 1)
-        while few < at < enough:
-            made = tried[at] = followed(start, [every[at]], self.follow)
-            few, enough = (few, at) if made.fits(self.limit) else (at, enough)
-            at = (few + enough) // 2
+        for i, made in fewest(start, every, self.limit, self.follow, fastest):
+            tried[i] = made
             yield made
-            if not made.fits(self.limit) and now.fits(self.limit) and now.seconds <= made.seconds:
-                return
         if more is self._again:
             yield from recomputing(start, every, tried, self.follow, self.limit, fastest)
 
