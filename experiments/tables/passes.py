@@ -137,7 +137,7 @@ def verdict(rows: Sequence[Row]) -> str:
     said = []
     for on in dict.fromkeys(row["topology"] for row in rows):
         by: dict[str, list[Row]] = {}
-        for row in (row for row in rows if row["topology"] == on):
+        for row in (row for row in rows if row["topology"] == on and "+" not in row["without"]):
             by.setdefault(row["without"], []).append(row)
         off = {name: error(some, "bytes")[1] for name, some in by.items()}
         before = off.pop(NONE)

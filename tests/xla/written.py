@@ -13,9 +13,11 @@ import jax.numpy as jnp
 from unity_jax.cost.estimates import Estimates
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
+from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import trace
+from unity_jax.residuals.pair import stacked
 from unity_jax.search.assemble import Decisions, assemble
 from unity_jax.search.build import Builder
 from unity_jax.search.experts import expert_seeds
@@ -121,6 +123,7 @@ GATHERED = (jax.lax.sort, (f32(64, 64),), By([WHOLE], [WHOLE], {"sort": 0}))
 PROGRAMS = {
     "select_and_scatter_expander": ("h100:1", pooled, (f32(4, 64, 64),) * 2, "dp"),
     "tuple_elements": ("h100:1", dense, (f32(64, 64), f32(16, 64)), "dp"),
+    "host_offloader": ("v5e:1x1", scanned, (f32(4, 128, 128), f32(16, 128)), "dp+spilled"),
     "loop_stacks": ("h100:1", scanned, LAYERS, "dp"),
     "loop_carries": ("h100:1", carried, LAYERS, "dp"),
     "horizontal_loop_fusion": ("h100:1", scanned, (f32(4, 64, 64), f32(64, 64)), "dp"),
@@ -148,14 +151,15 @@ PROGRAMS = {
     "start_at_zero_depth": ("v5e:1x2", add_to_sorted, (f32(64, 64),) * 2, By([WHOLE, ROWS], [WHOLE])),
     "memory_space_assignment": ("v5e:1x2", *GATHERED),
 }
-"""Of each pass a machine, a program, its arguments and a plan: an expert's, or by hand."""
+"""Of each pass a machine, a program, its arguments and a plan: an expert's, with what layers stack on the host if so,
+or by hand."""
 
 
 def module(on: str, fn, arguments, plan: str | By) -> Module:
     """The module of a plan of a step that is given its first argument, as no pass has seen it."""
     machine, program = Machine.preset(on), trace(fn, arguments, {}, donate_argnums=0)
     mesh, rules = MeshAxes(("x",), (machine.num_devices,)), RuleCache()
-    resharder = Resharder(machine, mesh)
+    resharder, spilled = Resharder(machine, mesh), frozenset[Tensor]()
     if isinstance(plan, By):
         decisions = Decisions({op: (plan.strategies.get(op.name, -1),) for op in program.graph.ops})
         decisions.layouts = dict(zip(program.graph.inputs, plan.inputs, strict=True))
@@ -163,10 +167,12 @@ def module(on: str, fn, arguments, plan: str | By) -> Module:
     else:
         traffic = Traffic.of(program.graph, machine.device.compiler)
         built = Builder(program.graph, program.ties, resharder, machine, rules, traffic).build(keep=False)
-        seed = expert_seeds(program, built, mesh, rules)[f"{plan}(x)"]
+        expert, _, also = plan.partition("+")
+        seed = expert_seeds(program, built, mesh, rules)[f"{expert}(x)"]
         decisions = built.decisions(seed, keep=False)
+        spilled = frozenset(stacked(program.graph) if also == "spilled" else ())
     hosted = {program.graph.inputs[0]: [0]} if isinstance(plan, By) and plan.hosted else None
-    graph = assemble(program.graph, decisions, resharder, rules, hosted)
+    graph = assemble(program.graph, decisions, resharder, rules, hosted, spilled)
     found = Traffic.of(graph, machine.device.compiler)
     return emit(graph, found, Storage(graph, found, mesh, machine.device), machine, Estimates(machine))
 

@@ -5,25 +5,12 @@
     chunked(graph, seed, dim, parts)           the graph that computes the loss around a large array by chunks of rows
     microbatched(graph, arguments, parts)      the graph that computes gradients by microbatches, and adds them up
     Recompute, Keep, Chunk, Microbatch         each as a plan tells and repeats it
-    Offload, Spill                             state, and activations, in the memory of the host
 """
 
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.microbatch import microbatched
 from unity_jax.residuals.recompute import recomputed
-from unity_jax.residuals.record import Chunk, Keep, Microbatch, Offload, Recompute, Spill
+from unity_jax.residuals.record import Chunk, Keep, Microbatch, Recompute
 
-__all__ = [
-    "Choice",
-    "Chunk",
-    "Keep",
-    "Microbatch",
-    "Offload",
-    "Recompute",
-    "Spill",
-    "choices",
-    "chunked",
-    "microbatched",
-    "recomputed",
-]
+__all__ = ["Choice", "Chunk", "Keep", "Microbatch", "Recompute", "choices", "chunked", "microbatched", "recomputed"]

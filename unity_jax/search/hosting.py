@@ -39,8 +39,8 @@ def stacks(start: Candidate) -> list[Offload]:
 
 
 def spillable(start: Candidate) -> list[Spill]:
-    """What layers of a plan stack for the backward pass, ever more of it, first what a layer has first: a
-    copy of that runs beside the rest of the layer, forward and backward."""
+    """What layers of a plan stack for the backward pass, ever more of it, first what a layer has first: a copy of that
+    runs beside the rest of the layer, forward and backward."""
     graph, bytes_of, link = start.program.graph, local(start), start.machine.device.host_bandwidth
     runs = {op: n for _, inside, n in nested(graph) for op in inside.ops}
     makers = stacked(graph) if link else {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from unity_jax.machine.machine import Machine
 from unity_jax.network.collectives import op_collectives
 from unity_jax.pcg.graph import Graph, Tensor
-from unity_jax.pcg.loops import prefetched
 from unity_jax.xla.kernel import Kernel
 from unity_jax.xla.layout_assignment import Storage
 from unity_jax.xla.module import Instruction, LatencyEstimator, Module
@@ -48,30 +47,15 @@ def instruction(module: Module, kernel: Kernel) -> Instruction:
         [module.of[t] for t in kernel.reads if t in module.of],
         [module.buffer(t) for t in kernel.writes],
         kernel,
-        workspace=_workspace(kernel, storage) if root.bodies else 0.0,
+        workspace=sum(storage(t) for t in root.outputs if t not in kernel.writes) if root.bodies else 0.0,
         writes_over=not own,
         collectives=tuple(op_collectives(root, storage.mesh, module.machine)) if move is not None else (),
         bodies=tuple(
             emit(b, module.traffic, storage, module.machine, module.estimator, looped=True) for b in root.bodies
         ),
     )
-    for copy in prefetched(root):
-        found.bodies[0].of[copy.outputs[0]].size = 0.0  # part of the workspace
-    if module.target.pipelines_copies and root.bodies:
-        parts = {op.outputs[0]: op.inputs[0] for op in root.bodies[0].ops if op.name == "to_host"}
-        for stack, part in zip(root.outputs, root.bodies[0].outputs, strict=False):
-            if stack in module.of and part in parts:
-                module.of[stack].size = storage(parts[part])
     made.update(dict.fromkeys(kernel.writes, found))
     return found
-
-
-def _workspace(kernel: Kernel, storage: Storage) -> float:
-    """Bytes of what a loop or a branch makes and nothing reads; and of what it has from the host for an iteration and
-    for the next one, which are there as long as it runs."""
-    root = kernel.root
-    ahead = [copy.outputs[0] for copy in prefetched(root)]
-    return sum(storage(t) for t in (*ahead, *ahead, *(t for t in root.outputs if t not in kernel.writes)))
 
 
 def argument(module: Module, t: Tensor) -> Instruction:

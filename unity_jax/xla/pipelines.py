@@ -19,6 +19,7 @@ from unity_jax.xla.async_collective_creator import async_collective_creator
 from unity_jax.xla.collective_combiner import collective_combiner
 from unity_jax.xla.horizontal_loop_fusion import horizontal_loop_fusion
 from unity_jax.xla.host_memory_transfer_asyncifier import host_memory_transfer_asyncifier
+from unity_jax.xla.host_offloader import host_offloader
 from unity_jax.xla.latencies import latency_estimates, memory_latencies
 from unity_jax.xla.latency_hiding_scheduler import latency_hiding_scheduler
 from unity_jax.xla.list_scheduler import list_scheduler
@@ -36,9 +37,10 @@ from unity_jax.xla.zero_depth import start_at_zero_depth
 Pass = Callable[[Module], None]
 
 PIPELINES: dict[str, tuple[Pass, ...]] = {
-    "cpu": (loop_stacks, loop_carries, multi_output_fusion, list_scheduler),
+    "cpu": (host_offloader, loop_stacks, loop_carries, multi_output_fusion, list_scheduler),
     "gpu": (
         select_and_scatter_expander,
+        host_offloader,
         loop_stacks,
         loop_carries,
         horizontal_loop_fusion,
@@ -51,6 +53,7 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
         latency_hiding_scheduler,
     ),
     "tpu": (
+        host_offloader,
         loop_carries,
         while_loop_invariant_code_motion,
         table_relayout,
