@@ -7,10 +7,10 @@
 context (sequence) parallelism, of those plans that need no pipeline, for models of the zoo; which values of a layer are
 computed again in the backward pass (`models._layers.Remat`); and over how many microbatches gradients are accumulated.
 The slices v5p-128 and v5p-1024 have two cores per chip. Mist's plans are its tuner's answers of one stage. What is not
-taken over: quantization; slices joined by a data-center network; what MaxText keeps on the host (`offloads`): it is
-computed again, but layers' inputs, which stay on the device, of more microbatches if they do not fit else. Where the
-published run has flash attention, the expert's plan runs attention, and the loss, by chunks if it does not fit else.
-These stand-ins are in the column `expert saves`.
+taken over: quantization; slices joined by a data-center network. What MaxText keeps on the host (`offloads`) is there,
+where a policy keeps just that; or it is computed again, but layers' inputs, which stay on the device, of more
+microbatches if they do not fit else: the faster way counts. Where the published run has flash attention, the expert's
+plan runs attention, and the loss, by chunks if it does not fit else. These stand-ins are in the column `expert saves`.
 
 An expert's plan is completed to every operation as in `unity_jax/search/experts.py`, with and without splitting
 activations between tensor-parallel blocks, with plain data parallelism or ZeRO-1, and on every mesh of its sizes; the
@@ -28,6 +28,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,14 @@ from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
-from unity_jax.residuals.record import Microbatch
+from unity_jax.residuals.record import Microbatch, Spill
 from unity_jax.search import chunking
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.fold import folded
 from unity_jax.search.following import followed
+from unity_jax.search.hosting import spillable
 from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
@@ -66,8 +68,25 @@ EXPERIMENTS = Path(__file__).parents[1]
 RESULTS = EXPERIMENTS / "results" / "expert_plans.csv"
 AXES = ("data", "fsdp", "tensor", "context")
 SETTINGS = ("model", "size", "length", "vocabulary", "machine", "batch", *AXES, "remat", "accumulates")
-OWN = ("measure", "sizes_of", "expert_plan", "as_published", "follow", "experts_plans", "pinned")
+OWN = (
+    "measure",
+    "sizes_of",
+    "expert_plan",
+    "completed",
+    "spilled",
+    "as_published",
+    "follow",
+    "experts_plans",
+    "pinned",
+    "KEPT",
+)
 LAYERS_INPUTS = "decoder_layer_input"
+KEPT = {
+    frozenset(["qkv_proj"]): "save_qkv_proj",
+    frozenset(["query_proj", "key_proj", "value_proj"]): "save_qkv_proj",
+    frozenset(["query_proj", "key_proj", "value_proj", "out_proj"]): "save_dot_except_mlp",
+}
+"""The policies that keep what is on the host, besides layers' inputs."""
 CODE = (*PLANNED, *(f"experiments/tables/expert_plans.py:{name}" for name in OWN))
 
 
@@ -109,6 +128,19 @@ def expert_plan(what: Mapping[str, str], machine: Machine) -> Candidate:
     """The best of the complete plans that a published one may stand for. Where none fits, stand-ins are given to what
     it has and they have not, until some do: chunks for fused attention, more microbatches for layers' inputs on the
     host."""
+    names = what["offloads"].split()
+    found, policy = [completed(what, machine)], KEPT.get(frozenset(names) - {LAYERS_INPUTS})
+    if policy is not None:
+        kept = completed({**what, "remat": policy, "offloads": ""}, machine, hosts=True, inputs=LAYERS_INPUTS in names)
+        found.append(kept)
+    return best(found, machine.device.memory_bytes)
+
+
+def completed(what: Mapping[str, str], machine: Machine, hosts: bool = False, inputs: bool = False) -> Candidate:
+    """The best of the complete plans.
+
+    **Arguments:** `hosts`: what layers keep is on the host; `inputs`: that they are given, too.
+    """
     sizes, limit = {a: int(what[a]) for a in AXES}, machine.device.memory_bytes
     whole = as_published(what)
     if sizes["context"] == 1:  # kernels do not split positions
@@ -123,6 +155,7 @@ def expert_plan(what: Mapping[str, str], machine: Machine) -> Candidate:
     for parts in (n for n in range(few, most + 1) if rows % n == 0):
         how = Microbatch(arguments, parts, int(what["batch"]))
         made = list(at_once) if parts == 1 else [followed(plan, [how], follow) for plan in at_once]
+        made = [followed(plan, [spilled(plan, inputs)], follow) for plan in made] if hosts else made
         plans += made
         if not best(plans, limit).fits(limit):
             plans += [c for plan in made for c in chunking.by_chunks(plan, limit, follow)]
@@ -130,6 +163,16 @@ def expert_plan(what: Mapping[str, str], machine: Machine) -> Candidate:
             break
     chosen = best(plans, limit)
     return chosen if layers is None else unfolded([(whole, layers)], chosen, math.inf, NO_PINS, ())
+
+
+def spilled(plan: Candidate, inputs: bool) -> Spill:
+    """What layers of a plan stack, on the host; with what they are given (`inputs`), which comes first, or without."""
+    given, *_, every = spillable(plan)
+    if inputs:
+        return every
+    rest = tuple(place for place in every.values if place not in given.values)
+    count, nbytes, took = every.count - given.count, every.bytes - given.bytes, every.seconds - given.seconds
+    return replace(every, values=rest, count=count, bytes=nbytes, seconds=took)
 
 
 def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
