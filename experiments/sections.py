@@ -96,9 +96,8 @@ def experts(rows: Sequence[Row]) -> str:
     worse = sum(map(expert_plans.is_worse, rows))
     lost, mine = (sum(r[f"{who} fits"] != "True" for r in rows) for who in ("expert", "plan"))
     return (
-        f"{len(rows)} published plans with what they compute again and accumulate, {lost} of which do not fit here "
-        f"(MaxText keeps values on the host); ours does not fit for {mine}; where both fit, times as fast: "
-        f"{middle(fit)}; ours is slower than {worse}"
+        f"{len(rows)} published plans with what they compute again and accumulate, {lost} of which do not fit "
+        f"here; ours does not fit for {mine}; where both fit, times as fast: {middle(fit)}; ours is slower than {worse}"
     )
 
 
