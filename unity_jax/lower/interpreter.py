@@ -90,8 +90,8 @@ def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[A
     sliced, length, start = operands[roles.sliced], op.params["length"], op.params.get(START)
     longer = [] if start is None else [i for i, x in enumerate(sliced) if len(x) > length]
     graph, ahead = _on_device(op)
-    indices, reverse = (start or 0) + np.arange(length), op.params["reverse"]
-    first, last = indices[:: -1 if reverse else 1][[0, -1]]
+    reverse, low = op.params["reverse"], start or 0
+    high = low + length - 1
     if ahead and init:  # or the first copies would begin before the loss is computed
         (*waiting, init), sliced = jax.lax.optimization_barrier((*(sliced[i] for i in ahead), init)), list(sliced)
         for i, x in zip(ahead, waiting, strict=True):
@@ -100,8 +100,8 @@ def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[A
     def part(i: int, index: Any) -> Any:
         return jax.lax.dynamic_index_in_dim(sliced[i], index, 0, keepdims=False)
 
-    def fetched(index: Any) -> list[Any]:
-        return [jax.device_put(part(i, index), jax.memory.Space.Device) for i in ahead]
+    def fetched(index: Any) -> list[Any]:  # behind the last iteration the same once more
+        return [jax.device_put(part(i, jnp.clip(index, low, high)), jax.memory.Space.Device) for i in ahead]
 
     def body(carry: tuple[list[Any], list[Any]], given: tuple[list[Any], Any]) -> tuple[Any, list[Any]]:
         (before, here), (xs, index) = carry, given
@@ -109,14 +109,17 @@ def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[A
             xs[i] = part(i, index)
         for i, x in zip(ahead, here, strict=True):
             xs[i] = x
-        after = fetched(jnp.where(index == last, last, index + (-1 if reverse else 1))) if ahead else []
+        after = fetched(index + (-1 if reverse else 1)) if ahead else []
         outs = run(graph, mesh, [*consts, *before, *xs], until)
         return (_typed(outs[roles.last], op.outputs), after), outs[roles.stacked]
 
     (carry, _), ys = jax.lax.scan(
         body,
-        (init, fetched(first)),
-        ([None if i in (*longer, *ahead) else x for i, x in enumerate(sliced)], indices if longer or ahead else None),
+        (init, fetched(high if reverse else low)),
+        (
+            [None if i in (*longer, *ahead) else x for i, x in enumerate(sliced)],
+            low + np.arange(length) if longer or ahead else None,
+        ),
         length=length,
         reverse=reverse,
         unroll=op.params["unroll"],
