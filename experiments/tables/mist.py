@@ -54,7 +54,10 @@ CASES = (("gpt3-1.3b", "l4:2", 32, 9.6776), ("gpt3-2.7b", "l4:4", 64, 21.5082))
 ALIKE, RESIDENT = "all layers alike", "no offload"
 OFF: Mapping[str, Sequence[str]] = {
     ALIKE: ("unity_jax.search.recomputing.by_layers",),
-    RESIDENT: tuple(f"unity_jax.search.saving.{name}" for name in ("hostable", "stacks", "spillable")),
+    RESIDENT: tuple(
+        f"unity_jax.search.{name}"
+        for name in ("saving.hostable", "saving.stacks", "saving.spillable", "recomputing.spillable")
+    ),
 }
 """What finds plans with each."""
 WITHOUT: Mapping[str, Sequence[str]] = {

@@ -118,11 +118,7 @@ def error(rows: Sequence[Row], unit: str) -> tuple[float, float]:
 
 def table(rows: Sequence[Row], on: str) -> Table:
     """A line for each pass: the plans that it changes, and the errors with it and without, of all plans."""
-    own = [row for row in rows if row["topology"] == on]
-    key = lambda row: (row["model"], row["plan"])  # noqa: E731
-    by: dict[str, dict[tuple[str, str], Row]] = {}
-    for row in own:
-        by.setdefault(row["without"], {})[key(row)] = row
+    by = _by_pass(rows, on)
     made = Table("without", "plans", "changed", "memory: median, mean", "compute: median, mean", title=on)
     for name, some in by.items():
         changed = sum(_differ(row, by[NONE][at]) for at, row in some.items() if at in by.get(NONE, {}))
@@ -132,14 +128,20 @@ def table(rows: Sequence[Row], on: str) -> Table:
     return made
 
 
+def _by_pass(rows: Sequence[Row], on: str) -> dict[str, dict[tuple[str, str], Row]]:
+    """The rows of a machine by the pass that is off, and by model and plan."""
+    by: dict[str, dict[tuple[str, str], Row]] = {}
+    for row in (row for row in rows if row["topology"] == on):
+        by.setdefault(row["without"], {})[row["model"], row["plan"]] = row
+    return by
+
+
 def verdict(rows: Sequence[Row]) -> str:
     """What memory is predicted like with all passes, and without each."""
     said = []
     for on in dict.fromkeys(row["topology"] for row in rows):
-        by: dict[str, list[Row]] = {}
-        for row in (row for row in rows if row["topology"] == on and "+" not in row["without"]):
-            by.setdefault(row["without"], []).append(row)
-        off = {name: error(some, "bytes")[1] for name, some in by.items()}
+        by = _by_pass(rows, on)
+        off = {name: error([*some.values()], "bytes")[1] for name, some in by.items() if "+" not in name}
         before = off.pop(NONE)
         worst = sorted((name for name in off if abs(off[name] - before) >= 5e-4), key=lambda name: -off[name])
         each = ", ".join(f"{name} {off[name]:.1%}" for name in worst)

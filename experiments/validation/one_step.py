@@ -34,7 +34,7 @@ from unity_jax.calibration.overlap import Overlap
 from unity_jax.machine.machine import Machine
 from unity_jax.machine.presets import CHIPS
 from unity_jax.planning import alone
-from unity_jax.search import chunking, saving
+from unity_jax.search import chunking, recomputing, saving
 
 LEAST, WANTED, MOST = 0.6, 0.7, 0.8
 """Of the memory of a device, what the predicted peak of a step that fills it may be, and where the next try aims."""
@@ -137,7 +137,7 @@ ALONE: Mapping[str, Sequence[tuple[Any, str, Any]]] = {
     "chunks": [(chunking, "_chunked", ())],
     "microbatches": [(saving, "_batch", None)],
     "recomputation": [(saving, "recomputable", ())],
-    "host": [(saving, name, ()) for name in ("hostable", "stacks", "spillable")],
+    "host": [*((saving, name, ()) for name in ("hostable", "stacks", "spillable")), (recomputing, "spillable", ())],
 }
 """What the search calls for each way of saving memory (`search.saving`), and what that finds if there is nothing."""
 

@@ -165,6 +165,13 @@ def test_what_is_gathered_from_a_value_does_not_hold_it():
     assert found.peak_bytes == pytest.approx((1 + 2) * N, rel=0.1)  # x and two values
 
 
+@pytest.mark.parametrize("compiler", ["gpu", "cpu"])
+def test_rows_that_are_divided_by_their_sums_are_written_in_place(compiler):
+    device = dataclasses.replace(MACHINE.device, compiler=compiler)
+    f = lambda x: sort((y := sort(x)) / (1 + jnp.sum(y, -1, keepdims=True)))  # noqa: E731
+    assert peak(f, f32(64, 64), donate=0, device=device).peak_bytes == pytest.approx(2 * N, rel=0.02)
+
+
 def test_what_is_alive_is_named_largest_first():
     found = peak(lambda x: (sort(sort(x)), x.sum()), f32(64, 64))
     sizes = [n for _, n in found.alive]

@@ -19,6 +19,7 @@ from unity_jax.program import trace
 from unity_jax.residuals.record import Offload
 from unity_jax.residuals.slices import by_layer
 from unity_jax.search.in_turn import AT_ONCE
+from unity_jax.text import size
 
 OPTIONS = unity.Options(cache=None, rewrite=False)
 LAYERS, WIDTH, ROWS = 4, 64, 32
@@ -116,7 +117,7 @@ def test_it_is_told(tight):
     assert "f32[64,64] on the host" in str(plan)
     assert "from_host[from_host [.,.]]" in str(plan.pcg) and "f32[64,64] on the host = to_host" in str(plan.pcg)
     found = plan.memory()
-    assert found.on_host == how.bytes and "on the host" in str(found)
+    assert found.on_host == how.bytes and f"; {size(how.bytes)} on the host" in str(found)
     assert sum(found.kinds.values()) == plan.predicted.peak_bytes and found.kinds.get(STATE, 0) < 2 * how.bytes
 
 
