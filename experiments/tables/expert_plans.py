@@ -28,7 +28,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ from unity_jax.pcg.graph import Tensor
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
+from unity_jax.residuals.change import at
 from unity_jax.residuals.record import Microbatch, Spill
 from unity_jax.search import chunking
 from unity_jax.search.batch import batch_arguments
@@ -55,7 +55,7 @@ from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
 from unity_jax.search.experts import Expert, expert_seeds
 from unity_jax.search.fold import folded
 from unity_jax.search.following import followed
-from unity_jax.search.hosting import spillable
+from unity_jax.search.hosting import spillable, stack_bytes
 from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
@@ -168,11 +168,8 @@ def completed(what: Mapping[str, str], machine: Machine, hosts: bool = False, in
 def spilled(plan: Candidate, inputs: bool) -> Spill:
     """What layers of a plan stack, on the host; with what they are given (`inputs`), which comes first, or without."""
     given, *_, every = spillable(plan)
-    if inputs:
-        return every
-    rest = tuple(place for place in every.values if place not in given.values)
-    count, nbytes, took = every.count - given.count, every.bytes - given.bytes, every.seconds - given.seconds
-    return replace(every, values=rest, count=count, bytes=nbytes, seconds=took)
+    graph, rest = plan.program.graph, [place for place in every.values if inputs or place not in given.values]
+    return Spill.of(graph, at(graph, rest), stack_bytes(plan), plan.machine.device.host_bandwidth)
 
 
 def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:

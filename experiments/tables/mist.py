@@ -53,7 +53,7 @@ CASES = (("gpt3-1.3b", "l4:2", 32, 9.6776), ("gpt3-2.7b", "l4:4", 64, 21.5082))
 
 ALIKE, RESIDENT = "all layers alike", "no offload"
 OFF: Mapping[str, Sequence[str]] = {
-    ALIKE: ("unity_jax.search.recomputing.by_layers",),
+    ALIKE: ("unity_jax.search.recomputing.by_layers", "unity_jax.search.in_layers.by_layers"),
     RESIDENT: tuple(
         f"unity_jax.search.{name}"
         for name in ("saving.hostable", "saving.stacks", "saving.spillable", "recomputing.spillable")

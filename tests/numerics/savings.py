@@ -10,22 +10,27 @@ what a `Saving` cannot do it refuses. What a plan file holds of each is read bac
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
 
 from tests.numerics.harness import Case
-from unity_jax.pcg.graph import Graph
+from unity_jax.pcg.graph import Graph, trips
 from unity_jax.program import Program
 from unity_jax.residuals.change import positions
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.pair import pairs, stacked
+from unity_jax.residuals.ranges import Layers, cut
 from unity_jax.residuals.recompute import can_repeat
 from unity_jax.residuals.record import Chunk, Microbatch, Offload, Recompute, Saving, Spill, from_json, to_json
 from unity_jax.search.batch import batch_dims
 from unity_jax.search.rule_cache import RuleCache
 
 COMPILERS = ("gpu", "tpu", "cpu")
+FEW = 4
+"""Scans over fewer layers are not cut."""
+
 TRIES = 12
 """How many arrays or dimensions are tried until one may be cut."""
 
@@ -45,10 +50,10 @@ def saved(case: Case, rng: random.Random) -> Case:
 
 def recomputing(program: Program, rng: random.Random) -> Program | None:
     """Some of the values that the backward pass reads, and of those between them, computed again; those of layers that
-    a scan stacks, too."""
-    graph = program.graph
-    layers = [op for pair in pairs(graph) for op in pair.forward.bodies[0].ops]
-    values = [t for op in (*graph.ops, *layers) if not op.backward and can_repeat(op) for t in op.outputs]
+    a scan stacks, too; of all layers, or of the first ones other values than of the rest."""
+    layers, graph = _apart(program, rng)
+    inside = [op for pair in pairs(graph) for op in pair.forward.bodies[0].ops]
+    values = [t for op in (*graph.ops, *inside) if not op.backward and can_repeat(op) for t in op.outputs]
     read = {t for op in graph.ops if op.backward for t in op.inputs}
     read |= {t for pair in pairs(graph) for t in pair.same.values()}
     share = rng.choice((0.1, 0.4, 0.8, 1.0))
@@ -56,7 +61,7 @@ def recomputing(program: Program, rng: random.Random) -> Program | None:
     if freed.isdisjoint(read):
         return None
     how = Recompute.of(graph, Choice(dict.fromkeys(freed, 1), freed, 0.0, 0.0), rng.choice(COMPILERS), 0.0)
-    return _done(program, how)
+    return _done(program, dataclasses.replace(how, layers=layers))
 
 
 def chunking(program: Program, rng: random.Random) -> Program | None:
@@ -104,12 +109,22 @@ def hosting(program: Program, rng: random.Random) -> Program | None:
 
 def spilling(program: Program, rng: random.Random) -> Program | None:
     """Some of what layers stack for the backward pass on the host until that."""
-    found = [t for t in stacked(program.graph) if t not in program.spilled and rng.random() < 0.7]
-    how = Spill(positions(program.graph, found), "", len(found), 0, 0.0, 0.0)
+    layers, graph = _apart(program, rng)
+    found = [t for t in stacked(graph) if t not in program.spilled and rng.random() < 0.7]
+    how = Spill(positions(graph, found), "", len(found), 0, 0.0, 0.0, layers)
     return _done(program, how) if found else None
 
 
 WAYS = (chunking, recomputing, microbatching, hosting, spilling)
+
+
+def _apart(program: Program, rng: random.Random) -> tuple[Layers | None, Graph]:
+    """The graph of a program, or that with the first layers of its scans apart."""
+    counts = [trips(pair.forward) for pair in pairs(program.graph)]
+    if max(counts, default=0) < FEW or rng.random() < 0.5:
+        return None, program.graph
+    layers = Layers(rng.randint(1, max(counts) - 1), max(counts))
+    return layers, cut(program.graph, layers).graph
 
 
 def _size(graph: Graph, at: tuple[int, int]) -> int:

@@ -14,6 +14,8 @@ from tests.numerics.coverage import Coverage, steer
 from tests.numerics.harness import Case
 from tests.numerics.programs.drawer import Skip
 from tests.numerics.savings import saved
+from tests.residuals.steps import batch, parameters, sgd
+from tests.residuals.test_pair import attention, stack
 from unity_jax.ops.rule import RULES
 from unity_jax.ops.rules import POINTWISE
 
@@ -58,6 +60,20 @@ def test_random_programs_that_need_less_memory(rng, sizes, machine):
             program = programs.trained(program, rng)
         case = saved(Case.of(program.fn, program.args, program.donate), rng)
         hypothesis.assume(case.program.savings)
+        plan = case.sample(sizes, rng.randint(0, 2**30), machine)
+        hypothesis.note(f"{case.program.savings}: {plan.graph}")
+        assert case.differences(case.run(plan), floor=1.0) == []
+
+
+@hypothesis.settings(max_examples=6 if _NEWEST else 16)
+@hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(MESHES), st.sampled_from(MACHINES))
+def test_random_layers_that_need_less_memory(rng, sizes, machine):
+    """Of layers in a scan the first ones may do otherwise than the rest."""
+    with jax.enable_x64(True):
+        params, x = stack(parameters(layers=6, width=16, dtype="float64")), batch(width=16, dtype="float64")
+        wrapped = rng.choice([jax.checkpoint, lambda layer: layer])
+        loss = functools.partial(attention, wrapped=wrapped)
+        case = saved(Case.of(sgd(loss), (params, x, jax.random.key(3)), (0,)), rng)
         plan = case.sample(sizes, rng.randint(0, 2**30), machine)
         hypothesis.note(f"{case.program.savings}: {plan.graph}")
         assert case.differences(case.run(plan), floor=1.0) == []

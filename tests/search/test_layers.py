@@ -24,8 +24,9 @@ from unity_jax.residuals.record import Keep, Microbatch, Recompute
 from unity_jax.search import recomputing as recomputing_module
 from unity_jax.search.candidate import sparing
 from unity_jax.search.following import followed
+from unity_jax.search.in_layers import by_layers, in_layers
 from unity_jax.search.planner import Planner
-from unity_jax.search.recomputing import by_layers, keeping, recomputable, recomputing
+from unity_jax.search.recomputing import keeping, recomputable
 from unity_jax.search.saving import microbatches
 
 OPTIONS = unity.Options(cache=None)
@@ -38,7 +39,7 @@ def candidate(needs, seconds, count):
         seconds=seconds,
         memory=SimpleNamespace(peak_bytes=needs),
         fits=lambda limit: needs <= limit,
-        program=SimpleNamespace(parts=SimpleNamespace(count=count)),
+        program=SimpleNamespace(parts=SimpleNamespace(count=count), savings=()),
     )
 
 
@@ -123,7 +124,7 @@ def test_of_a_scan_ever_more_layers_need_ever_less():
     limit = (start.memory.peak_bytes + all_of_them.memory.peak_bytes) / 2
     slower = all_of_them.noting()
     slower.__dict__["timeline"] = start.timeline  # as if computing again took time: here stacking takes more
-    made = list(recomputing(start, [most], {0: slower}, planner.following, limit, math.inf))
+    made = list(in_layers(start, [most], {0: slower}, planner.following, limit, math.inf))
     assert not made  # what is not slower is done in all layers
     slower.__dict__["timeline"] = SimpleNamespace(step_seconds=2 * start.seconds)
 
@@ -133,7 +134,7 @@ def test_of_a_scan_ever_more_layers_need_ever_less():
         now.__dict__["timeline"] = SimpleNamespace(step_seconds=(1 + part) * start.seconds)
         return now
 
-    made = list(recomputing(start, [most], {0: slower}, follow, limit, math.inf))
+    made = list(in_layers(start, [most], {0: slower}, follow, limit, math.inf))
     firsts = [now.program.savings[0].layers.first for now in made]
     assert made and all(0 < k < 6 for k in firsts)
     needs = [now.memory.peak_bytes for _, now in sorted(zip(firsts, made, strict=True), key=lambda found: found[0])]

@@ -97,8 +97,8 @@ def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[A
         for i, x in zip(ahead, waiting, strict=True):
             sliced[i] = x
 
-    def part(i: int, index: Any) -> Any:
-        return jax.lax.dynamic_index_in_dim(sliced[i], index, 0, keepdims=False)
+    def part(i: int, index: Any) -> Any:  # what the scan itself is over begins with its first iteration
+        return jax.lax.dynamic_index_in_dim(sliced[i], index - (0 if i in longer else low), 0, keepdims=False)
 
     def fetched(index: Any) -> list[Any]:  # behind the last iteration the same once more
         return [jax.device_put(part(i, jnp.clip(index, low, high)), jax.memory.Space.Device) for i in ahead]

@@ -167,6 +167,11 @@ def stacked(graph: Graph) -> dict[Tensor, Op]:
     return {**dict(inside), **{t: pair.forward for pair in pairs(graph) for t in pair.stacks}}
 
 
+def in_layer(scan: Op, stack: Tensor) -> Tensor:
+    """What a layer of a scan makes of a stack."""
+    return scan.bodies[0].outputs[scan.outputs.index(stack)]
+
+
 def in_pairs(graph: Graph, change: Callable[[Pair], Change | None]) -> Change:
     """The graph whose scans, forward and backward, do what is made of their joined graphs; None leaves them."""
     replaced, origin = dict[Op, Op](), dict[Tensor, Origin]()

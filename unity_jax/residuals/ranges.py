@@ -27,7 +27,7 @@ from unity_jax.pcg.loops import START, Scan
 from unity_jax.residuals.change import Change, Origin, made
 from unity_jax.residuals.flat import Flat
 from unity_jax.residuals.loop import computed
-from unity_jax.residuals.pair import Pair, in_loops, innermost, pairs
+from unity_jax.residuals.pair import Pair, in_loops, innermost, pairs, stacked
 from unity_jax.residuals.turn import renamed
 from unity_jax.rewrite.sites import Kinds
 
@@ -71,14 +71,22 @@ def layer_count(graph: Graph, values: Set[Tensor]) -> int:
 
 
 def early(graph: Graph, values: Iterable[Tensor], layers: Layers) -> frozenset[Tensor]:
-    """Those values of a graph, which has been cut, that the first layers make, of each kind of them as many."""
-    alike, found = _alike(graph, set(values)), set[Tensor]()
+    """Those values of a graph, which has been cut, that the first layers make, of each kind of them as many; or of
+    stacks, those that the first layers' loops make."""
+    values = set(values)
+    alike = _alike(graph, values)
+    found = {t for t, loop in stacked(graph).items() if t in values and _is_first(loop)}
     before = dict.fromkeys(alike.total, 0)
     for t, kind, times in alike.members:
         middle, before[kind] = before[kind] + times / 2, before[kind] + times  # some have their like in few layers
         if middle * layers.of < alike.total[kind] * layers.first:
             found.add(t)
     return frozenset(found)
+
+
+def _is_first(loop: Op) -> bool:
+    """Whether a scan is over the first layers, of those that are two."""
+    return START in loop.params and (loop.params[START] == 0) != loop.params["reverse"]
 
 
 class _Alike(NamedTuple):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.pcg.graph import Graph, Tensor, nested, trips
 from unity_jax.residuals.change import Change, Position, at, made, positions
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
 from unity_jax.residuals.keep import kept
 from unity_jax.residuals.microbatch import microbatched
-from unity_jax.residuals.pair import stacked
+from unity_jax.residuals.pair import in_layer, stacked
 from unity_jax.residuals.ranges import Layers, cut
 from unity_jax.residuals.recompute import can_repeat, recomputed
 from unity_jax.residuals.region import NoRegionError
@@ -223,9 +223,8 @@ class Offload:
 
     def __str__(self) -> str:
         leaves = f"{self.count} leaves" if self.count > 1 else "a leaf"
-        copies = f"{seconds(self.seconds)} of copies, {seconds(self.exposed)} exposed"
         layers = ", updated layer by layer" * self.by_layer
-        return f"keeps {leaves} of the state ({size(self.bytes)}) on the host{layers}, {copies}"
+        return f"keeps {leaves} of the state ({size(self.bytes)}) on the host{layers}, {_copies(self)}"
 
     def applied(self, graph: Graph) -> Change:
         """The graph as it is, or with loops over layers."""
@@ -243,7 +242,8 @@ class Spill:
     goes there layer by layer, and comes back so.
 
     **Fields:** `values`: the stacks; `where`: the user's line of the largest one; `count`: how many values these are,
-    one of each layer; `bytes` of these on each device; `seconds` and `exposed`: of their copies, as of `Offload`.
+    one of each layer; `bytes` of these on each device; `seconds` and `exposed`: of their copies, as of `Offload`;
+    `layers`: those of which more are there than of the others, as of `Recompute`.
     """
 
     values: tuple[Position, ...]
@@ -252,26 +252,50 @@ class Spill:
     bytes: int
     seconds: float
     exposed: float
+    layers: Layers | None = None
     name: ClassVar[str] = "activations on the host"
     effect: ClassVar[str] = "saves memory"
 
+    @staticmethod
+    def of(graph: Graph, stacks: Iterable[Tensor], bytes_of: Mapping[Tensor, int], bandwidth: float) -> Spill:
+        """Some stacks of a graph.
+
+        **Arguments:** `bytes_of` each of them, as often as a step has it, on one device; `bandwidth` of its link to the
+        host, bytes/s.
+        """
+        makers, some = stacked(graph), list(stacks)
+        runs = {op: n for _, inside, n in nested(graph) for op in inside.ops}
+        took = 2 * sum(runs[makers[t]] * bytes_of[t] for t in some) / bandwidth
+        largest = max(some, key=lambda t: bytes_of[t])
+        (body,) = makers[largest].bodies
+        source = body.producer.get(in_layer(makers[largest], largest), makers[largest]).source
+        count, nbytes = sum(trips(makers[t]) for t in some), sum(bytes_of[t] for t in some)
+        return Spill(positions(graph, some), source, count, nbytes, took, took)
+
     def __str__(self) -> str:
-        copies = f"{seconds(self.seconds)} of copies, {seconds(self.exposed)} exposed"
+        few = f"more in {self.layers}, " if self.layers else ""
         return (
-            f"keeps {self.count} activations ({size(self.bytes)}), as of {short_source(self.where)}, on the host for "
-            f"the backward pass, {copies}"
+            f"keeps {self.count} activations ({few}{size(self.bytes)}), as of {short_source(self.where)}, on the host "
+            f"for the backward pass, {_copies(self)}"
         )
 
     def applied(self, graph: Graph) -> Change:
-        """The graph as it is. Raises `LookupError` for a graph that it was not made for."""
-        stacks = frozenset(at(graph, self.values))
-        if not stacks <= stacked(graph).keys():
+        """The graph as it is, or with its first layers apart. Raises `LookupError` for a graph that it was not made
+        for."""
+        apart = _apart(graph, self.layers)
+        stacks = frozenset(at(apart.graph, self.values))
+        if not stacks <= stacked(apart.graph).keys():
             raise LookupError(f"something at {self.where} is not stacked for the backward pass")
-        return Change(graph, {}, spilled=stacks)
+        return apart.then(Change(apart.graph, {}, spilled=stacks))
 
     def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Spill:
         """The same for another graph, whose tensors have their `like` in this one."""
-        return dataclasses.replace(self, values=_moved(self.values, graph, to, like))
+        return dataclasses.replace(self, values=_moved(self.values, graph, to, like, self.layers))
+
+
+def _copies(how: Offload | Spill) -> str:
+    """What copies from the host and to it take."""
+    return f"{seconds(how.seconds)} of copies, {seconds(how.exposed)} exposed"
 
 
 Saving = Recompute | Keep | Chunk | Microbatch | Offload | Spill

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from unity_jax.cost.program import local_bytes
@@ -11,10 +11,13 @@ from unity_jax.program import Program
 from unity_jax.residuals.change import made
 from unity_jax.residuals.ranges import Layers
 from unity_jax.residuals.record import Keep, Offload, Recompute, Saving, Spill
-from unity_jax.search.candidate import Candidate
+from unity_jax.search.candidate import Candidate, best
 
 LEAST = 0.5
 """The part of what does not fit that values must free: what frees less fits by chance."""
+
+FEW = 8
+"""How many ways are all tried."""
 
 
 class Follow(Protocol):
@@ -48,6 +51,25 @@ def fewest(
         at = (few + enough) // 2
 
 
+def by_sections(ways: int, make: Callable[[int], Candidate], limit: float) -> Iterator[tuple[int, Candidate]]:
+    """Plans that keep less and less, in search of the fastest that fits: all of few, and of many as if each were faster
+    than the one before up to some, and slower from there on; each with which it is."""
+    if ways <= FEW:
+        yield from ((i, make(i)) for i in range(ways))
+        return
+    made = dict[int, Candidate]()
+    low, high = 0, ways - 1
+    while low <= high:
+        left = low + 2 * (high - low) // 5
+        right = min(left + 1 + (high - low) // 5, high)
+        for i in dict.fromkeys((left, right)):
+            if i not in made:
+                made[i] = make(i)
+                yield i, made[i]
+        better = best([made[left], made[right]], limit)
+        low, high = (low, right - 1) if better is made[left] else (left + 1, high)
+
+
 def changed(program: Program, savings: Sequence[Saving]) -> tuple[Program, Mapping[Tensor, Tensor]]:
     """A program that needs less memory, each saving made of what those before it leave, and what it has now in place of
     the tensors of that. Raises `LookupError`."""
@@ -73,7 +95,7 @@ def saved(
 
 def some_layers(savings: Sequence[Saving]) -> Layers | None:
     """The layers that do otherwise than the rest, if there are any."""
-    return next((how.layers for how in savings if isinstance(how, Recompute | Keep) and how.layers), None)
+    return next((how.layers for how in savings if isinstance(how, Recompute | Keep | Spill) and how.layers), None)
 
 
 def apart(program: Program, layers: Layers) -> tuple[Program, Mapping[Tensor, Tensor]]:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from unity_jax.cost.program import local_bytes
 from unity_jax.network.reshard import Resharder
-from unity_jax.pcg.graph import Op, Tensor, nested, trips
-from unity_jax.residuals.change import made, positions
-from unity_jax.residuals.pair import stacked
+from unity_jax.pcg.graph import Tensor
+from unity_jax.residuals.change import made
+from unity_jax.residuals.pair import in_layer, stacked
 from unity_jax.residuals.record import Offload, Spill
 from unity_jax.search.candidate import Candidate, finish
 from unity_jax.search.following import followed, local
@@ -41,27 +41,18 @@ def stacks(start: Candidate) -> list[Offload]:
 def spillable(start: Candidate) -> list[Spill]:
     """What layers of a plan stack for the backward pass, ever more of it, first what a layer has first: a copy of that
     runs beside the rest of the layer, forward and backward."""
-    graph, bytes_of, link = start.program.graph, local(start), start.machine.device.host_bandwidth
-    runs = {op: n for _, inside, n in nested(graph) for op in inside.ops}
-    makers = stacked(graph) if link else {}
-    held = {t: t.times * bytes_of[t] for t in makers if t in bytes_of and t not in start.program.spilled}
+    graph, link = start.program.graph, start.machine.device.host_bandwidth
+    makers, bytes_of = stacked(graph) if link else {}, stack_bytes(start)
+    held = {t: bytes_of[t] for t in makers if t in bytes_of and t not in start.program.spilled}
     order = {t: i for i, t in enumerate(made(graph))}
     large = (t for t in held if held[t] > LEAF * max(held.values()))
-    first = sorted(large, key=lambda t: (order.get(_stacked(makers[t], t), -1), order[t]))
-    found = list[Spill]()
-    for n in range(len(first)):
-        some = first[: n + 1]
-        seconds = 2 * sum(runs[makers[t]] * held[t] for t in some) / link
-        count, nbytes = sum(trips(makers[t]) for t in some), sum(held[t] for t in some)
-        largest = max(some, key=lambda t: held[t])
-        maker = makers[largest].bodies[0].producer.get(_stacked(makers[largest], largest), makers[largest])
-        found.append(Spill(positions(graph, some), maker.source, count, nbytes, seconds, seconds))
-    return found
+    first = sorted(large, key=lambda t: (order.get(in_layer(makers[t], t), -1), order[t]))
+    return [Spill.of(graph, first[: n + 1], held, link) for n in range(len(first))]
 
 
-def _stacked(scan: Op, stack: Tensor) -> Tensor:
-    """What a layer makes of a stack."""
-    return scan.bodies[0].outputs[scan.outputs.index(stack)]
+def stack_bytes(start: Candidate) -> dict[Tensor, int]:
+    """Bytes on a device of what each tensor of a program stands for, as a plan holds it."""
+    return {t: t.times * nbytes for t, nbytes in local(start).items()}
 
 
 def _offload(start: Candidate, hosted: Sequence[int]) -> Offload:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
@@ -14,33 +12,26 @@ from unity_jax import progress
 from unity_jax.machine.device import Device
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.pcg.mesh import WHOLE
-from unity_jax.program import Program
-from unity_jax.residuals.change import at, made, positions
+from unity_jax.residuals.change import at
 from unity_jax.residuals.choice import Choice, choices
 from unity_jax.residuals.keep import Rematerialized
 from unity_jax.residuals.pair import innermost
-from unity_jax.residuals.ranges import Layers, cut, early, layer_count
+from unity_jax.residuals.ranges import Layers
 from unity_jax.residuals.record import Keep, Microbatch, NeedsWholeBatchError, Recompute, Saving
 from unity_jax.rewrite.estimate import Seconds, by_kernels
 from unity_jax.search.candidate import Candidate, best, sparing
-from unity_jax.search.following import Follow, apart, fewest, followed, local, saved
+from unity_jax.search.following import Follow, by_sections, followed, local, saved
 from unity_jax.search.hosting import spillable
+from unity_jax.search.in_layers import Part, by_layers, fewest_layers
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
 
-FEW = 8
-"""How many ways are all tried."""
-
 AGAIN = 3
-"""For how many programs that keep more in all layers other plans are made, and that others follow; and of how many that
-keep more than fits some of that goes to the host."""
+"""For how many programs that keep more in all layers other plans are made, and that others follow."""
 
 WRONG = 2.0
 """By what factor an estimate of what is saved may be too low."""
-
-INTERPOLATED = 2
-"""How many numbers of layers are told from what fewer and more need; then the middle is tried."""
 
 
 class Rivals(NamedTuple):
@@ -104,10 +95,7 @@ def _within(
     fits = sorted((c for c in made.values() if c.fits(limit) and c is not start), key=lambda c: c.seconds)
     if rivals and fits:
         found = best([found, *_rivalling(start, fits, limit, follow, rivals)], limit)
-    beyond = (c for c in {free, *made.values()} if not c.fits(limit) and _is_faster(c, found))
-    for plan in sorted(beyond, key=lambda c: c.seconds)[:AGAIN]:
-        some = fewest(plan, spillable(plan), limit, follow, found.seconds)
-        found = best([found, *(c for _, c in some)], limit)
+    found = best([found, *more.spilled(limit, found.seconds)], limit)
     wanted = min((free, *made.values()), key=lambda c: c.seconds)
     with contextlib.suppress(NeedsWholeBatchError):
         for how in microbatches(start) if not wanted.fits(limit) else ():
@@ -158,9 +146,30 @@ class _More:
             self._kept[id(choice)] = followed(self.start, [how], self.follow)
         return self._kept[id(choice)]
 
+    def spilled(self, limit: float, fastest: float) -> list[Candidate]:
+        """Plans that keep more than fits, so much of it on the host that they do, in search of one that takes less
+        than so many seconds."""
+
+        def fitted(i: int) -> Candidate:
+            plan = self.kept(every[i])
+            if plan.fits(limit) or plan.seconds >= fastest:
+                return plan
+            return best([plan, *fewest_layers(plan, spillable(plan), limit, self.follow, fastest)], limit)
+
+        every = [self.whole, *self.choices]
+        return [plan for _, plan in by_sections(len(every), fitted, limit)] if self._spillable else []
+
+    @functools.cached_property
+    def _spillable(self) -> bool:
+        """Whether what layers keep may be on the host."""
+        return bool(spillable(self.kept(self.whole)))
+
     def gain(self, choice: Choice | None, limit: float) -> float:
-        """Seconds that it saves, in as many layers as there is memory for within a limit, by estimates."""
+        """Seconds that it saves, in as many layers as there is memory for within a limit, or on the host, as far as all
+        of the step hides copies there and back; by estimates."""
         room = limit - self.start.memory.peak_bytes
+        if choice is not None and self._spillable:
+            room += self.start.seconds * self.start.machine.device.host_bandwidth / 2
         return 0.0 if choice is None else choice.seconds * min(1.0, room / max(_share(choice, self._local), 1.0))
 
     def partly(self, ways: Sequence[Set[Tensor]], less: int, more: int, layers: Layers) -> Candidate:
@@ -205,130 +214,6 @@ def recomputable(start: Candidate) -> list[Recompute]:
     traffic, devices = Traffic.of(graph, device.compiler), start.machine.num_devices
     every = choices(innermost(graph), traffic, _estimate(device), devices)
     return [Recompute.of(graph, choice, device.compiler, _share(choice, bytes_of)) for choice in every]
-
-
-def recomputing(
-    start: Candidate,
-    ways: Sequence[Recompute],
-    made: Mapping[int, Candidate],
-    follow: Follow,
-    limit: float,
-    fastest: float,
-) -> Iterator[Candidate]:
-    """Plans of which the first layers compute again as much as fits if all do, and the others less.
-
-    **Arguments:** `made`: of ways, those that have been tried; `fastest`: seconds of the best plan so far, if it fits.
-    """
-    graph = start.program.graph
-    sets = [frozenset(at(graph, how.values)) for how in ways]
-
-    def partly(less: int, more: int, layers: Layers) -> Candidate:
-        part, of = Part.of(start, sets[less] if less >= 0 else frozenset(), sets[more], layers), ways[more]
-        few = ways[less] if less >= 0 else dataclasses.replace(of, count=0, bytes=0, seconds=0.0)
-        share = layers.first / layers.of
-        how = dataclasses.replace(
-            of,
-            values=positions(part.graph, part.values),
-            count=few.count + round(share * (of.count - few.count)),
-            bytes=few.bytes + round(share * (of.bytes - few.bytes)),
-            seconds=few.seconds + share * (of.seconds - few.seconds),
-            layers=layers,
-        )
-        return follow(start, *saved(part.program, part.found, [how]))
-
-    yield from by_layers(start, sets, {-1: start, **made}, partly, limit, fastest)
-
-
-class Part(NamedTuple):
-    """Values of a program whose first layers are apart. **Fields:** `program`: folded so, and `found`: what it has in
-    place of its tensors without that; `graph`: whose scans are cut, too, and `like`: the same of that."""
-
-    program: Program
-    found: Mapping[Tensor, Tensor]
-    graph: Graph
-    values: frozenset[Tensor]
-    like: Mapping[Tensor, Tensor]
-
-    @staticmethod
-    def of(start: Candidate, less: Set[Tensor], more: Set[Tensor], layers: Layers) -> Part:
-        """Of a plan's program: `less` of all layers, and `more` of the first ones."""
-        program, found = apart(start.program, layers)
-        ranges = cut(program.graph, layers)
-        origins = {t: o for t, o in ranges.origin.items() if isinstance(o, Tensor)}
-        every = [*ranges.graph.inputs, *made(ranges.graph)]
-        like = {t: found.get(origins.get(t, t), origins.get(t, t)) for t in every}
-        first = early(ranges.graph, (t for t in every if like[t] in more and like[t] not in less), layers)
-        return Part(program, found, ranges.graph, first.union(t for t in every if like[t] in less), like)
-
-
-def by_layers(
-    start: Candidate,
-    ways: Sequence[Set[Tensor]],
-    made: Mapping[int, Candidate],
-    make: Callable[[int, int, Layers], Candidate],
-    limit: float,
-    fastest: float,
-) -> Iterator[Candidate]:
-    """Plans of which the first layers compute again what fits if all layers do, and the others what does not, which is
-    less: in search of the fewest layers. What these need and take is about linear between both, which tells what less
-    is best: what saves most for its bytes. It ends where what fewer layers could still save is not worth a plan.
-
-    **Arguments:** `ways`: what is computed again, ever more; `made`: of these, plans so far, and that of none as -1;
-    `make`: the plan all of whose layers do as one of these, and the first as another; `fastest`: seconds of the best
-    plan so far, if it fits.
-    """
-    i = min((i for i, plan in made.items() if plan.fits(limit)), key=lambda i: made[i].seconds, default=-1)
-    faster = [j for j, plan in made.items() if j < i and not plan.fits(limit) and _is_faster(plan, made[i])]
-    parts = start.program.parts
-    if not faster or (parts is None and any(op.times > 1 for op in start.program.graph.ops)):
-        return  # what is folded has its layers as one
-
-    def share(below: Candidate, above: Candidate) -> float:
-        """The part of the layers that compute again what `above` does, so that it fits."""
-        return (below.memory.peak_bytes - limit) / max(below.memory.peak_bytes - above.memory.peak_bytes, 1)
-
-    def told(below: Candidate, above: Candidate) -> float:
-        """Seconds of such a plan."""
-        return below.seconds + share(below, above) * (above.seconds - below.seconds)
-
-    for less in sorted(faster, key=lambda j: told(made[j], made[i])):
-        more = ways[i] if less < 0 else ways[i] - ways[less]
-        count = parts.count if parts else layer_count(start.program.graph, more)
-        few, enough, below, above, tries = 0, count, made[less], made[i], itertools.count()
-        while enough - few > 1 and told(below, above) < fastest:
-            interpolated = few + math.ceil(share(below, above) * (enough - few))
-            middle = interpolated if next(tries) < INTERPOLATED else (few + enough) // 2
-            layers = Layers(min(max(middle, few + 1), enough - 1), count)
-            plan = make(less, i, layers)
-            yield plan
-            if plan.fits(limit):
-                enough, above, fastest = layers.first, plan, min(fastest, (1 - LIMITS.saves) * plan.seconds)
-            else:
-                few, below = layers.first, plan
-
-
-def _is_faster(a: Candidate, b: Candidate) -> bool:
-    """By so much that it matters."""
-    return a.seconds < (1 - LIMITS.saves) * b.seconds
-
-
-def by_sections(ways: int, make: Callable[[int], Candidate], limit: float) -> Iterator[tuple[int, Candidate]]:
-    """Plans that keep less and less, in search of the fastest that fits: all of few, and of many as if each were faster
-    than the one before up to some, and slower from there on; each with which it is."""
-    if ways <= FEW:
-        yield from ((i, make(i)) for i in range(ways))
-        return
-    made = dict[int, Candidate]()
-    low, high = 0, ways - 1
-    while low <= high:
-        left = low + 2 * (high - low) // 5
-        right = min(left + 1 + (high - low) // 5, high)
-        for i in dict.fromkeys((left, right)):
-            if i not in made:
-                made[i] = make(i)
-                yield i, made[i]
-        better = best([made[left], made[right]], limit)
-        low, high = (low, right - 1) if better is made[left] else (left + 1, high)
 
 
 def _estimate(device: Device) -> Callable[[Graph], Seconds]:

@@ -24,9 +24,10 @@ from unity_jax.residuals.record import Microbatch, NeedsWholeBatchError, Offload
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.chunking import by_chunks
-from unity_jax.search.following import LEAST, Follow, changed, fewest, followed
+from unity_jax.search.following import LEAST, Follow, by_sections, changed, followed
 from unity_jax.search.hosting import hostable, spillable, stacks
-from unity_jax.search.recomputing import by_sections, keeping, recomputable, recomputing
+from unity_jax.search.in_layers import fewest_layers, in_layers
+from unity_jax.search.recomputing import keeping, recomputable
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 
@@ -91,7 +92,7 @@ class _Ways:
     def __init__(self, limit: float, follow: Follow) -> None:
         self.limit, self.follow = limit, follow
         self.entire = dict[str, None]()
-        self._again = functools.cache(recomputable)
+        self._again, self._spills = functools.cache(recomputable), functools.cache(spillable)
 
     def of(self, start: Candidate, now: Candidate | None = None) -> list[Candidate]:
         """The plan itself, and others that do the same, until some fit.
@@ -114,7 +115,7 @@ class _Ways:
             for more in (self._again, hostable, stacks):
                 made += self._more(form, more, best([*made, *known], self.limit))
             made += self._spilling(form, [*made, *known])
-        for more in (stacks, self._again, spillable):  # besides what needs least so far
+        for more in (stacks, self._again, self._spills):  # besides what needs least so far
             if not (least := best([*made, *known], self.limit)).fits(self.limit):
                 made += self._more(least, more, least)
         return made
@@ -141,26 +142,23 @@ class _Ways:
         """
         if start.fits(self.limit) or (now.fits(self.limit) and now.seconds <= start.seconds):
             return
-        every, excess, tried = more(start), start.memory.peak_bytes - self.limit, dict[int, Candidate]()
+        every, excess = more(start), start.memory.peak_bytes - self.limit
         fastest = now.seconds if now.fits(self.limit) else math.inf
         if more is self._again and pairs(innermost(start.program.graph)):
             ways = [how for how in every if how.bytes >= LEAST * excess]
+            tried = dict[int, Candidate]()
             for i, plan in by_sections(len(ways), lambda i: followed(start, [ways[i]], self.follow), self.limit):
                 tried[i] = plan
                 yield plan
-            yield from recomputing(start, ways, tried, self.follow, self.limit, fastest)
+            yield from in_layers(start, ways, tried, self.follow, self.limit, fastest)
             return
-        for i, made in fewest(start, every, self.limit, self.follow, fastest):
-            tried[i] = made
-            yield made
-        if more is self._again:
-            yield from recomputing(start, every, tried, self.follow, self.limit, fastest)
+        yield from fewest_layers(start, every, self.limit, self.follow, fastest)
 
     def _spilling(self, start: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """A plan with ever more activations on the host: as it is, and where it computes again what takes the time of
         a pass through memory, or less than copies there and back, which other work may hide."""
-        yield from self._more(start, spillable, best(known, self.limit))
-        if start.fits(self.limit) or not spillable(start):
+        yield from self._more(start, self._spills, best(known, self.limit))
+        if start.fits(self.limit) or not self._spills(start):
             return
         device, every = start.machine.device, self._again(start)
         steps = itertools.pairwise([(0, 0.0), *((how.bytes, how.seconds) for how in every)])
@@ -170,7 +168,7 @@ class _Ways:
             if quick := [how for how, rate in zip(every, rates, strict=True) if rate >= least]:
                 known += [made := followed(start, quick[-1:], self.follow)]
                 yield made
-                yield from self._more(made, spillable, best(known, self.limit))
+                yield from self._more(made, self._spills, best(known, self.limit))
 
     def _accumulating(self, start: Candidate, most: float) -> Iterator[Candidate]:
         """A plan with ever more microbatches, until it fits or takes as many seconds as this, or twice all that more
