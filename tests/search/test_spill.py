@@ -84,6 +84,18 @@ def test_a_saved_plan_does_so_again(alone, tmp_path):
     assert loaded.saving == again.saving == plan.saving and str(again.pcg) == str(plan.pcg)
 
 
+def test_of_no_more_layers_than_it_takes(alone):
+    """Here copies take longer than there is to compute."""
+    run = sharded(0.65, given())
+    plan = run.plan(*given())
+    (how,) = plan.saving
+    assert plan.fits and 1 < how.layers.first < LAYERS - 1 and f"more in {how.layers}" in str(how)
+    first, rest = (op for op in plan.pcg.ops if op.name == "scan" and not op.backward)
+    assert sum(t.on_host for t in first.outputs) > sum(t.on_host for t in rest.outputs)
+    for a, b in zip(run(*given()), jax.jit(step)(*given()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("platform", "on"), [("cuda", "h100:2"), ("tpu", "v5e:1x2")])
 def test_copies_of_the_program_are_those_of_the_plan(alone, platform, on):
     """On GPUs parts come an iteration ahead, the first before the loop; XLA:TPU sees to that."""
