@@ -16,6 +16,8 @@ import jax
 from unity_jax import _compat, objects
 from unity_jax.errors import UnsupportedError
 from unity_jax.pcg.graph import Graph, Tensor
+from unity_jax.residuals.change import positions
+from unity_jax.residuals.offloaded import kept_here
 from unity_jax.trace import build
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ class Program:
     program before that; `hosted`: the inputs that are in the memory of the host from step to step, as are the results
     that replace them; `spilled`: the stacks that are there from the forward to the backward pass; `packed`: inputs that
     are held as one, each group after all other inputs, and its results after all other results (`rewrite.pack`);
-    `unpacked`: this program before that; `parts`: of one that is folded, how it has some layers apart from the others.
+    `unpacked`: this program before that; `offloads`: the stacks that the user would have on the host; `parts`: of one
+    that is folded, how it has some layers apart from the others.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Program:
     spilled: frozenset[Tensor] = frozenset()
     packed: tuple[Packed, ...] = ()
     unpacked: Program | None = None
+    offloads: frozenset[Tensor] = frozenset()
     parts: Parts | None = None
 
     def implemented(self, graph: Graph, done: tuple[Implementation, ...]) -> Program:
@@ -100,6 +104,7 @@ class Program:
         signed = functools.cache(lambda signature: f"{signature[:4]}")
         text = [str(self.graph), *(signed(op.signature) for op in self.graph.walk()), str(sorted(self.ties.items()))]
         text += [*self.in_paths, *self.out_paths, str(self.donated)]
+        text += [str(positions(self.graph, self.offloads))] if self.offloads else []
         text = re.sub(r"0x[0-9a-f]+", "", "\n".join(text))  # parameters that are functions print their addresses
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -176,6 +181,7 @@ def trace(
         )
     constants: list[Any] = []
     graph = build(traced.jaxpr, [jax.tree_util.keystr(_without_kind(p)) for p in in_keys], constants)
+    graph, _, _, offloads = kept_here(graph)
     n = len(constants)
     donated = tuple(n + i for i, (_, info) in enumerate(in_leaves) if info.donated)
     found = _tie(graph, in_keys, [p for p, _ in out_leaves], n, set(donated), ties or {})
@@ -191,6 +197,7 @@ def trace(
         donated,
         found,
         tuple(_compat.is_weak(v.aval) for v in opened.outvars),
+        offloads=offloads,
     )
 
 

@@ -1,9 +1,12 @@
 """Activations on the host: computed the same, copied as planned, told, saved, chosen where that is fastest."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import unity_jax as unity
 from tests.residuals import steps
@@ -12,6 +15,7 @@ from unity_jax.lower.compile import arguments, jitted
 from unity_jax.pcg.loops import prefetched
 from unity_jax.pcg.parallel import SPILLED
 from unity_jax.plan.memory import KEPT
+from unity_jax.program import trace
 from unity_jax.residuals.record import Recompute, Spill
 from unity_jax.search import saving
 
@@ -136,3 +140,44 @@ def test_it_is_chosen_where_copies_hide_behind_arithmetic(monkeypatch):
     plan = unity.plan(deep, (w, w), x, machine="v5e:2x4", options=OPTIONS, memory_limit=9 * 2**30)
     assert plan.fits
     assert {type(how) for how in plan.saving} == {Recompute, Spill}
+
+
+def offloading(w, x):
+    """A step whose layers keep one array, on the host, by a policy of `jax.checkpoint`."""
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["y"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def loss(w):
+        def layer(h, w):
+            return jnp.sin(checkpoint_name(jnp.tanh(h @ w), "y")), None
+
+        h, _ = jax.lax.scan(jax.checkpoint(layer, policy=policy), x, w)
+        return (h**2).mean()
+
+    value, gradient = jax.value_and_grad(loss)(w)
+    return w - 1e-2 * gradient, value
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("checkpoint", ["keep", "choose"])
+def test_what_the_user_offloads_is_kept_where_the_plan_says(checkpoint, devices):
+    """On the host if `jax.checkpoint` is kept as written; else, as there is memory, on the device."""
+    options = unity.Options(cache=None, checkpoint=checkpoint)
+    run = unity.auto_shard(offloading, mesh=jax.devices()[:devices], options=options)
+    plan = run.plan(*given())
+    spilled = [how for how in plan.saving if isinstance(how, Spill)]
+    assert [how.count for how in spilled] == [LAYERS] * (checkpoint == "keep")
+    (forward,) = (op for op in plan.pcg.ops if op.name == "scan" and not op.backward)
+    assert sum(t.on_host for t in forward.outputs) == len(spilled)
+    assert not any(op.name == "device_put" for op in plan.pcg.walk())
+    for a, b in zip(run(*given()), jax.jit(offloading)(*given()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_programs_that_offload_something_else_are_others():
+    kept = trace(offloading, given(), {})
+    assert kept.offloads and dataclasses.replace(kept, offloads=frozenset()).hash != kept.hash

@@ -209,7 +209,8 @@ def in_loops(graph: Graph, change: Callable[[Graph], Change]) -> Change:
         return change(graph)
     ops = [dataclasses.replace(op, bodies=(bodies[op].graph,)) if op in bodies else op for op in graph.ops]
     origin = {t: o for made in bodies.values() for t, o in made.origin.items()}
-    changed = Change(Graph(graph.inputs, graph.outputs, ops), origin)
+    spilled = frozenset(t for made in bodies.values() for t in made.spilled)
+    changed = Change(Graph(graph.inputs, graph.outputs, ops), origin, spilled=spilled)
     return changed.then(change(changed.graph))
 
 

@@ -13,7 +13,7 @@ from unity_jax.residuals.change import made
 from unity_jax.residuals.pair import in_layer, stacked
 from unity_jax.residuals.record import Offload, Spill
 from unity_jax.search.candidate import Candidate, finish
-from unity_jax.search.following import followed, local
+from unity_jax.search.following import Follow, followed, local
 from unity_jax.search.rule_cache import RuleCache
 
 LEAF = 1 / 64
@@ -48,6 +48,16 @@ def spillable(start: Candidate) -> list[Spill]:
     large = (t for t in held if held[t] > LEAF * max(held.values()))
     first = sorted(large, key=lambda t: (order.get(in_layer(makers[t], t), -1), order[t]))
     return [Spill.of(graph, first[: n + 1], held, link) for n in range(len(first))]
+
+
+def offloaded(start: Candidate, follow: Follow) -> Candidate:
+    """The plan that has on the host what the user's `jax.checkpoint` would have there, as far as it is stacked still,
+    and there is a link to it."""
+    graph, link = start.program.graph, start.machine.device.host_bandwidth
+    stacks = start.program.offloads.intersection(stacked(graph)) - start.program.spilled
+    if not stacks or not link:
+        return start
+    return followed(start, [Spill.of(graph, stacks, stack_bytes(start), link)], follow)
 
 
 def stack_bytes(start: Candidate) -> dict[Tensor, int]:

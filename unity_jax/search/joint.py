@@ -31,6 +31,7 @@ from unity_jax.rewrite.towers import towers
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, sparing
 from unity_jax.search.fold import Folded, Folds, folded
 from unity_jax.search.following import some_layers
+from unity_jax.search.hosting import offloaded
 from unity_jax.search.identity import Alone, identity
 from unity_jax.search.implementing import implemented
 from unity_jax.search.limits import LIMITS
@@ -140,6 +141,8 @@ def _plan(
         if any(isinstance(how, Keep) for how in found.program.savings):  # which leaves less arithmetic
             found = found if found.decisions.rings else planner.ringed([found])
             found = found.noting(lower_bound=planner.like(found.program).problem(found.mesh).least_seconds)
+    else:
+        found = offloaded(found, planner.following)
     return found.noting(searched=searched)
 
 
@@ -235,6 +238,8 @@ def _alone(
     def follow(_: Candidate, other: Program, __: Mapping[Tensor, Tensor]) -> Candidate:
         return identity(other, machine, mesh).noting(lower_bound=bound)
 
+    if options.checkpoint == "keep":
+        found = offloaded(found, follow)
     if not found.fits(most):
         found = fitting([found], most, follow, lambda _: found, list, options.checkpoint == "keep")
     return keeping(found, most, follow, microbatches, spare=spare) if options.checkpoint != "keep" else found
@@ -242,10 +247,14 @@ def _alone(
 
 def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes], options: SearchOptions) -> Candidate:
     """A plan, or where it does not fit one that needs less memory, for the meshes that were planned for."""
+    keep = options.checkpoint == "keep"
+    if keep:
+        found = offloaded(found, planner.following)
     if found.fits(planner.limit):
         return found
     tried = planner.tried(meshes)
     free = min(planner.sketch(tried), key=lambda c: c.seconds)
+    free = offloaded(free, planner.following) if keep else free
     starts = [free] if free is found else [free, found]
 
     def plan(form: Program) -> Candidate:
@@ -254,7 +263,7 @@ def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes], opt
     def beside() -> Sequence[Candidate]:
         return planner.experts([free.mesh], (1 + LIMITS.alike) * free.seconds)
 
-    return fitting(starts, planner.limit, planner.following, plan, beside, options.checkpoint == "keep")
+    return fitting(starts, planner.limit, planner.following, plan, beside, keep)
 
 
 def shared_out(rewrites: Sequence[Rewrite], seconds: float) -> tuple[Rewrite, ...]:
