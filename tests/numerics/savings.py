@@ -111,7 +111,7 @@ def spilling(program: Program, rng: random.Random) -> Program | None:
     """Some of what layers stack for the backward pass on the host until that."""
     layers, graph = _apart(program, rng)
     found = [t for t in stacked(graph) if t not in program.spilled and rng.random() < 0.7]
-    how = Spill(positions(graph, found), "", len(found), 0, 0.0, 0.0, layers)
+    how = Spill(positions(graph, found), "", len(found), 0, 0.0, exposed=0.0, layers=layers)
     return _done(program, how) if found else None
 
 

@@ -51,7 +51,7 @@ def wide(graph):
 def recompute(graph, layers):
     ranges = cut(graph, layers)
     values = early(ranges.graph, wide(ranges.graph), layers)
-    return Recompute(positions(ranges.graph, values), "cpu", "", len(values), 0, 0.0, layers)
+    return Recompute(positions(ranges.graph, values), "", len(values), 0, 0.0, compiler="cpu", layers=layers)
 
 
 def keep(graph, layers):

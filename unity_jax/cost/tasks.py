@@ -40,9 +40,6 @@ from unity_jax.xla.traffic import Traffic
 COMPUTE, COLLECTIVES, HOST_TO_DEVICE, DEVICE_TO_HOST = range(4)
 """Streams, numbered as in `machine.contention.STREAMS`."""
 
-BESIDE = 2
-"""How many copies from the host that are made an iteration ahead run beside all kernels of a loop on XLA:GPU."""
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Task:
@@ -215,8 +212,8 @@ class _Writer:
     def _copies(self, graph: Graph, op: Op, after: tuple[int, ...]) -> tuple[int, ...]:
         """What comes from the host comes once its first reader has all else: before that there may be no room.
 
-        In a loop XLA:GPU awaits what goes there before the next kernel, and what comes an iteration ahead but for the
-        last two (as jaxlib 0.10.2 schedules layers of GPT for an H100).
+        In a loop that does not pipeline copies, what goes there is awaited before the next kernel, and so is what comes
+        an iteration ahead, but for the last of these.
         """
         seconds = host_seconds(op.inputs, self.mesh, self.machine.device)
         awaited = self.loop is not None and not self.target.pipelines_copies
@@ -224,7 +221,8 @@ class _Writer:
             return self._add(Task(DEVICE_TO_HOST, seconds, after, op, blocking=awaited))
         ahead = [] if self.loop is None else prefetched(self.loop)
         if op in ahead:
-            self._add(Task(HOST_TO_DEVICE, seconds, (), op, blocking=awaited and op not in ahead[-BESIDE:]))
+            early = ahead.index(op) < len(ahead) - self.target.copies_beside
+            self._add(Task(HOST_TO_DEVICE, seconds, (), op, blocking=awaited and early))
             return ()
         readers = (k for k in self.traffic.kernels[graph] if op.outputs[0] in k.reads)
         after = self._wait(t for k in itertools.islice(readers, 1) for t in k.reads)

@@ -9,19 +9,8 @@ from unity_jax.ops.rule import Rule, make_rule, register
 from unity_jax.pcg.graph import Op, Tensor
 
 OPS = ("attention", "attention_back")
-FOUND = ("output", "sums", "kept")
-"""What the forward pass makes, the last one by dropout alone."""
 PRODUCTS = dict(zip(OPS, (2, 7), strict=True))
 """Products of matrices of all queries and all keys: the backward pass computes scores and their cotangents twice."""
-
-
-def arrays(op: Op) -> dict[str, Tensor]:
-    """The operands and results of an op by their names (`kernels.primitive`)."""
-    given = ("q", "k", "v", *op.params["given"])
-    if op.name == OPS[0]:
-        return dict(zip((*given, *FOUND), (*op.inputs, *op.outputs), strict=False))
-    found = FOUND[: len(op.inputs) - len(given) - 1]
-    return dict(zip((*given, *found, "cotangent", "dq", "dk", "dv"), (*op.inputs, *op.outputs), strict=True))
 
 
 @register(*OPS)

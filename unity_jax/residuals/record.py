@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 from unity_jax.pcg.graph import Graph, Tensor, nested, trips
 from unity_jax.residuals.change import Change, Position, at, made, positions
@@ -23,30 +23,43 @@ from unity_jax.xla.traffic import Traffic
 
 
 @dataclass(frozen=True)
-class Recompute:
-    """Values that the backward pass computes again.
+class _OfValues:
+    """What is done with some values.
 
-    **Fields:** `values`: where they are made; `compiler`: the one whose kernels say what is in memory; `where`: the
-    user's line of the largest one; `count`: how many need not be kept; `bytes` of these, and `seconds` to compute them
-    again, on each device; `layers`: those that compute more of them again than the others, where not all do alike: then
-    the places are in the graph with these apart (`residuals.ranges`).
+    **Fields:** `values`: where they are; `where`: the user's line of the largest one; `count`: how many it is done
+    with; `bytes` of these, and `seconds` that it takes, on each device; `layers`: the first ones, which have other
+    values than the rest, if they do: then the places are in the graph with these apart (`residuals.ranges`).
     """
 
     values: tuple[Position, ...]
-    compiler: str
     where: str
     count: int
     bytes: int
     seconds: float
-    layers: Layers | None = None
+    layers: Layers | None = field(default=None, kw_only=True)
+
+    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Self:
+        """The same for another graph, whose tensors have their `like` in this one."""
+        return dataclasses.replace(self, values=_moved(self.values, graph, to, like, self.layers))
+
+
+@dataclass(frozen=True)
+class Recompute(_OfValues):
+    """Values that the backward pass computes again.
+
+    **Fields**, besides those of all: `count` of those that need not be kept, and their `bytes`; `seconds` to compute
+    them again; `layers` that compute more of them again; `compiler`: the one whose kernels say what is in memory.
+    """
+
+    compiler: str = field(kw_only=True)
     name: ClassVar[str] = "recomputes"
     effect: ClassVar[str] = "saves memory"
 
     @staticmethod
     def of(graph: Graph, choice: Choice, compiler: str, nbytes: float) -> Recompute:
         """A choice for a graph; `nbytes` that it frees on each device."""
-        where, count = _largest(graph, choice), sum(choice.freed.values())
-        return Recompute(positions(graph, choice.values), compiler, where, count, round(nbytes), choice.seconds)
+        where, count, values = _largest(graph, choice), sum(choice.freed.values()), positions(graph, choice.values)
+        return Recompute(values, where, count, round(nbytes), choice.seconds, compiler=compiler)
 
     def __str__(self) -> str:
         times = f"{self.count} values, " if self.count > 1 else ""
@@ -62,26 +75,15 @@ class Recompute:
             raise LookupError(f"something at {self.where} is not computed again")
         return apart.then(recomputed(apart.graph, values, Traffic.of(apart.graph, self.compiler).written))
 
-    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Recompute:
-        """The same for another graph, whose tensors have their `like` in this one."""
-        return dataclasses.replace(self, values=_moved(self.values, graph, to, like, self.layers))
-
 
 @dataclass(frozen=True)
-class Keep:
+class Keep(_OfValues):
     """Values that the user's `jax.checkpoint` has the backward pass compute again, and that are kept instead.
 
-    **Fields:** `values`: where they are computed again; `where`: the user's line of the largest one; `count`: how many
-    are kept; `bytes` of these, and `seconds` that the backward pass takes less, on each device; `layers`: those that
-    keep fewer of them than the others, as of `Recompute`.
+    **Fields**, besides those of all: `values`: where they are computed again; `seconds` that the backward pass takes
+    less; `layers` that keep fewer of them.
     """
 
-    values: tuple[Position, ...]
-    where: str
-    count: int
-    bytes: int
-    seconds: float
-    layers: Layers | None = None
     name: ClassVar[str] = "keeps"
     effect: ClassVar[str] = "uses memory"
 
@@ -89,7 +91,7 @@ class Keep:
     def of(graph: Graph, choice: Choice, nbytes: float, layers: Layers | None = None) -> Keep:
         """A choice for a graph; `nbytes` that are kept on each device."""
         where, count = _largest(graph, choice), sum(choice.freed.values())
-        return Keep(positions(graph, choice.values), where, count, round(nbytes), choice.seconds, layers)
+        return Keep(positions(graph, choice.values), where, count, round(nbytes), choice.seconds, layers=layers)
 
     def __str__(self) -> str:
         few = f"fewer in {self.layers}, " if self.layers else ""
@@ -102,10 +104,6 @@ class Keep:
         """The graph after it. Raises `LookupError` for a graph that it was not made for."""
         apart = _apart(graph, self.layers)
         return apart.then(kept(apart.graph, frozenset(at(apart.graph, self.values))))
-
-    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Keep:
-        """The same for another graph, whose tensors have their `like` in this one."""
-        return dataclasses.replace(self, values=_moved(self.values, graph, to, like, self.layers))
 
 
 def _largest(graph: Graph, choice: Choice) -> str:
@@ -237,22 +235,15 @@ class Offload:
 
 
 @dataclass(frozen=True)
-class Spill:
+class Spill(_OfValues):
     """Activations that are in the memory of the host from the forward to the backward pass: what layers of a scan stack
     goes there layer by layer, and comes back so.
 
-    **Fields:** `values`: the stacks; `where`: the user's line of the largest one; `count`: how many values these are,
-    one of each layer; `bytes` of these on each device; `seconds` and `exposed`: of their copies, as of `Offload`;
-    `layers`: those of which more are there than of the others, as of `Recompute`.
+    **Fields**, besides those of all: `values`: the stacks, of which each layer is counted; `seconds` of their copies,
+    and the `exposed` part of them, as of `Offload`; `layers` of which more are there.
     """
 
-    values: tuple[Position, ...]
-    where: str
-    count: int
-    bytes: int
-    seconds: float
-    exposed: float
-    layers: Layers | None = None
+    exposed: float = field(kw_only=True)
     name: ClassVar[str] = "activations on the host"
     effect: ClassVar[str] = "saves memory"
 
@@ -270,7 +261,7 @@ class Spill:
         (body,) = makers[largest].bodies
         source = body.producer.get(in_layer(makers[largest], largest), makers[largest]).source
         count, nbytes = sum(trips(makers[t]) for t in some), sum(bytes_of[t] for t in some)
-        return Spill(positions(graph, some), source, count, nbytes, took, took)
+        return Spill(positions(graph, some), source, count, nbytes, took, exposed=took)
 
     def __str__(self) -> str:
         few = f"more in {self.layers}, " if self.layers else ""
@@ -287,10 +278,6 @@ class Spill:
         if not stacks <= stacked(apart.graph).keys():
             raise LookupError(f"something at {self.where} is not stacked for the backward pass")
         return apart.then(Change(apart.graph, {}, spilled=stacks))
-
-    def moved(self, graph: Graph, to: Graph, like: Mapping[Tensor, Tensor]) -> Spill:
-        """The same for another graph, whose tensors have their `like` in this one."""
-        return dataclasses.replace(self, values=_moved(self.values, graph, to, like, self.layers))
 
 
 def _copies(how: Offload | Spill) -> str:

@@ -68,7 +68,8 @@ class Target:
 
     Of the order of instructions: `counts_results`: results count as memory; `pipelines_copies`: of what a loop copies
     to the host or from there, an iteration does not wait: the last copies to the host end behind the loop, and the
-    first from there begin before it.
+    first from there begin before it; else `copies_beside`: how many copies that a plan makes an iteration ahead run
+    beside all kernels of a loop (the last ones; 2 as jaxlib 0.10.2 schedules layers of GPT for an H100).
 
     `kernels`: there are kernels for it (`unity_jax.kernels`).
     """
@@ -89,6 +90,7 @@ class Target:
     packs: bool = False
     counts_results: bool = False
     pipelines_copies: bool = False
+    copies_beside: int = 0
     kernels: bool = False
 
 
@@ -102,6 +104,7 @@ TARGETS = {
         counter_kernel=True,
         packs=True,
         counts_results=True,
+        copies_beside=2,
         kernels=True,
     ),
     "tpu": Target(
