@@ -25,6 +25,7 @@ import random
 import sys
 import traceback
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 import jax
@@ -108,10 +109,12 @@ def main() -> None:
     total = Outcome()
     text, bar = Progress.get_default_columns()[:2]
     columns = (text, bar, MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    pool = multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=10)  # XLA keeps some memory
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(options.processes, spawn, max_tasks_per_child=10)  # XLA keeps some memory
     with Progress(*columns) as progress, pool:
         task = progress.add_task("programs", total=options.count)
-        for seeds, outcome in pool.imap_unordered(batch, batches):
+        for done in as_completed([pool.submit(batch, seeds) for seeds in batches]):
+            seeds, outcome = done.result()
             total.merge(outcome)
             progress.update(task, advance=len(seeds), description=f"{len(total.failures)} failures")
             for failure in outcome.failures:
