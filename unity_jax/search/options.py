@@ -13,7 +13,8 @@ class SearchOptions:
     **Fields:** `rewrite`: whether programs are rewritten by the rules of the library, or planned as they are (None:
     rewritten for several devices; for one of them it gains a few percent, and planning takes ten times as long);
     `checkpoint`: "keep" keeps the user's `jax.checkpoint` as written; by default ("choose") what it has the backward
-    pass compute again is kept where there is memory for it and the step is faster so;
+    pass compute again is kept where there is memory for it and the step is faster so, and what its policy has layers of
+    a `scan` offload is on the host only where memory is short;
     `attention`: by a kernel where that is faster ("choose"), by the operations as written ("xla"), or by a kernel
     wherever it is found ("kernel"); `loops`: products that need not be in a loop run once for all of its steps where
     that is faster ("choose"), as written ("xla"), or wherever they can ("batch"), and a TPU runs loops as one kernel
