@@ -10,7 +10,9 @@ The slices v5p-128 and v5p-1024 have two cores per chip. Mist's plans are its tu
 taken over: quantization; slices joined by a data-center network. What MaxText keeps on the host (`offloads`) is there,
 where a policy keeps just that; or it is computed again, but layers' inputs, which stay on the device, of more
 microbatches if they do not fit else: the faster way counts. Where the published run has flash attention, the expert's
-plan runs attention, and the loss, by chunks if it does not fit else. These stand-ins are in the column `expert saves`.
+plan runs attention by a kernel, or it and the loss by chunks if it does not fit else; where it still does not, what
+costs little is computed again, as Mist's layers, which are PyTorch's, do not keep it. These stand-ins are in the column
+`expert saves`.
 
 An expert's plan is completed to every operation as in `unity_jax/search/experts.py`, with and without splitting
 activations between tensor-parallel blocks, with plain data parallelism or ZeRO-1, and on every mesh of its sizes; the
@@ -29,7 +31,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -48,7 +50,7 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.residuals.change import at
-from unity_jax.residuals.record import Microbatch, Spill
+from unity_jax.residuals.record import Microbatch, Recompute, Spill
 from unity_jax.search import chunking
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import NO_PINS, Candidate, Pins, best, finish
@@ -60,7 +62,9 @@ from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
 from unity_jax.search.placement import mesh_candidates
 from unity_jax.search.planner import Planner
+from unity_jax.search.recomputing import recomputable
 from unity_jax.search.rule_cache import RuleCache
+from unity_jax.search.saving import PASSES
 from unity_jax.search.unfold import unfolded
 from unity_jax.text import seconds, size
 
@@ -74,6 +78,7 @@ OWN = (
     "expert_plan",
     "completed",
     "spilled",
+    "cheap",
     "as_published",
     "follow",
     "experts_plans",
@@ -127,24 +132,33 @@ def sizes_of(what: Mapping[str, str]) -> dict[str, Any]:
 def expert_plan(what: Mapping[str, str], machine: Machine) -> Candidate:
     """The best of the complete plans that a published one may stand for. Where none fits, stand-ins are given to what
     it has and they have not, until some do: chunks for fused attention, more microbatches for layers' inputs on the
-    host."""
+    host, cheap values computed again for those that its framework does not keep."""
     names = what["offloads"].split()
     found, policy = [completed(what, machine)], KEPT.get(frozenset(names) - {LAYERS_INPUTS})
+    if what["flash"] and not found[0].program.implementations:
+        found.append(completed(what, machine, attention="kernel"))
     if policy is not None:
         kept = completed({**what, "remat": policy, "offloads": ""}, machine, hosts=True, inputs=LAYERS_INPUTS in names)
         found.append(kept)
     return best(found, machine.device.memory_bytes)
 
 
-def completed(what: Mapping[str, str], machine: Machine, hosts: bool = False, inputs: bool = False) -> Candidate:
+def completed(
+    what: Mapping[str, str],
+    machine: Machine,
+    hosts: bool = False,
+    inputs: bool = False,
+    attention: Literal["choose", "kernel"] = "choose",
+) -> Candidate:
     """The best of the complete plans.
 
-    **Arguments:** `hosts`: what layers keep is on the host; `inputs`: that they are given, too.
+    **Arguments:** `hosts`: what layers keep is on the host; `inputs`: that they are given, too; `attention`: see
+    `SearchOptions`.
     """
     sizes, limit = {a: int(what[a]) for a in AXES}, machine.device.memory_bytes
     whole = as_published(what)
     if sizes["context"] == 1:  # kernels do not split positions
-        whole = implemented(whole, machine, SearchOptions())
+        whole = implemented(whole, machine, SearchOptions(attention=attention))
     layers = folded(whole, NO_PINS)
     program = whole if layers is None else layers.program
     rows, few = int(what["batch"]) // (sizes["data"] * sizes["fsdp"]), int(what["accumulates"])
@@ -158,7 +172,10 @@ def completed(what: Mapping[str, str], machine: Machine, hosts: bool = False, in
         made = [followed(plan, [spilled(plan, inputs)], follow) for plan in made] if hosts else made
         plans += made
         if not best(plans, limit).fits(limit):
-            plans += [c for plan in made for c in chunking.by_chunks(plan, limit, follow)]
+            made += [c for plan in made for c in chunking.by_chunks(plan, limit, follow)]
+            plans += made
+        if not best(plans, limit).fits(limit):
+            plans += [followed(plan, [how], follow) for plan in made for how in cheap(plan)]
         if best(plans, limit).fits(limit):
             break
     chosen = best(plans, limit)
@@ -170,6 +187,13 @@ def spilled(plan: Candidate, inputs: bool) -> Spill:
     given, *_, every = spillable(plan)
     graph, rest = plan.program.graph, [place for place in every.values if inputs or place not in given.values]
     return Spill.of(graph, at(graph, rest), stack_bytes(plan), plan.machine.device.host_bandwidth)
+
+
+def cheap(plan: Candidate) -> list[Recompute]:
+    """All that a plan can compute again within what a few passes through memory take: what PyTorch, whose operations
+    keep what they are given and no more, does not keep of a layer, and what JAX does."""
+    rate, every = plan.machine.device.memory_bandwidth / PASSES, recomputable(plan)
+    return [how for how in every if how.bytes >= rate * how.seconds][-1:]
 
 
 def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> Candidate:
