@@ -6,6 +6,7 @@ import models
 from experiments.tables import expert_plans
 from unity_jax.machine.machine import Machine
 from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.residuals.record import Chunk, Recompute
 
 
 def test_axes_have_as_many_devices_as_the_machine():
@@ -30,7 +31,7 @@ def test_context_parallelism_as_pins():
 
 def published(machine, devices, **what):
     axes = {"data": "1", "fsdp": str(devices), "tensor": "1", "context": "1"}
-    settings = {"model": "gpt", "batch": "16", "offloads": "", "accumulates": "1", **axes, **what}
+    settings = {"model": "gpt", "batch": "16", "offloads": "", "flash": "", "accumulates": "1", **axes, **what}
     return expert_plans.expert_plan(settings, Machine.preset(machine))
 
 
@@ -43,6 +44,15 @@ def test_an_expert_computes_some_layers_again():
 def test_an_expert_accumulates():
     plan = published("h100:8", 8, size="gpt3-1.3b", length="512", vocabulary="", remat="none", accumulates="2")
     assert [str(how) for how in plan.program.savings] == ["2 microbatches of 8 of 16 rows, gradients accumulated"]
+
+
+def test_an_expert_keeps_what_its_framework_does():
+    """Where all that JAX keeps does not fit, and attention by a kernel where the published run has one."""
+    what = {"size": "gpt3-1.3b", "length": "2048", "vocabulary": "", "remat": "none", "batch": "256", "flash": "yes"}
+    plan = published("h100:8", 8, **what)
+    assert [type(how) for how in plan.program.savings] == [Chunk, Recompute]
+    assert plan.fits(Machine.preset("h100:8").device.memory_bytes)
+    assert str(plan.program.implementations[0]).startswith("attention by a kernel")
 
 
 def test_an_expert_is_completed_on_meshes_of_its_sizes():
