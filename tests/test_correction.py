@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,8 +13,9 @@ from tests.residuals import steps
 from unity_jax import correction
 from unity_jax.aot import finalists
 from unity_jax.aot.compiled import peak_of, used
-from unity_jax.correction import corrected
+from unity_jax.correction import corrected, reserving
 from unity_jax.lower.compile import arguments
+from unity_jax.residuals.record import Keep, Recompute, Spill
 from unity_jax.runner import Runner
 
 
@@ -48,6 +50,26 @@ def test_what_the_compiler_needs_is_left_free(plans, chosen, margin, monkeypatch
     assert found == (plans[chosen], margin)
     assert len(told) == len(asked) == chosen
     assert (found[0][0] + margin <= 100) == (found[0][1] <= 100)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "times"), [((), 1), ((Keep,), 1), ((Keep, Spill), 1), ((Spill,), 2), ((Recompute, Keep), 2)], ids=str
+)
+def test_a_plan_that_saves_memory_is_made_again_to_leave_some(kinds, times):
+    """What is kept in place of computing it again has been chosen so."""
+    asked = []
+    program = SimpleNamespace(savings=tuple(object.__new__(kind) for kind in kinds))
+
+    def search(margin, spare):
+        asked.append((margin, spare))
+        peak = 100 - margin
+        return SimpleNamespace(
+            program=program, seconds=1.0, memory=SimpleNamespace(peak_bytes=peak), fits=lambda limit: peak <= limit
+        )
+
+    found = reserving(100.0, search)
+    assert asked == [(0, 15), (15, 0)][:times]
+    assert found.memory.peak_bytes == (100 if times == 1 else 85)
 
 
 def test_what_a_compiler_says_of_a_program_that_is_too_large():

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from unity_jax import progress
-from unity_jax.residuals.record import Keep
+from unity_jax.residuals.record import Keep, Spill
 from unity_jax.search.candidate import Candidate, sparing
 from unity_jax.search.limits import LIMITS
 from unity_jax.text import size
@@ -33,11 +33,12 @@ def reserving(limit: float, search: Callable[[int, int], Candidate]) -> Candidat
     beyond what is predicted, unless that costs too much time (`sparing`).
 
     **Arguments:** `search` makes a plan that leaves so many bytes, and so many that what is kept in place of computing
-    it again rather leaves.
+    it again, here or on the host, rather leaves.
     """
     spare = round(LIMITS.reserve * limit) if math.isfinite(limit) else 0
     found = search(0, spare)
-    if all(isinstance(how, Keep) for how in found.program.savings) or not found.fits(limit):
+    kinds = {type(how) for how in found.program.savings}
+    if not kinds or Keep in kinds <= {Keep, Spill} or not found.fits(limit):
         return found
     return found if found.fits(limit - spare) else sparing([found, search(spare, 0)], limit, spare)
 
