@@ -2,11 +2,13 @@
 
     python -m experiments.tables.planning_cost                         # every case: minutes
     python -m experiments.tables.planning_cost --cases toys,bert-12    # some, by the beginnings of their names
+    python -m experiments.tables.planning_cost --within .6             # and in .6 of the memory that each needs
 
 Every case runs in a process of its own, without the plan cache, with rewriting. Nothing is compiled or run: no
 accelerator is needed. Seconds are of CPU, of one process, tracing not included in planning; *at most* is what planning
 is meant to take, in seconds or as a multiple of tracing, and `!` says that it takes more. *again* is the same function
-with fewer rows. How planning grows with depth (48 layers against 12) is printed below the table.
+with fewer rows; *within* is the same in a part of the memory, and how many times as long that is: three times at most
+are meant. How planning grows with depth (48 layers against 12) is printed below the table.
 """
 
 from __future__ import annotations
@@ -153,15 +155,16 @@ def main() -> None:
     parser.add_argument("--cases", help="beginnings of names; all by default")
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which a case is given up")
     parser.add_argument("--again", action="store_true", help="with half as many rows, too, where a case has a batch")
+    parser.add_argument("--within", type=float, metavar="PART", help="of the memory that a plan needs, too")
     parser.add_argument("--case", help=argparse.SUPPRESS)  # how this script calls itself
     options = parser.parse_args()
     if options.case:
-        print(json.dumps(measure(CASES[options.case], options.again)))
+        print(json.dumps(measure(CASES[options.case], options.again, options.within)))
         return
     wanted = tuple(options.cases.split(",")) if options.cases else ("",)
     console, took = Console(width=150), dict[str, float]()
-    columns = "case", "machine", "ops", "trace", "plan", "at most", "times tracing", "again", "memory", "mesh", "step"
-    rows = Table(*columns)
+    columns = "case", "machine", "ops", "trace", "plan", "at most", "times tracing", "again", "within"
+    rows = Table(*columns, "memory", "mesh", "step")
     for name in (n for n in CASES if n.startswith(wanted)):
         case = CASES[name]
         with console.status(f"planning {name} for {case.machine} ..."):
@@ -182,6 +185,7 @@ def main() -> None:
             f"{most:.1f} s" + ("" if found["plan"] <= most else " !"),
             f"{found['plan'] / found['trace']:.1f}",
             f"{found['again']:.2f} s" if "again" in found else "",
+            f"{found['within']:.2f} s, {found['within'] / found['plan']:.1f}x" if "within" in found else "",
             size(found["memory"]),
             found["mesh"],
             seconds(found["step"]) + ("" if found["fits"] else ", does not fit"),
@@ -197,7 +201,7 @@ def main() -> None:
 def run(name: str, options: argparse.Namespace) -> dict[str, Any] | str:
     """Measure one case in a fresh process; or what went wrong there."""
     command = [sys.executable, "-m", "experiments.tables.planning_cost", "--case", name]
-    command += ["--again"] * options.again
+    command += ["--again"] * options.again + ([] if options.within is None else ["--within", str(options.within)])
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=options.timeout)
     except subprocess.TimeoutExpired:
@@ -205,12 +209,20 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any] | str:
     return f"failed ({done.returncode})" if done.returncode else json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(case: Case, again: bool) -> dict[str, Any]:
-    """Seconds of tracing and of the rest of planning, and the peak memory of the process."""
+def measure(case: Case, again: bool, part: float | None) -> dict[str, Any]:
+    """Seconds of tracing and of the rest of planning, and the peak memory of the process.
+
+    **Arguments:** `again`: with fewer rows, too; `part` of the memory that the plan needs: within that, too.
+    """
     fun, arguments, donated = case.make(1.0)
-    sharded = unity.auto_shard(
-        fun, machine=case.machine, donate_argnums=donated, options=unity.Options(cache=None, rewrite=True)
+    make = functools.partial(
+        unity.auto_shard,
+        fun,
+        machine=case.machine,
+        donate_argnums=donated,
+        options=unity.Options(cache=None, rewrite=True),
     )
+    sharded = make()
     start = time.process_time()
     plan = sharded.plan(*arguments)
     total = time.process_time() - start
@@ -221,11 +233,18 @@ def measure(case: Case, again: bool) -> dict[str, Any]:
         start = time.process_time()
         sharded.plan(*fewer)
         found["again"] = time.process_time() - start
+    if part is not None:
+        limited = make(memory_limit=part * plan.predicted.peak_bytes)
+        start = time.process_time()
+        limited.plan(*arguments)
+        found["within"] = time.process_time() - start
     jax.clear_caches()
     start = time.process_time()
     jax.jit(fun, donate_argnums=donated).trace(*arguments)  # again and warm: planning is not made to look cheap
     traced = time.process_time() - start
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB elsewhere
+    if "within" in found:
+        found["within"] -= traced
     return found | {
         "trace": traced,
         "plan": total - traced,
