@@ -254,6 +254,7 @@ def _fitting(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes], opt
         return found
     tried = planner.tried(meshes)
     free = min(planner.sketch(tried), key=lambda c: c.seconds)
+    free = min([free, *planner.experts([free.mesh], free.seconds)], key=lambda c: c.seconds)  # what needs much, too
     free = offloaded(free, planner.following) if keep else free
     starts = [free] if free is found else [free, found]
 
