@@ -172,8 +172,8 @@ def completed(
         made = [followed(plan, [spilled(plan, inputs)], follow) for plan in made] if hosts else made
         plans += made
         if not best(plans, limit).fits(limit):
-            made += [c for plan in made for c in chunking.by_chunks(plan, limit, follow)]
-            plans += made
+            fewer = [c for plan in made for c in chunking.by_chunks(plan, limit, follow) if c is not plan]
+            made, plans = made + fewer, plans + fewer
         if not best(plans, limit).fits(limit):
             plans += [followed(plan, [how], follow) for plan in made for how in cheap(plan)]
         if best(plans, limit).fits(limit):

@@ -60,11 +60,15 @@ def program(fn, *args):
     return trace(fn, args, {}, donate_argnums=0)
 
 
+def planned(of):
+    """The graph of a program on one device."""
+    return identity(of, ONE, MeshAxes(("x",), (1,))).graph
+
+
 def alone(of):
     """The program as one device runs it, jitted, over its flat inputs."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
-    found = identity(of, ONE, MeshAxes(("x",), (1,)))
-    return jax.jit(spmd(found.graph, mesh))
+    return jax.jit(spmd(planned(of), mesh))
 
 
 def flat(of, *args):

@@ -34,7 +34,8 @@ Refs = Mapping[str, Any]
 
 def forward(spec: Spec, x: Operands, platform: Platform, blocks: Blocks | None = None) -> Residuals:
     """Attention."""
-    (batch, heads, queries, _), sizes = x.q.shape, Sizes.of(x, platform, blocks or best(spec, "forward", platform))
+    sizes = Sizes.of(spec, x, platform, blocks or best(spec, "forward", platform))
+    batch, heads, queries, _ = x.q.shape
     results = {
         "output": jax.ShapeDtypeStruct((batch, heads, queries, x.v.shape[-1]), x.q.dtype),
         "sums": jax.ShapeDtypeStruct((batch, heads, 2, queries), jnp.float32),
@@ -54,9 +55,9 @@ def backward(
     given |= {} if found.kept is None else {"kept": found.kept}
     given.pop("seeds", None)
     results = {f"d{of}": _like(getattr(x, of)) for of in "qkv"}
-    sizes = Sizes.of(x, platform, blocks or best(spec, "backward_queries", platform))
+    sizes = Sizes.of(spec, x, platform, blocks or best(spec, "backward_queries", platform))
     made = sizes.call(_backward_queries, spec, "q", given, {"dq": results.pop("dq")})
-    sizes = Sizes.of(x, platform, blocks or best(spec, "backward_keys", platform))
+    sizes = Sizes.of(spec, x, platform, blocks or best(spec, "backward_keys", platform))
     made |= sizes.call(_backward_keys, spec, "k", given, results)
     return made["dq"], made["dk"], made["dv"]
 

@@ -1,10 +1,10 @@
 """How the arrays of attention are cut into blocks, one for each program of a kernel's grid.
 
-    sizes = Sizes.of(x, "tpu", Blocks(512, 512))
+    sizes = Sizes.of(spec, x, "tpu", Blocks(512, 512))
     sizes.call(kernel, spec, "q", given, results)     # a program for every block of queries of a head
 
 Which blocks a program computes is a task mapping; a kernel is given the first of its tasks (`Sizes.mapping`).
-Whole blocks are made of arrays by padding.
+Whole blocks are made of arrays by padding, unless there is one block alone.
 """
 
 from __future__ import annotations
@@ -71,9 +71,13 @@ class Sizes(NamedTuple):
     platform: Platform
 
     @staticmethod
-    def of(x: Operands, platform: Platform, most: Blocks) -> Sizes:
+    def of(spec: Spec, x: Operands, platform: Platform, most: Blocks) -> Sizes:
+        """Of arrays. What is no longer than a block is one, as long as it is: XLA:TPU takes as long to pad arrays as
+        the kernel takes (197 positions of ViT), but there are whole words of what dropout keeps, and Triton has powers
+        of two."""
         queries, keys = x.q.shape[2], x.k.shape[2]
-        least = Blocks(min(most.queries, whole(queries, LANES)), min(most.keys, whole(keys, LANES)))
+        part = LANES if platform == "gpu" or spec.keep < 1 else 1
+        least = Blocks(min(most.queries, whole(queries, part)), min(most.keys, whole(keys, part)))
         return Sizes(x.q.shape[1] // x.k.shape[1], queries, keys, least, platform)
 
     def whole(self, axis: str) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+
+from unity_jax.pcg.graph import Op
 
 
 def topological(before: Sequence[Set[int]], rank: Sequence[float] | None = None) -> list[int]:
@@ -29,3 +31,10 @@ def topological(before: Sequence[Set[int]], rank: Sequence[float] | None = None)
             if waits[j] == 0:
                 heapq.heappush(ready, (rank[j], j))
     return order
+
+
+def runnable(place: Mapping[Op, float]) -> list[Op]:
+    """The ops in an order in which they can run, else by place."""
+    ops = sorted(place, key=place.__getitem__)
+    maker = {t: i for i, op in enumerate(ops) for t in op.outputs}
+    return [ops[i] for i in topological([{maker[t] for t in op.inputs if t in maker} for op in ops])]

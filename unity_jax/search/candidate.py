@@ -28,6 +28,7 @@ from unity_jax.search.in_turn import in_turn
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import UNKNOWN, Searched
+from unity_jax.search.used_up import used_up
 from unity_jax.xla.traffic import Traffic
 
 
@@ -98,7 +99,7 @@ def finish(
     made = assemble(program.graph, decisions, resharder, rules, program.on_host, program.spilled)
     if program.hosted:
         made = in_turn(made)
-    graph = decompose(made, decisions.rings, mesh, machine)
+    graph = used_up(decompose(made, decisions.rings, mesh, machine))
     return Candidate(program, mesh, machine, decisions, graph, Traffic.of(graph, machine.device.compiler), label, bound)
 
 

@@ -14,7 +14,7 @@ from unity_jax.residuals.record import Keep, Offload, Recompute, Saving, Spill
 from unity_jax.search.candidate import Candidate, best
 
 LEAST = 0.5
-"""The part of what does not fit that values must free: what frees less fits by chance."""
+"""The part of what does not fit that values must free: what frees less fits by chance, and only all of it is tried."""
 
 FEW = 8
 """How many ways are all tried."""
@@ -37,10 +37,9 @@ def fewest(
 ) -> Iterator[tuple[int, Candidate]]:
     """The plan of a program that needs less memory in one of some ways, each of which frees more `bytes` than the one
     before, with which it is: in search of the first with which it fits, unless what does not takes as many seconds as
-    what there is (`fastest`)."""
-    excess = start.memory.peak_bytes - limit
-    few = sum(how.bytes < LEAST * excess for how in ways) - 1
-    enough = len(ways)
+    what there is (`fastest`); the last, if none frees enough."""
+    excess, enough = start.memory.peak_bytes - limit, len(ways)
+    few = max(0, min(sum(how.bytes < LEAST * excess for how in ways), enough - 1)) - 1
     at = min(sum(how.bytes < excess for how in ways), enough - 1)
     while few < at < enough:
         made = followed(start, [ways[at]], follow)

@@ -53,11 +53,11 @@ def spillable(start: Candidate) -> list[Spill]:
 def offloaded(start: Candidate, follow: Follow) -> Candidate:
     """The plan that has on the host what the user's `jax.checkpoint` would have there, as far as it is stacked still,
     and there is a link to it."""
-    graph, link = start.program.graph, start.machine.device.host_bandwidth
-    stacks = start.program.offloads.intersection(stacked(graph)) - start.program.spilled
-    if not stacks or not link:
+    program, link = start.program, start.machine.device.host_bandwidth
+    away = [t for t in stacked(program.graph) if t in program.offloads and t not in program.spilled]
+    if not away or not link:
         return start
-    return followed(start, [Spill.of(graph, stacks, stack_bytes(start), link)], follow)
+    return followed(start, [Spill.of(program.graph, away, stack_bytes(start), link)], follow)
 
 
 def stack_bytes(start: Candidate) -> dict[Tensor, int]:

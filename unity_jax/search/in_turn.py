@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
-from unity_jax.pcg.topological import topological
+from unity_jax.pcg.topological import runnable
 
 AT_ONCE = 2
 """How many turns are on the device at a time: one comes while another one goes."""
@@ -57,7 +57,7 @@ def in_turn(graph: Graph) -> Graph:
             for op, t in zip(turn.copies, passed, strict=False):
                 instead[op] = dataclasses.replace(op, inputs=(t,))
                 place[instead[op]] = place.pop(op)
-    return Graph(graph.inputs, graph.outputs, _runnable(place)) if instead else graph
+    return Graph(graph.inputs, graph.outputs, runnable(place)) if instead else graph
 
 
 def _turns(graph: Graph, bits: Mapping[Op, int], of: Mapping[Tensor, int]) -> list[_Turn]:
@@ -82,10 +82,3 @@ def _turns(graph: Graph, bits: Mapping[Op, int], of: Mapping[Tensor, int]) -> li
         results = [t for t in graph.outputs if t.on_host and of.get(t, 0) & group]
         found.append((at, _Turn([op for op, b in bits.items() if b & group], group, made.get(at), results)))
     return [turn for _, turn in sorted(found, key=lambda item: (item[0], item[1].bits))]
-
-
-def _runnable(place: Mapping[Op, float]) -> list[Op]:
-    """The ops in an order in which they can run, else by place."""
-    ops = sorted(place, key=place.__getitem__)
-    maker = {t: i for i, op in enumerate(ops) for t in op.outputs}
-    return [ops[i] for i in topological([{maker[t] for t in op.inputs if t in maker} for op in ops])]

@@ -145,7 +145,7 @@ class _Ways:
         every, excess = more(start), start.memory.peak_bytes - self.limit
         fastest = now.seconds if now.fits(self.limit) else math.inf
         if more is self._again and pairs(innermost(start.program.graph)):
-            ways = [how for how in every if how.bytes >= LEAST * excess]
+            ways = [how for how in every if how.bytes >= LEAST * excess] or every[-1:]
             tried = dict[int, Candidate]()
             for i, plan in by_sections(len(ways), lambda i: followed(start, [ways[i]], self.follow), self.limit):
                 tried[i] = plan

@@ -23,8 +23,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from unity_jax.machine.device import Device
+from unity_jax.ops.persistent import NAME
 from unity_jax.xla.module import Buffer, Instruction, Module
-from unity_jax.xla.op_classes import KERNELS
 
 B = TypeVar("B", bound=Hashable)
 
@@ -53,9 +53,7 @@ def memory_space_assignment(module: Module) -> None:
     size: dict[Buffer, int] = {}
     clock = [0.0]
     linked = {b for i in module.schedule if i.late for b in i.reads}  # copies from the host and to it are of HBM
-    linked.update(
-        b for i in module.schedule if i.opcode in KERNELS for b in (*i.makes, *i.reads)
-    )  # as are kernels' arrays
+    linked.update(b for i in module.schedule if i.opcode == NAME for b in (*i.makes, *i.reads))  # as are those of loops
     for position, i in enumerate(module.schedule):
         clock.append(clock[-1] + i.seconds)
         for b in dict.fromkeys((*i.makes, *i.reads)):
