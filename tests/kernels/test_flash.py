@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractDevice
 
 from unity_jax.kernels import flash, primitive, xla
-from unity_jax.kernels.grid import Blocks
+from unity_jax.kernels.grid import Blocks, Sizes
 from unity_jax.kernels.spec import Operands, Spec
 
 BLOCKS = Blocks(128, 128)
@@ -41,6 +41,7 @@ def case(seed, batch, groups, heads, queries, keys, features, causal, bias, mask
 
 def differentiated(spec, x, kept, cotangent):
     """Attention by its definition, and the cotangents of its operands and its bias, by JAX."""
+
     def wide(t):
         return t.astype(jnp.float64) if jnp.issubdtype(t.dtype, jnp.floating) else t
 
@@ -117,6 +118,15 @@ def test_kernels_are_lowered_for_machines_that_are_not_there(platform, kind, arg
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
         lowered = jax.jit(both).trace(x, cotangent).lower(lowering_platforms=(platform,))
     assert lowered.as_text().count("custom_call") >= 3  # forward, and backward by queries and by keys
+
+
+@pytest.mark.parametrize(("platform", "keep", "blocks"), [("tpu", 1.0, (197, 200)), ("tpu", 0.9, (256, 256))])
+def test_what_is_shorter_than_a_block_is_not_padded(platform, keep, blocks):
+    """But to whole words of what dropout keeps."""
+    x = Operands(*(jnp.zeros((1, 2, n, 64), jnp.bfloat16) for n in (197, 200, 200)))
+    spec = Spec(0.125, keep=keep)
+    sizes = Sizes.of(spec, x, platform, Blocks(512, 512))
+    assert sizes.blocks == blocks and (sizes.whole("q"), sizes.whole("k")) == blocks
 
 
 def unpacked(kept, keys):

@@ -52,6 +52,15 @@ def test_a_limit_that_the_plan_of_the_program_as_it_is_does_not_keep_is_kept(fre
     assert "saves memory recomputes " in str(plan) and "residuals/steps.py:" in str(plan)
 
 
+def test_where_nothing_fits_the_plan_needs_little(free):
+    """As little as where a higher limit is kept: what would not be enough is done all the same."""
+    step, args = steps.sgd(steps.mlp), arguments()
+    high = planned(step, *args, limit=0.6 * free.predicted.peak_bytes)
+    none = planned(step, *args, limit=0.01 * free.predicted.peak_bytes)
+    assert not none.fits and none.saving
+    assert none.predicted.peak_bytes <= high.predicted.peak_bytes
+
+
 def test_a_limit_that_is_not_in_the_way_changes_nothing(free, monkeypatch):
     monkeypatch.setattr("unity_jax.search.joint.fitting", None)
     plan = planned(steps.sgd(steps.mlp), *arguments(), limit=1.01 * free.predicted.peak_bytes)
@@ -202,8 +211,10 @@ def small():
     args = (*arguments(2), jax.random.key(2))
     step = steps.sgd(steps.dropped)
     free = unity.auto_shard(step, options=unity.Options(cache=None)).plan(*args)
-    return step, args, unity.auto_shard(
-        step, memory_limit=0.2 * free.predicted.peak_bytes, options=unity.Options(cache=None)
+    return (
+        step,
+        args,
+        unity.auto_shard(step, memory_limit=0.2 * free.predicted.peak_bytes, options=unity.Options(cache=None)),
     )
 
 

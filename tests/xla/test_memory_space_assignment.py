@@ -2,7 +2,14 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+
+from unity_jax.kernels import attention
 from unity_jax.machine.machine import Machine
+from unity_jax.pcg.mesh import MeshAxes
+from unity_jax.program import trace
+from unity_jax.search.identity import identity
 from unity_jax.xla.memory_space_assignment import Away, away, fetching_tuples
 
 DEVICE = dataclasses.replace(Machine.preset("v5e:1x1").device, chip_bytes=10.0, memory_bandwidth=10.0)  # 20 s at most
@@ -40,3 +47,13 @@ def test_large_arrays_come_in_slices():
     device = Machine.preset("v5e:1x1").device
     found = [fetching_tuples(n, device) for n in (4, 2**21 - 1, 2**21, device.chip_bytes + 1)]
     assert found == [1, 1, 8, 0]
+
+
+def test_what_a_kernel_of_attention_reads_is_on_the_chip():
+    """As XLA:TPU has it; all of this fits there, so that nothing but arguments and the result takes memory."""
+    t = jax.ShapeDtypeStruct((1, 512, 8, 128), jnp.bfloat16)
+    program = trace(lambda q, k, v: attention(2 * q, 2 * k, 2 * v) * 2, (t, t, t), {})
+    machine = Machine.preset("v5e:1x1")
+    plan = identity(program, machine, MeshAxes(("x",), (1,)))
+    assert any(op.name == "attention" for op in plan.graph.ops)
+    assert plan.memory.peak_bytes < 4.5 * 2**20  # four arrays of a MiB
