@@ -380,8 +380,8 @@ def test_a_plan_that_needs_less_memory():
     """By microbatches, and what loops compute again, where nothing can be on the host: they stack what they did not
     before."""
     machine = slow()
-    (device, *_) = {dataclasses.replace(device, host_bandwidth=0.0) for device in machine.devices}
-    machine = dataclasses.replace(machine, devices=(device,) * machine.num_devices)
+    devices = tuple(dataclasses.replace(device, host_bandwidth=0.0) for device in machine.devices)
+    machine = dataclasses.replace(machine, devices=devices)
     model, meshes, options = models.get("lstm_lm", "tiny"), [MeshAxes(("x", "y"), (2, 4))], SearchOptions(rewrite=False)
     with jax.enable_x64(False):
         of = divided(trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0))

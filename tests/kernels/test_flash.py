@@ -41,7 +41,6 @@ def case(seed, batch, groups, heads, queries, keys, features, causal, bias, mask
 
 def differentiated(spec, x, kept, cotangent):
     """Attention by its definition, and the cotangents of its operands and its bias, by JAX."""
-
     def wide(t):
         return t.astype(jnp.float64) if jnp.issubdtype(t.dtype, jnp.floating) else t
 
@@ -120,9 +119,12 @@ def test_kernels_are_lowered_for_machines_that_are_not_there(platform, kind, arg
     assert lowered.as_text().count("custom_call") >= 3  # forward, and backward by queries and by keys
 
 
-@pytest.mark.parametrize(("platform", "keep", "blocks"), [("tpu", 1.0, (197, 200)), ("tpu", 0.9, (256, 256))])
+@pytest.mark.parametrize(
+    ("platform", "keep", "blocks"),
+    [("tpu", 1.0, (197, 200)), ("tpu", 0.9, (256, 256)), ("gpu", 1.0, (256, 256))],
+)
 def test_what_is_shorter_than_a_block_is_not_padded(platform, keep, blocks):
-    """But to whole words of what dropout keeps."""
+    """But to whole words of what dropout keeps, and for Triton."""
     x = Operands(*(jnp.zeros((1, 2, n, 64), jnp.bfloat16) for n in (197, 200, 200)))
     spec = Spec(0.125, keep=keep)
     sizes = Sizes.of(spec, x, platform, Blocks(512, 512))

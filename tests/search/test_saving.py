@@ -211,10 +211,8 @@ def small():
     args = (*arguments(2), jax.random.key(2))
     step = steps.sgd(steps.dropped)
     free = unity.auto_shard(step, options=unity.Options(cache=None)).plan(*args)
-    return (
-        step,
-        args,
-        unity.auto_shard(step, memory_limit=0.2 * free.predicted.peak_bytes, options=unity.Options(cache=None)),
+    return step, args, unity.auto_shard(
+        step, memory_limit=0.2 * free.predicted.peak_bytes, options=unity.Options(cache=None)
     )
 
 

@@ -1,8 +1,9 @@
 """What the backward pass computes again is used up before it computes more again.
 
-    x', dy' = optimization_barrier x, dy               x', dy', dw' = optimization_barrier x, dy, dw
+                                                       dy', dw' = optimization_barrier dy, dw
+    x', dy' = optimization_barrier x, dy       ->      x', dy'' = optimization_barrier x, dy'
     y' = tanh x'                                       y' = tanh x'
-    ...                                        ->      ...
+    ...                                                ...
     w' = w - dw                                        w' = w - dw'
 
 Nothing but the update reads the gradient of a weight, so that compilers put it off: XLA:GPU's latency-hiding scheduler
