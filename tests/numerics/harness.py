@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from unity_jax import _compat
 from unity_jax.lower.compile import spmd
+from unity_jax.lower.fills import filled_late
 from unity_jax.lower.host import sharding
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
@@ -113,11 +114,12 @@ class Case:
         return Case(implemented(self.program, Machine.preset("cpu:2"), options), self.flat, self.want)
 
     def planned(self, axes: MeshAxes, decisions: Decisions, machine: str = "cpu") -> Planned:
-        """The plan of these decisions; `machine` decides only which path each change of layout takes."""
+        """The plan of these decisions; `machine` decides which path each change of layout takes, and whether loops fill
+        what they write into as on GPUs."""
         resharder = Resharder(Machine.preset(f"{machine}:{axes.num_devices}"), axes)
         program = self.program
         graph = assemble(program.graph, decisions, resharder, self.rules, program.on_host, program.spilled)
-        return Planned(axes, decisions, graph)
+        return Planned(axes, decisions, graph if machine == "cpu" else filled_late(graph))
 
     def run(self, plan: Planned) -> list[Any]:
         """The results of the program under a plan, on the first CPU devices."""

@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from unity_jax import _compat
+from unity_jax.lower.fills import FILLS, begun, into
 from unity_jax.lower.moves import apply_move
 from unity_jax.lower.order import arrived, communicates, held, waits
 from unity_jax.ops.rule import Fill
@@ -85,7 +86,10 @@ def evaluate(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any = None)
 
 
 def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[Any]:
-    roles = Scan.of(op.params)
+    roles, loop = Scan.of(op.params), jax.lax.scan
+    if FILLS in op.params:
+        operands, stacks = begun(op, mesh, operands)
+        loop = functools.partial(into, stacks)
     consts, init = operands[roles.constants], _typed(operands[roles.carried], op.outputs)
     sliced, length, start = operands[roles.sliced], op.params["length"], op.params.get(START)
     longer = [] if start is None else [i for i, x in enumerate(sliced) if len(x) > length]
@@ -113,7 +117,7 @@ def _scan(op: Op, mesh: MeshAxes, operands: Sequence[Any], until: Any) -> list[A
         outs = run(graph, mesh, [*consts, *before, *xs], until)
         return (_typed(outs[roles.last], op.outputs), after), outs[roles.stacked]
 
-    (carry, _), ys = jax.lax.scan(
+    (carry, _), ys = loop(
         body,
         (init, fetched(high if reverse else low)),
         (

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
+from unity_jax.lower.fills import filled_late
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
 from unity_jax.xla.op_classes import is_zero
@@ -16,17 +17,19 @@ class Target:
     """**Fields:** `ordered`: collectives wait for each other by data (`lower.order`); `row_major`: primitives whose
     operands and results lie with the last dimension innermost (`in_rows`); `separate`: primitives whose results no
     kernel takes in together with what they were computed from (`separated`); `hoists`: what a loop broadcasts of its
-    constants stands before it (`hoisted`)."""
+    constants stands before it (`hoisted`); `fills`: loops fill what they write into when they begin (`lower.fills`)."""
 
     ordered: bool = False
     hoists: bool = False
+    fills: bool = False
     row_major: frozenset[str] = frozenset()
     separate: frozenset[str] = frozenset()
 
     def suited(self, graph: Graph) -> Graph:
         """The same program as this platform's compiler should get it."""
         graph = in_rows(separated(unmasked(graph), self.separate), self.row_major)
-        return hoisted(graph) if self.hoists else graph
+        graph = hoisted(graph) if self.hoists else graph
+        return filled_late(graph) if self.fills else graph
 
 
 TARGETS = {
@@ -41,6 +44,7 @@ TARGETS = {
     # Of a causal mask in a loop XLA:TPU makes no array, whether it is broadcast in it or before it, but inside it may
     # give another layout to what is computed of it, and copy that: a state-space model with chunks of 128 positions on
     # v5e takes 47.4 ms with masks broadcast inside, 42.5 ms with masks from before, and as much memory.
+    "gpu": Target(fills=True),
     "tpu": Target(separate=frozenset({"reduce_max"}), hoists=True),
 }
 """Other platforms need nothing."""
