@@ -72,6 +72,21 @@ def test_a_plan_that_saves_memory_is_made_again_to_leave_some(kinds, times):
     assert found.memory.peak_bytes == (100 if times == 1 else 85)
 
 
+@pytest.mark.parametrize(("seconds", "left"), [((1.0, 1.09), 30), ((1.0, 1.2, 1.09), 15), ((1.0, 1.2, 1.2), 0)], ids=str)
+def test_less_is_left_where_more_costs_too_much_time(seconds, left):
+    """These are the seconds of the plan that leaves nothing, and of those that leave ever less."""
+    program, later = SimpleNamespace(savings=(object.__new__(Recompute),)), iter(seconds)
+
+    def search(margin, spare):
+        memory = SimpleNamespace(peak_bytes=200 - margin)
+        return SimpleNamespace(
+            program=program, seconds=next(later), memory=memory, fits=lambda limit: memory.peak_bytes <= limit
+        )
+
+    assert 200 - reserving(200.0, search).memory.peak_bytes == left
+    assert list(later) == []
+
+
 def test_what_a_compiler_says_of_a_program_that_is_too_large():
     tpu = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 21.50G of 15.75G hbm. Exceeded by 5.75G."
     assert used(ValueError(tpu)) == 21.5 * 2**30

@@ -29,18 +29,24 @@ UNTOLD = 1.1
 
 
 def reserving(limit: float, search: Callable[[int, int], Candidate]) -> Candidate:
-    """The plan within a limit; if it saves memory, rather one that leaves so much of the limit as compilers may need
-    beyond what is predicted, unless that costs too much time (`sparing`).
+    """The plan within a limit; if it saves memory, rather one that leaves as much of the limit as compilers may need
+    beyond what is predicted, or half of that, unless that costs too much time (`sparing`).
 
     **Arguments:** `search` makes a plan that leaves so many bytes, and so many that what is kept in place of computing
     it again, here or on the host, rather leaves.
     """
-    spare = round(LIMITS.reserve * limit) if math.isfinite(limit) else 0
-    found = search(0, spare)
+    spares = [round(part * limit) for part in LIMITS.reserve] if math.isfinite(limit) else [0]
+    found = search(0, spares[0])
     kinds = {type(how) for how in found.program.savings}
     if not kinds or Keep in kinds <= {Keep, Spill} or not found.fits(limit):
         return found
-    return found if found.fits(limit - spare) else sparing([found, search(spare, 0)], limit, spare)
+    for spare in spares:
+        if found.fits(limit - spare):
+            break
+        other = sparing([found, search(spare, 0)], limit, spare)
+        if other is not found:
+            return other
+    return found
 
 
 def corrected(

@@ -37,9 +37,9 @@ class Limits:
     needs: float = 1.25
     """Times the limit that a plan of an expert takes by the problem's liveness that is not made, if that is more than
     some plan needs: over the zoo that is .66 to 1.01 of what plans need."""
-    reserve: float = 0.15
-    """The part of it that the first plan leaves: XLA's heap has gaps, and its schedules hold some values for longer
-    than is predicted."""
+    reserve: tuple[float, ...] = (0.15, 0.075)
+    """The part of it that the first plan leaves, the first of these that costs little: XLA's heap has gaps, and its
+    schedules hold some values for longer than is predicted."""
     reserved: float = 1.1
     """How many times as long as without that part a plan may take with it."""
     tightened: int = 3
