@@ -72,7 +72,9 @@ def test_a_plan_that_saves_memory_is_made_again_to_leave_some(kinds, times):
     assert found.memory.peak_bytes == (100 if times == 1 else 85)
 
 
-@pytest.mark.parametrize(("seconds", "left"), [((1.0, 1.09), 30), ((1.0, 1.2, 1.09), 15), ((1.0, 1.2, 1.2), 0)], ids=str)
+@pytest.mark.parametrize(
+    ("seconds", "left"), [((1.0, 1.09), 30), ((1.0, 1.2, 1.09), 15), ((1.0, 1.2, 1.2), 0)], ids=str
+)
 def test_less_is_left_where_more_costs_too_much_time(seconds, left):
     """These are the seconds of the plan that leaves nothing, and of those that leave ever less."""
     program, later = SimpleNamespace(savings=(object.__new__(Recompute),)), iter(seconds)
