@@ -163,7 +163,7 @@ def test_the_last_layers_keep_what_checkpoints_would_compute_again(gpt):
 
 def test_what_is_kept_rather_leaves_memory_for_the_compiler(gpt, monkeypatch):
     planner, start = gpt
-    limit, spare, made = 1.09 * start.memory.peak_bytes, 0.05 * start.memory.peak_bytes, []
+    limit, spare, made = 1.2 * start.memory.peak_bytes, 0.1 * start.memory.peak_bytes, []
     within = recomputing_module._within
     monkeypatch.setattr(recomputing_module, "_within", lambda *a: made.append(within(*a)) or made[-1])
     less = keeping(start, limit, planner.following, spare=spare)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.numerics.harness import Case
 from tests.residuals import steps
 from tests.residuals.test_recompute import again, forward
 from unity_jax.pcg.graph import nested
@@ -108,3 +109,17 @@ def test_a_graph_that_computes_nothing_again_is_left_alone():
     graph = steps.planned(of)
     assert used_up(graph) is graph
     assert not any(op.name == "optimization_barrier" for _, inner, _ in nested(graph) for op in inner.ops)
+
+
+def test_what_reads_a_gradient_comes_behind_its_barrier():
+    """Its sum over devices would else let the compiler put it off all the same."""
+    case, moves = Case(by_hand(), [], []), set()
+    for seed in range(12):
+        graph = used_up(case.sample((8,), seed).graph)
+        late = [op for op in graph.ops if op.name == "optimization_barrier" and op.backward and op.traced is None]
+        (added,) = (op for op in late if len(op.inputs) > 2)  # others are over a weight and what is read with it
+        before = awaited(graph, added)
+        for t, behind in zip(added.inputs[1:], added.outputs[1:], strict=True):
+            assert {*graph.readers[t]} - before == {added}, seed  # but for other gradients that it waits for
+            moves.update(op.move.kind for op in graph.readers.get(behind, ()) if op.move is not None)
+    assert {"reduce", "reduce_scatter"} <= moves

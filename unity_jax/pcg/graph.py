@@ -6,6 +6,7 @@ and every change of layout is an op of its own): the plan is the program.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -214,3 +215,9 @@ def with_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """The planned twin of a traced tensor."""
     t = tensor
     return Tensor(t.shape, t.dtype, t.name, t.literal, layout, t.times, t.enters, t.leaves, t.on_host)
+
+
+def barrier(tensors: Iterable[Tensor], backward: bool = True) -> Op:
+    """What passes on planned tensors once all of them are there."""
+    given = tuple(tensors)
+    return Op("optimization_barrier", given, tuple(map(dataclasses.replace, given)), backward=backward)

@@ -16,7 +16,7 @@ from unity_jax.network.reshard import Resharder
 from unity_jax.ops.rule import Shard, Strategy
 from unity_jax.ops.rules import is_pointwise
 from unity_jax.ops.strategies import making
-from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
+from unity_jax.pcg.graph import Graph, Op, Tensor, barrier, with_layout
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.loops import Scan, While
 from unity_jax.pcg.parallel import SPILLED, Move
@@ -276,9 +276,8 @@ class _Assembler:
         that the consumer reads both of the barrier's results.
         """
         source = self._nearest(tensor, layout, backward).tensor
-        assert source.layout is not None and value.layout is not None
-        held, passed = with_layout(tensor, source.layout), with_layout(value, value.layout)
-        self.ops.append(Op("optimization_barrier", (source, value), (held, passed), backward=backward))
+        self.ops.append(barrier((source, value), backward))
+        held, passed = self.ops[-1].outputs
         self.copies[tensor].append(_Copy(held, backward, False))
         self._fetch(tensor, layout, backward, held)
         return passed

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
+from unity_jax.pcg.graph import Graph, Op, Tensor, barrier
 from unity_jax.pcg.topological import runnable
 
 AT_ONCE = 2
@@ -50,11 +50,9 @@ def in_turn(graph: Graph) -> Graph:
         awaited = [t for t in last if not of.get(t, 0) & ~before]  # else they would wait for each other
         before |= turn.bits
         if awaited:
-            held = (*(op.inputs[0] for op in turn.copies), *awaited)
-            passed = tuple(with_layout(t, t.layout) for t in held if t.layout is not None)
-            barrier = Op("optimization_barrier", held, passed, backward=True)
-            place[barrier] = place[turn.copies[0]] - 0.5
-            for op, t in zip(turn.copies, passed, strict=False):
+            waiting = barrier((*(op.inputs[0] for op in turn.copies), *awaited))
+            place[waiting] = place[turn.copies[0]] - 0.5
+            for op, t in zip(turn.copies, waiting.outputs, strict=False):
                 instead[op] = dataclasses.replace(op, inputs=(t,))
                 place[instead[op]] = place.pop(op)
     return Graph(graph.inputs, graph.outputs, runnable(place)) if instead else graph

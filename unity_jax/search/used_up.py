@@ -9,7 +9,7 @@
 Nothing but the update reads the gradient of a weight, so that compilers put it off: XLA:GPU's latency-hiding scheduler
 to the end of the backward pass, where all that gradients are made of is alive together. What is computed again would be
 alive for longer only. Therefore the barrier of what is computed again (`residuals.recompute`) waits for the gradients
-that come before it in the program, and what reads these there comes behind it.
+that come before it in the program, and what reads these comes behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bisect import bisect
 from collections.abc import Mapping, Sequence
 
 from unity_jax.ops.rules import is_pointwise
-from unity_jax.pcg.graph import Graph, Op, Tensor, with_layout
+from unity_jax.pcg.graph import Graph, Op, Tensor, barrier
 from unity_jax.pcg.topological import runnable
 from unity_jax.xla.op_classes import PRODUCTS, REDUCTIONS
 
@@ -48,21 +48,34 @@ def _waiting(graph: Graph, barriers: Sequence[Op]) -> Graph:
     gradients."""
     place: dict[Op, float] = {op: i for i, op in enumerate(graph.ops)}
     late, since, ties = dict[Tensor, Tensor](), dict[Tensor, float](), dict[Op, dict[Tensor, Tensor]]()
-    for barrier, gradients in _gradients(graph, barriers, place).items():
-        at = place[barrier]
-        for t, epilogue in gradients.items():
+    for first, gradients in _gradients(graph, barriers, place).items():
+        at = place[first]
+        last = max(first.inputs, key=lambda t: place[graph.producer[t]] if t in graph.producer else -1.0)
+        waiting = barrier((last, *gradients))
+        for epilogue in gradients.values():
             place.update((op, min(place[op], at - 0.75)) for op in epilogue)
-            late[t], since[t] = _behind(t), at
-        last = max(barrier.inputs, key=lambda t: place[graph.producer[t]] if t in graph.producer else -1.0)
-        ties[barrier] = {last: _behind(last)}
-        outputs = (ties[barrier][last], *(late[t] for t in gradients))
-        place[Op("optimization_barrier", (last, *gradients), outputs, backward=True)] = at - 0.25
-    order = dict[Op, float]()
+        place[waiting] = at - 0.25
+        ties |= {waiting: {}, first: {last: waiting.outputs[0]}}
+        late.update(zip(gradients, waiting.outputs[1:], strict=True))
+        since.update(dict.fromkeys(gradients, at))
+    order, needed = dict[Op, float](), _needed(graph, since)
     for op, at in place.items():
-        tie = ties.get(op, {})
-        inputs = tuple(tie.get(t) or (late[t] if since.get(t, math.inf) < at else t) for t in op.inputs)
+        behind = [t for t in op.inputs if since.get(t, math.inf) < needed.get(op, math.inf)]
+        tie = ties.get(op, {t: late[t] for t in behind})
+        inputs = tuple(tie.get(t, t) for t in op.inputs)
         order[op if inputs == op.inputs else dataclasses.replace(op, inputs=inputs)] = at
     return Graph(graph.inputs, tuple(late.get(t, t) for t in graph.outputs), runnable(order))
+
+
+def _needed(graph: Graph, since: Mapping[Tensor, float]) -> dict[Op, float]:
+    """Where the first barrier is that waits for what an op makes."""
+    found = dict[Op, float]()
+    for op in reversed(graph.ops):
+        first = [since.get(t, math.inf) for t in op.outputs]
+        first += [found[reader] for t in op.outputs for reader in graph.readers.get(t, ()) if reader in found]
+        if (at := min(first)) < math.inf:
+            found[op] = at
+    return found
 
 
 def _gradients(graph: Graph, barriers: Sequence[Op], place: Mapping[Op, float]) -> dict[Op, dict[Tensor, Sequence[Op]]]:
@@ -84,11 +97,6 @@ def _gradients(graph: Graph, barriers: Sequence[Op], place: Mapping[Op, float]) 
 
 def _is_sum(op: Op) -> bool:
     return op.move is not None and op.move.kind in ("reduce", "reduce_scatter")
-
-
-def _behind(t: Tensor) -> Tensor:
-    assert t.layout is not None
-    return with_layout(t, t.layout)
 
 
 def _awaited(graph: Graph) -> set[Tensor]:
