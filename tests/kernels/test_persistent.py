@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, Mesh, NamedSharding, PartitionSpec
 
+from tests.kernels.cells import CELLS, ROOM, SIZE, drawn, errors, gradients, loops, operands
 from tests.numerics.harness import Case
-from unity_jax.implement import batchable, batched, persistable, persisted
+from unity_jax.implement import persistable, persisted
 from unity_jax.implement.record import from_json, to_json
 from unity_jax.kernels.tiles import SUBLANES, nbytes
 from unity_jax.machine.machine import Machine
@@ -22,93 +23,18 @@ from unity_jax.program import trace
 from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
 
-ROOM = 2.0**26
-STEPS, ROWS, WIDTH = 5, 24, 40
-
-
-def drawn(*shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(len(shape) + shape[0]).normal(size=shape) / 4, dtype)
-
-
-def lstm(weights, carry, now):
-    (h, c), (x, real) = carry, now
-    i, f, g, o = jnp.split((x @ weights[0] + h.astype(x.dtype) @ weights[1]).astype(jnp.float32), 4, -1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = jax.nn.sigmoid(o) * jnp.tanh(c)
-    h, c = jnp.where(real, h, 0), jnp.where(real, c, 0)
-    return (h, c), h.astype(x.dtype)
-
-
-def gru(weights, carry, now):
-    (h, _), (x, _) = carry, now
-    parts = zip(*(jnp.split(y, 4, -1) for y in (x @ weights[0], h.astype(x.dtype) @ weights[1])), strict=True)
-    (r, z), (a, b) = (jax.nn.sigmoid(a + b) for a, b in [next(parts), next(parts)]), next(parts)
-    h = ((1 - z) * jnp.tanh(a + r * b) + z * h).astype(jnp.float32)
-    return (h, h), h.astype(x.dtype)
-
-
-def clipped(weights, carry, now):
-    (h, _), (x, real) = carry, now
-    y, *_ = jnp.split(x @ weights[0] + h.astype(x.dtype) @ weights[1], 4, -1)
-    y = jnp.clip(y, 0, 20).astype(jnp.float32)
-    h = jnp.where(real, y, h)
-    return (h, h), h.astype(x.dtype)
-
-
-CELLS = {"lstm": lstm, "gru": gru, "clipped": clipped}
-
-
-def gradients(cell, dtype, reverse):
-    """Of a layer, and its arguments."""
-
-    def loss(weights, xs, real):
-        start = jnp.zeros((ROWS, WIDTH)), jnp.zeros((ROWS, WIDTH))
-        _, ys = jax.lax.scan(lambda c, x: CELLS[cell](weights, c, x), start, (xs, real), reverse=reverse)
-        return (ys.astype(jnp.float32) ** 2).sum()
-
-    real = jnp.asarray(np.random.default_rng(3).random((STEPS, ROWS, 1)) < 0.8)
-    weights = drawn(12, 4 * WIDTH, dtype=dtype), drawn(WIDTH, 4 * WIDTH, dtype=dtype)
-    return jax.grad(loss, (0, 1)), (weights, drawn(STEPS, ROWS, 12, dtype=dtype), real)
-
-
-def loops(cell, dtype, reverse=False, most=256):
-    """The loops of both passes as kernels on one device."""
-    fn, args = gradients(cell, dtype, reverse)
-    graph = trace(fn, args, {}).graph
-    graph = batched(graph, batchable(graph))
-    bodies = {
-        op: body.__class__(body.graph, body.splits, body.rows, most) for op, body in persistable(graph, ROOM).items()
-    }
-    every = [op for op in persisted(graph, bodies).walk() if op.name == NAME]
-    assert [op.backward for op in every] == [False, True]
-    return [Shard(op, rule_of(op), MeshAxes(("x",), (1,)), (-1,)) for op in every]
-
-
-def operands(shard):
-    rng = np.random.default_rng(0)
-
-    def one(t):
-        if t.dtype == jnp.bool_:
-            return jnp.asarray(rng.random(t.shape) < 0.7)
-        return jnp.asarray(rng.normal(size=t.shape) / 6, t.dtype)
-
-    return list(map(one, shard.op.inputs))
-
 
 @pytest.mark.parametrize("most", [256, 8])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_kernel_computes_what_the_scan_does(cell, dtype, most):
     """Rows in one block and in three, steps in either order; rounded alike, operation by operation."""
-    for shard in loops(cell, dtype, reverse=most == 8, most=most):
-        made, block, every = loop(shard)
-        assert made.blocks == (1 if most == 256 else ROWS // 8)
-        given = operands(shard)
-        found, wanted = jax.jit(lambda *x: made.kernel(block, *x, interpret=True))(*given), made.scan(every, *given)  # noqa: B023
-        for a, b, t in zip(found, wanted, shard.op.outputs, strict=True):
-            assert (a.shape, a.dtype) == (b.shape, b.dtype) == (t.shape, t.dtype)
-            tolerance = 8 * float(jnp.finfo(dtype).eps) * max(1.0, float(jnp.max(jnp.abs(b.astype(jnp.float32)))))
-            np.testing.assert_allclose(np.float32(a), np.float32(b), atol=tolerance)
+    arguments = {"cell": cell, "dtype": dtype, "reverse": most == 8, "most": most}
+    both = loops(**arguments)
+    assert [shard.op.backward for shard in both] == [False, True]
+    assert [loop(shard)[0].blocks for shard in both] == [1 if most == 256 else SIZE.rows // 8] * 2
+    found = errors(arguments)
+    assert {name: (error, bound) for name, (error, bound) in found.items() if not error <= bound} == {}
 
 
 def lowered(platform, fn, given):
@@ -121,7 +47,9 @@ def lowered(platform, fn, given):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("cell", CELLS)
 def test_kernels_are_lowered_for_tpus_that_are_not_there(cell, dtype):
-    for shard in loops(cell, dtype):
+    both = loops(cell, dtype)
+    assert len(both) == 2
+    for shard in both:
         (made, block, every), given = loop(shard), operands(shard)
         on_tpu, on_cpu = (lowered(of, lambda *x: made.run(block, every, x), given) for of in ("tpu", "cpu"))  # noqa: B023
         assert on_tpu.count("tpu_custom_call") == 1 and "stablehlo.while" not in on_tpu
