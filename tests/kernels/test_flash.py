@@ -19,6 +19,14 @@ def test_kernels_are_as_exact_as_plain_operations(arguments):
     assert {name: (error, most) for name, (error, most) in errors(arguments).items() if not error <= most} == {}
 
 
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_a_bias_and_a_mask_of_one_key_and_one_query_are_padded_as_keys_are(dtype):
+    sizes = {"batch": 1, "groups": 1, "heads": 2, "queries": 1, "keys": 1, "features": 8}
+    more = {"seed": 713, "causal": False, "bias": (0, 0, 1), "mask": (1, 1, 1), "keep": 0.5, "dtype": dtype}
+    found = errors(sizes | more)
+    assert all(error <= most for error, most in found.values()), found
+
+
 @pytest.mark.parametrize(("platform", "kind"), [("cuda", "NVIDIA H100 80GB HBM3"), ("tpu", "TPU v5 lite")])
 @given(arguments=CASES)
 @settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.generate])

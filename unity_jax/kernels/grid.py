@@ -133,9 +133,9 @@ class Sizes(NamedTuple):
         return pltpu.CompilerParams(dimension_semantics=(parallel,) * axes, vmem_limit_bytes=VMEM + 2 * held)
 
     def _shape(self, of: str, t: Any) -> tuple[int, ...]:
-        shared = of in ("bias", "mask")  # by all, where there is one
+        shared = "bhq" if of in ("bias", "mask") else ""  # by all, where there is one
         axes = zip(AXES[of], t.shape, strict=True)
-        return tuple(self._size(axis, n) if not (shared and n == 1) else n for axis, n in axes)
+        return tuple(n if n == 1 and axis in shared else self._size(axis, n) for axis, n in axes)
 
     def _size(self, axis: str, n: int) -> int:
         """How many there are with padding."""
