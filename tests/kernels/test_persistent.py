@@ -30,9 +30,7 @@ from unity_jax.search.options import SearchOptions
 def test_a_kernel_computes_what_the_scan_does(cell, dtype, most):
     """Rows in one block and in three, steps in either order; rounded alike, operation by operation."""
     arguments = {"cell": cell, "dtype": dtype, "reverse": most == 8, "most": most}
-    both = loops(**arguments)
-    assert [shard.op.backward for shard in both] == [False, True]
-    assert [loop(shard)[0].blocks for shard in both] == [1 if most == 256 else SIZE.rows // 8] * 2
+    assert [loop(shard)[0].blocks for shard in loops(**arguments)] == [1 if most == 256 else SIZE.rows // 8] * 2
     found = errors(arguments)
     assert {name: (error, bound) for name, (error, bound) in found.items() if not error <= bound} == {}
 
@@ -47,9 +45,7 @@ def lowered(platform, fn, given):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("cell", CELLS)
 def test_kernels_are_lowered_for_tpus_that_are_not_there(cell, dtype):
-    both = loops(cell, dtype)
-    assert len(both) == 2
-    for shard in both:
+    for shard in loops(cell, dtype):
         (made, block, every), given = loop(shard), operands(shard)
         on_tpu, on_cpu = (lowered(of, lambda *x: made.run(block, every, x), given) for of in ("tpu", "cpu"))  # noqa: B023
         assert on_tpu.count("tpu_custom_call") == 1 and "stablehlo.while" not in on_tpu

@@ -36,6 +36,7 @@ TARGETS = {
     # XLA:CPU gives an fft any layout that its readers would like (an all-gather, one with the gathered dimension
     # outermost), and then fails on it when it runs: a RET_CHECK in fft_thunk.cc, in JAX 0.10 to 0.12.
     "cpu": Target(ordered=True, row_major=frozenset({"fft"})),
+    "gpu": Target(fills=True),
     # XLA:TPU makes one kernel of `exp(x - max(x))` over a row, a softmax: the maximum becomes a window as long as two
     # rows, `x` and the exponentials are kept in float32. Apart, the maximum is an output of the kernel that makes `x`,
     # which is kept in its own precision, and its readers compute the exponentials themselves. Attention over 4,096
@@ -44,7 +45,6 @@ TARGETS = {
     # Of a causal mask in a loop XLA:TPU makes no array, whether it is broadcast in it or before it, but inside it may
     # give another layout to what is computed of it, and copy that: a state-space model with chunks of 128 positions on
     # v5e takes 47.4 ms with masks broadcast inside, 42.5 ms with masks from before, and as much memory.
-    "gpu": Target(fills=True),
     "tpu": Target(separate=frozenset({"reduce_max"}), hoists=True),
 }
 """Other platforms need nothing."""
