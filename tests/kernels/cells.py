@@ -132,7 +132,7 @@ def errors(arguments):
             assert (a.shape, a.dtype) == (b.shape, b.dtype) == (t.shape, t.dtype)
             a, b = (np.asarray(y, np.float32) for y in (a, b))
             most = 8 * float(jnp.finfo(arguments["dtype"]).eps) * max(1.0, float(np.max(np.abs(b), initial=0)))
-            found[f"{'backward' if shard.op.backward else 'forward'} {i}"] = (
+            off[f"{'backward' if shard.op.backward else 'forward'} {i}"] = (
                 float(np.max(np.abs(a - b), initial=0)),
                 most,
             )
