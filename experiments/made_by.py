@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLANNED = (
     *(f"unity_jax/{name}" for name in ("pcg", "ops", "machine", "cost", "network", "xla")),
     *(f"unity_jax/{name}" for name in ("implement", "residuals", "rewrite", "search")),
-    *(f"unity_jax/kernels/{name}.py" for name in ("bits", "primitive", "spec", "tiles")),
+    *(f"unity_jax/kernels/{name}.py" for name in ("bits", "cudnn", "primitive", "spec", "tiles")),
     *(f"unity_jax/{name}.py" for name in ("_compat", "nnx_nodes", "objects", "pins", "program", "specs", "trace")),
     "models/__init__.py",
     "models/_common.py",

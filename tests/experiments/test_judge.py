@@ -311,6 +311,19 @@ def test_kernels_of_attention_are_told_by_their_names():
     assert gpu(dropped) == pytest.approx(H100.start + products + 115 * 4 * 8 * 2048 * 2048 / H100.lanes)
 
 
+def test_attention_by_cudnn_is_told_by_its_target():
+    operands = "qkv"
+    text = "".join(f"  %{of} = bf16[4,8,2048,128]{{3,2,1,0}} parameter({i})\n" for i, of in enumerate(operands))
+    text += "  %k0 = (bf16[4,8,2048,128]{3,2,1,0}, f32[4,8,2048]{2,1,0}, u8[0]{0}) custom-call(%q, %k, %v), "
+    text += 'custom_call_target="__cudnn$fmhaSoftmax", backend_config={"mask_type": "NO_MASK"}'
+    scores = 4 * 8 * 2048 * 2048
+    assert gpu(text) == pytest.approx(H100.start + 2 * 2 * scores * 128 / 617e12)
+    hidden = text.replace("NO_MASK", "CAUSAL")
+    assert gpu(hidden) == pytest.approx(H100.start + 2 * 2 * scores / 2 * 128 / (0.78 * 617e12))
+    back = text.replace("Softmax", "SoftmaxBackward")
+    assert gpu(back) == pytest.approx(H100.start + 2 * 5 * scores * 128 / 465e12)
+
+
 def test_a_kernel_moves_its_operands_and_results_once():
     add = """\
 %f (a: f32[1048576], b: f32[1048576]) -> f32[1048576] {

@@ -1,22 +1,28 @@
-"""Attention kernels at arguments that are drawn, interpreted, beside plain JAX operations and exact arithmetic."""
+"""Attention kernels at arguments that are drawn, beside plain JAX operations and exact arithmetic."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from unity_jax.kernels import flash, xla
+from unity_jax.kernels import flash, primitive, xla
 from unity_jax.kernels.grid import Blocks
 from unity_jax.kernels.spec import Operands, Spec
 
 BLOCKS = Blocks(128, 128)
+INTERPRETED = tuple(functools.partial(of, platform="cpu", blocks=BLOCKS) for of in (flash.forward, flash.backward))
+"""Both passes of the kernels of `flash`, without a device that they are for."""
+COMPILED = primitive.forward, primitive.backward
+"""Both passes by whatever runs them where JAX runs."""
 
 
 def drawn(rng, shape, dtype=np.float64):
     return jnp.asarray(rng.normal(size=shape), dtype)
 
 
-def case(seed, batch, groups, heads, queries, keys, features, causal, bias, mask, keep, dtype):
+def case(seed, batch, groups, heads, queries, keys, features, causal, bias, mask, keep, dtype, more_of_values=8):
     """A specification and its operands. `bias`, `mask`: which of batch, heads and queries they have, or None."""
     rng = np.random.default_rng(seed)
     shape = batch, groups * heads, queries
@@ -28,12 +34,12 @@ def case(seed, batch, groups, heads, queries, keys, features, causal, bias, mask
     x = Operands(
         drawn(rng, (*shape, features), dtype),
         drawn(rng, (batch, groups, keys, features), dtype),
-        drawn(rng, (batch, groups, keys, features + 8), dtype),
+        drawn(rng, (batch, groups, keys, features + more_of_values), dtype),
         None if more[0] is None else drawn(rng, more[0], dtype),
         None if more[1] is None else jnp.asarray(rng.random(more[1]) < 0.7),
         seeds,
     )
-    return Spec(features**-0.5, causal, keep), x, drawn(rng, (*shape, features + 8), dtype)
+    return Spec(features**-0.5, causal, keep), x, drawn(rng, (*shape, features + more_of_values), dtype)
 
 
 def differentiated(spec, x, kept, cotangent):
@@ -79,19 +85,28 @@ CASES = st.fixed_dictionaries(
         "mask": axes,
         "keep": st.sampled_from([1.0, 0.9, 0.5]),
         "dtype": st.sampled_from([np.float32, jnp.bfloat16]),
+        "more_of_values": st.sampled_from([0, 8]),
     }
 )
+BY_CUDNN = CASES.map(
+    lambda of: of
+    | {"bias": None, "mask": None, "keep": 1.0, "dtype": jnp.bfloat16, "more_of_values": 0}
+    | {"keys": max(of["queries"], 2) if of["causal"] else max(of["keys"], 2)}
+    | {"queries": max(of["queries"], 2)}
+)
+"""Those that `cudnn` takes on GPUs."""
 
 
 def error(found, exact):
     return float(jnp.max(jnp.abs(found.astype(jnp.float64) - exact), initial=0))
 
 
-def errors(arguments):
+def errors(arguments, passes=INTERPRETED):
     """By result, how far a kernel is from float64, and how far it may be: twice as far as plain operations, besides one
     rounding of the largest value."""
     spec, x, cotangent = case(**arguments)
-    plain, found = xla.forward(spec, x), flash.forward(spec, x, "cpu", BLOCKS)
+    forward, backward = passes
+    plain, found = xla.forward(spec, x), forward(spec, x)
     if plain.kept is not None:
         kept, ours = (unpacked(t, x.k.shape[2]) for t in (plain.kept, found.kept))
         seen = np.tril(np.ones(kept.shape[2:], bool)) if spec.causal else np.ones(kept.shape[2:], bool)
@@ -99,7 +114,7 @@ def errors(arguments):
     with jax.enable_x64(True):
         exact = differentiated(spec, x, None if plain.kept is None else kept, cotangent)
     theirs = plain.output, *xla.backward(spec, x, plain, cotangent)
-    ours = found.output, *flash.backward(spec, x, found, cotangent, "cpu", BLOCKS)
+    ours = found.output, *backward(spec, x, found, cotangent)
     with jax.enable_x64(True):
         least = float(jnp.finfo(x.q.dtype).eps) * max(error(t, 0) for t in exact[:4])
         results = zip(("output", "dq", "dk", "dv"), ours, theirs, exact, strict=False)

@@ -3,7 +3,8 @@
     attention       q, k, v, *others                               -> output, sums, *kept
     attention_back  q, k, v, *others, output, sums, *kept, cotangent -> dq, dk, dv
 
-What runs it is decided where it is compiled: `flash` on TPUs and GPUs, `xla` elsewhere. Shapes as in `flash`.
+What runs it is decided where it is compiled: on GPUs `cudnn` where that can, else `flash`, which runs it on TPUs too,
+and `xla` elsewhere. Shapes as in `flash`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from unity_jax import _compat
-from unity_jax.kernels import flash, grid, xla
+from unity_jax.kernels import cudnn, flash, xla
 from unity_jax.kernels.spec import WORD, Operands, Residuals, Spec
 
 ATTENTION, ATTENTION_BACK = Primitive("attention"), Primitive("attention_back")
@@ -26,7 +27,6 @@ ATTENTION.multiple_results = ATTENTION_BACK.multiple_results = True
 
 OTHERS = ("bias", "mask", "seeds")
 """Operands that may be missing; `given` says which are there, in this order."""
-PLATFORMS: dict[str, grid.Platform] = {"tpu": "tpu", "cuda": "gpu"}
 
 
 def forward(spec: Spec, x: Operands) -> Residuals:
@@ -84,16 +84,32 @@ def _vmapped(primitive: Primitive) -> Callable[..., Any]:
     return rule
 
 
+def _on_tpu(name: str) -> Callable[..., Any]:
+    return functools.partial(getattr(flash, name), platform="tpu")
+
+
+def _on_gpu(name: str) -> Callable[..., Any]:
+    def run(spec: Spec, x: Operands, *others: Any) -> Any:
+        if cudnn.takes(spec, x):
+            return getattr(cudnn, name)(spec, x, *others)
+        return getattr(flash, name)(spec, x, *others, platform="gpu")
+
+    return run
+
+
+PLATFORMS: dict[str | None, Callable[[str], Callable[..., Any]]] = {
+    None: functools.partial(getattr, xla),
+    "tpu": _on_tpu,
+    "cuda": _on_gpu,
+}
+"""What runs a pass, by its name, on a platform, and on all others."""
+
+
 def _register(primitive: Primitive, run: Callable[..., Any], name: str) -> None:
-    """How a primitive is run by these functions of `xla` and `flash`."""
-
-    def lowered(of: Callable[..., Any]) -> Callable[..., Any]:
-        return _compat.quiet(mlir.lower_fun(lambda *flat, **params: run(of, *flat, **params), multiple_results=True))
-
-    mlir.register_lowering(primitive, lowered(getattr(xla, name)))
-    for platform, kind in PLATFORMS.items():
-        compiled = functools.partial(getattr(flash, name), platform=kind)
-        mlir.register_lowering(primitive, lowered(compiled), platform=platform)
+    """How a primitive is run by the functions of this name."""
+    for platform, of in PLATFORMS.items():
+        made = mlir.lower_fun(functools.partial(run, of(name)), multiple_results=True)
+        mlir.register_lowering(primitive, _compat.quiet(made), platform=platform)
     primitive.def_impl(jax.jit(primitive.bind, static_argnames=("spec", "given")))
     batching.primitive_batchers[primitive] = _vmapped(primitive)
 

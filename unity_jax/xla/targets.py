@@ -52,9 +52,10 @@ class Fusing:
 class Target:
     """What a compiler does besides its passes (`xla.pipelines`).
 
-    **Fields**, of kernels: `fusing`; `library`: products and convolutions are calls of a library, and products deep and
-    narrow are split (`xla.dots.split`); `lanes`: images lie with batch and features in tiles, for which convolutions
-    are scheduled (`cost.products`); `vectors`: a batch of vectors times matrices is elementwise; `sweeps`: what passes
+    **Fields**, of kernels: `fusing`; `library`: products, convolutions and attention that `kernels.cudnn` takes are
+    calls of a library, and products deep and narrow are split (`xla.dots.split`); `lanes`: images lie with batch and
+    features in tiles, for which convolutions are scheduled (`cost.products`); `vectors`: a batch of vectors times
+    matrices is elementwise; `sweeps`: what passes
     over float32 values, or is a kernel of one instruction, takes longer than its bytes; `sorts`: rows are sorted before
     they are added to a table; `counter_kernel`: a loop counts its iterations in a kernel of their own.
 

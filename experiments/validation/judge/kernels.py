@@ -3,7 +3,8 @@
 The largest of three times: its matmuls and convolutions at the rate of their type, its other arithmetic at the rate
 of each instruction, and the bytes that it reads and writes at the memory's bandwidth, as large kernels reach them. Each
 operand is read once, what is sliced or gathered from it in part; what is updated in place is written in part. Kernels
-of attention are told by the names that they have in profiles, and compute at a rate of their own.
+of attention are told by the names that they have in profiles, those of cuDNN by their target, and compute at rates of
+their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from unity_jax.aot.hlo import Array, Instruction, Module
 
@@ -62,6 +65,9 @@ def kernel_seconds(op: Instruction, computation: Computation, module: Module, gp
     if op.opcode == "custom-call" and (match := ATTENTION.search(op.attributes)):
         seconds = attention_seconds(op, match, computation, gpu)
         return gpu.start + max(seconds, traffic(op, computation, module) / gpu.memory)
+    if op.opcode == "custom-call" and (match := CUDNN.search(op.attributes)):
+        seconds = cudnn_seconds(op, bool(match[1]), computation)
+        return gpu.start + max(seconds, traffic(op, computation, module) / gpu.memory)
     inside = list(_inside(op, computation, module))
     matmuls = sum(
         flops(i, c) / gpu.matmul.get(_operands(i, c)[0].element, 2 * gpu.lanes) for i, c in inside if _is_matmul(i)
@@ -102,6 +108,32 @@ def attention_seconds(op: Instruction, match: re.Match[str], computation: Comput
     drawn = _BITS * scores / gpu.lanes if kind == "forward" and len(op.arrays) == 3 else 0.0
     rate = gpu.attention * gpu.matmul.get(value.element, 2 * gpu.lanes)
     return 2 * _PRODUCTS[kind] * scores * value.shape[3] / rate + drawn
+
+
+CUDNN = re.compile(r'"__cudnn\$fmhaSoftmax(Backward)?"')
+_CAUSAL = re.compile(r'"mask_type": ?"CAUSAL"')
+_LENGTHS = np.log2([512, 1024, 2048, 4096, 8192, 16384])
+_TERAFLOPS = {
+    (False, 64): (335, 373, 395, 408, 412, 413),
+    (False, 128): (497, 574, 617, 609, 600, 595),
+    (True, 64): (266, 348, 395, 417, 432, 433),
+    (True, 128): (305, 408, 465, 499, 518, 516),
+}
+"""What cuDNN reaches on an H100 without a mask, of each pass (whether it is the backward one) and features of a head,
+by how many positions there are: Shah et al., FlashAttention-3, https://arxiv.org/abs/2407.08608, figures 5 and 6."""
+_WITH_CAUSAL_MASK = (0.63, 0.71, 0.78, 0.85, 0.88, 0.91)
+"""The part of that which the forward pass reaches with a causal mask, 128 features; so all, for want of others."""
+
+
+def cudnn_seconds(op: Instruction, backward: bool, computation: Computation) -> float:
+    """Seconds of the arithmetic of attention by cuDNN: two products of the scores that are seen, or five."""
+    query, key = _operands(op, computation)[:2]
+    batch, heads, queries, features = query.shape
+    scores, length = float(batch * heads * queries * key.shape[2]), math.log2(max(queries, 1))
+    rate = 1e12 * np.interp(length, _LENGTHS, _TERAFLOPS[backward, 64 if features <= 64 else 128])
+    if _CAUSAL.search(op.attributes):
+        scores, rate = scores / 2, rate * np.interp(length, _LENGTHS, _WITH_CAUSAL_MASK)
+    return float(2 * (5 if backward else 2) * scores * features / rate)
 
 
 # Matmuls and convolutions
