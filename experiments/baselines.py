@@ -39,7 +39,7 @@ from unity_jax.search import joint as search
 from unity_jax.search.build import Builder
 from unity_jax.search.candidate import NO_PINS, Candidate, best, finish
 from unity_jax.search.decompose import Place
-from unity_jax.search.experts import Expert, expert_seeds, experts
+from unity_jax.search.experts import Expert, divides, expert_seeds, experts
 from unity_jax.search.fold import folded
 from unity_jax.search.implementing import implemented
 from unity_jax.search.options import SearchOptions
@@ -191,8 +191,7 @@ class Experts:
         self.deep = folded(whole, NO_PINS)
         program = whole if self.deep is None else self.deep.program
         self.of, self.program, self.machine, self.rules = whole, program, machine, RuleCache()
-        state = [program.graph.inputs[i] for i in program.ties.values()]
-        self.uneven = any(t.rank > 1 and all(n % machine.num_devices for n in t.shape) for t in state)
+        self.uneven = not divides(program, machine.num_devices)
         self.traffic = Traffic.of(program.graph, machine.device.compiler)
         self.builders = {
             mesh: Builder(program.graph, program.ties, Resharder(machine, mesh), machine, self.rules, self.traffic)

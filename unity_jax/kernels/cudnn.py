@@ -27,28 +27,18 @@ TYPES = {"bfloat16": "BF16", "float16": "F16"}
 def takes(spec: Spec, x: Operands) -> bool:
     """Whether cuDNN computes both passes, on GPUs of compute capability 8.0 and later: one type of 16 bits, features in
     multiples of eight; with a causal mask, as many keys as queries."""
-    queries, keys = x.q.shape[2], x.k.shape[2]
-    (features, *others), (dtype, *types) = ([of(t) for t in x[:3]] for of in (_features, _dtype))
+    (_, _, queries, features), keys = x.q.shape, x.k.shape[2]
     return (
         x.bias is None
         and x.mask is None
         and spec.keep == 1
-        and dtype in TYPES
-        and set(types) == {dtype}
-        and set(others) == {features}
-        and features <= WIDEST
+        and str(x.q.dtype) in TYPES
+        and all(t.dtype == x.q.dtype and t.shape[3] == features for t in (x.k, x.v))
         and features % 8 == 0
-        and (queries == keys if spec.causal else min(queries, keys) > 0)
+        and 0 < features <= WIDEST
+        and (queries == keys if spec.causal else queries > 0)
         and keys > 1
     )
-
-
-def _features(t: Any) -> int:
-    return int(t.shape[3])
-
-
-def _dtype(t: Any) -> str:
-    return str(t.dtype)
 
 
 def forward(spec: Spec, x: Operands) -> Residuals:
@@ -78,7 +68,7 @@ def _call(
     """
     (batch, heads, queries, _), keys = x.q.shape, x.k.shape[2]
     scores = {
-        "element_type": TYPES[_dtype(x.q)],
+        "element_type": TYPES[str(x.q.dtype)],
         "dimensions": [str(n) for n in (batch, heads, queries, keys)],
         "layout": {"minor_to_major": ["3", "2", "1", "0"]},
         "is_dynamic_dimension": [False] * 4,

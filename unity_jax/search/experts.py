@@ -75,6 +75,13 @@ def experts(mesh: MeshAxes) -> Iterator[Expert]:
         yield Expert(names, tables=tables)
 
 
+def divides(program: Program, devices: int) -> bool:
+    """Whether each matrix of the state has a dimension that so many devices divide. Where they do not, an expert of all
+    axes of a mesh shards it over those that do (hybrid sharding), which no coarser mesh has."""
+    state = (program.graph.inputs[i] for i in program.ties.values())
+    return all(t.rank < 2 or any(n % devices == 0 for n in t.shape) for t in state)
+
+
 def expert_seeds(
     program: Program,
     built: Built,

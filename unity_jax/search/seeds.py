@@ -10,7 +10,7 @@ import numpy as np
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.built import Built
-from unity_jax.search.experts import Expert, expert_seeds, experts
+from unity_jax.search.experts import Expert, divides, expert_seeds, experts
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.rule_cache import RuleCache
 
@@ -43,9 +43,15 @@ class Seeds:
         if key not in self._found:
             styles = (e for e in experts(mesh) if not (near and any(self.was_far(*at) for at in e.named(mesh))))
             if new:
-                styles = (e for e in styles if e.is_combined and (len(mesh.names) == 2 or e.over or len(e.data) == 2))
+                styles = (e for e in styles if self._is_new(e, mesh))
             self._found[key] = self.completed(built, styles)
         return self._found[key]
+
+    def _is_new(self, expert: Expert, mesh: MeshAxes) -> bool:
+        """Whether no coarser mesh can express an expert; one that shards over all axes, if some weight cannot be."""
+        if not expert.is_combined:
+            return expert.shard_state and len(mesh.names) == 2 and not divides(self.program, mesh.num_devices)
+        return len(mesh.names) == 2 or bool(expert.over) or len(expert.data) == 2
 
     def near(self, mesh: MeshAxes, meshes: Sequence[MeshAxes]) -> Iterator[Expert]:
         """The experts of a mesh that no coarser one of some meshes expresses, and that were not far behind: here, or if
