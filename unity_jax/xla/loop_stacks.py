@@ -27,7 +27,7 @@ def fill(module: Module, loop: Instruction) -> None:
         return
     root, roles = loop.kernel.root, Scan.of(loop.kernel.root.params)
     stacks, given = set(root.outputs[roles.stacked]), (*root.inputs[roles.carried], *root.inputs[roles.sliced])
-    awaited = {module.base.get(t, t) for t in given} if root.backward else {}
+    awaited = {module.base.get(t, t) for t in given} if root.backward else set()
     after = [t for t in loop.after if t in awaited]
     filled = [b for b in loop.makes if b.tensor in stacks]
     loop.makes = [b for b in loop.makes if b.tensor not in stacks]
