@@ -20,8 +20,8 @@ from unity_jax.search.options import SearchOptions
 FORCED = SearchOptions(attention="kernel")
 
 
-def of_step(name):
-    model = models.get(name, "tiny", dtype=jnp.bfloat16)
+def of_step(name, **changes):
+    model = models.get(name, "tiny", dtype=jnp.bfloat16, **changes)
     return trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0)
 
 
@@ -43,6 +43,13 @@ def test_it_is_found_in_the_zoo(name, forward, both, causal, drops):
     for group in groups:
         assert group.scores.causal == causal and (group.drop is not None) == drops
         assert not group.gradients or set(group.gradients) == set("qkv")
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_mask_made_ahead_of_checkpointed_layers_is_causal_in_them(remat):
+    """Behind the barrier of `jax.checkpoint` it is what it is ahead of it."""
+    groups = found(of_step("llama", scan=False, remat=remat))
+    assert [g.scores.causal for g in groups] == [True] * (4 if remat else 2)
 
 
 def test_of_an_encoder_and_a_decoder_each_has_its_own_masks():

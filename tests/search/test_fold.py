@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from typing import Any
@@ -32,14 +33,17 @@ H100 = Machine.preset("h100:8")
 Shape = jax.ShapeDtypeStruct
 
 
-def step(params: Any, moments: Any, batch: Any) -> Any:
+def residual(x: jax.Array, layer: Any) -> jax.Array:
+    return x + jax.nn.gelu(x * layer["scale"] @ layer["up"]) @ layer["down"]
+
+
+def step(params: Any, moments: Any, batch: Any, layer_of: Any = residual) -> Any:
     """Adam on residual layers whose parameters are sorted by name: layer 10 comes before layer 2."""
 
     def loss(params: Any) -> jax.Array:
         x = jnp.tanh(batch["x"] @ params["in"])
         for i in range(len(params) - 2):
-            layer = params[f"layer_{i}"]
-            x = x + jax.nn.gelu(x * layer["scale"] @ layer["up"]) @ layer["down"]
+            x = layer_of(x, params[f"layer_{i}"])
         return optax.softmax_cross_entropy_with_integer_labels((x @ params["out"]).astype(F32), batch["y"]).mean()
 
     adam = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
@@ -47,13 +51,14 @@ def step(params: Any, moments: Any, batch: Any) -> Any:
     return optax.apply_updates(params, updates), moments
 
 
-def program(layers: int) -> Program:
+def program(layers: int, layer_of: Any = residual) -> Program:
     layer = {"up": Shape((1024, 4096), BF16), "down": Shape((4096, 1024), BF16), "scale": Shape((1024,), BF16)}
     params = {f"layer_{i}": layer for i in range(layers)}
     params |= {"in": Shape((1024, 1024), BF16), "out": Shape((1024, 32_000), BF16)}
     moments = jax.eval_shape(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)).init, params)
     batch = {"x": Shape((8192, 1024), BF16), "y": Shape((8192,), jnp.int32)}
-    return trace(step, (params, moments, batch), {}, donate_argnums=(0, 1))
+    of = functools.partial(step, layer_of=layer_of)
+    return trace(of, (params, moments, batch), {}, donate_argnums=(0, 1))
 
 
 def of(whole: Program) -> Folded:
@@ -127,9 +132,15 @@ def test_what_is_not_deep_is_not_folded() -> None:
     assert folded(program(4), NO_PINS) is None
 
 
+NEAR = {"kept": (residual, 0.05, 0.1, 0.07), "again": (jax.checkpoint(residual), 0.085, 0.13, 0.08)}
+"""A layer, and to within what part of them folded programs tell seconds, bytes and costs of the problem."""
+
+
+@pytest.mark.parametrize("kind", NEAR)
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)])
-def test_experts_take_as_long_and_as_much_as_on_the_whole(sizes: tuple[int, ...]) -> None:
-    whole, axes = program(12), mesh(*sizes)
+def test_experts_take_as_long_and_as_much_as_on_the_whole(sizes: tuple[int, ...], kind: str) -> None:
+    layer_of, *near = NEAR[kind]
+    whole, axes = program(12, layer_of), mesh(*sizes)
     found = []
     for one in (whole, of(whole).program):
         planner = Planner(one, H100)
@@ -140,9 +151,9 @@ def test_experts_take_as_long_and_as_much_as_on_the_whole(sizes: tuple[int, ...]
     assert set(found[0]) == set(found[1])
     for name, (plan, cost) in found[0].items():
         small, as_much = found[1][name]
-        assert small.seconds == pytest.approx(plan.seconds, rel=0.05), name
-        assert small.memory.peak_bytes == pytest.approx(plan.memory.peak_bytes, rel=0.1), name
-        assert as_much == pytest.approx(cost, rel=0.07), name
+        assert small.seconds == pytest.approx(plan.seconds, rel=near[0]), name
+        assert small.memory.peak_bytes == pytest.approx(plan.memory.peak_bytes, rel=near[1]), name
+        assert as_much == pytest.approx(cost, rel=near[2]), name
 
 
 def moved(plan: Candidate) -> Counter[str]:

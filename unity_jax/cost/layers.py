@@ -104,17 +104,22 @@ def more_bytes(module: Module) -> int:
         return max(within.values(), default=0)
     mine = [any(b.tensor.times > 1 for b in i.makes) for i in module.schedule]
     turn = _passes(after, mine)
-    later = set[Buffer]()  # of what a layer reads what was not made in this pass of it
-    for position, i in enumerate(module.schedule):
-        early = (b for b in i.reads if (at := begins[b]) < position and (not mine[at] or turn[at] < turn[position]))
-        later.update(early if mine[position] else ())
     first = np.concatenate([[0], 1 + np.flatnonzero(np.diff(layer) > _APART)])
     starts, stops = layer[first], np.concatenate([layer[first[1:] - 1], layer[-1:]])
+    run = [int(np.searchsorted(starts, position, side="right")) - 1 for position in range(len(module.schedule))]
+    back = [i.kernel is not None and i.kernel.root.backward for i in module.schedule]
+    later = set[Buffer]()  # of what a layer reads what was not made in this pass of it, nor computed again for it
+    for position, i in enumerate(module.schedule):
+        for b in i.reads if mine[position] else ():
+            at = begins[b]
+            again = back[at] and run[at] == run[position]
+            if at < position and (not mine[at] or (turn[at] < turn[position] and not again)):
+                later.add(b)
     once, every = np.zeros((2, len(module.schedule) + 1))
     for b, begin in begins.items():
         size, times = b.temporary, b.tensor.times
         if size and times > 1:
-            at = int(np.searchsorted(starts, begin, side="right")) - 1
+            at = run[begin]
             beyond = ends[b] - stops[at] > max(_APART, stops[at] - starts[at])
             times = times if beyond or b in later else 1
         once[[begin, ends[b] + 1]] += size, -size

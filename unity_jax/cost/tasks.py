@@ -141,7 +141,7 @@ class _Writer:
         result that a kernel of another layer makes is there when it can be computed."""
         for op in (op for op in kernel.ops if op.times > 1):
             for i in own:
-                self.enters[i].update(t.enters for t in op.inputs if t.enters)
+                self.enters[i].update(t.enters for t in (*op.inputs, *kernel.waits) if t.enters)
             for t in (t for t in op.outputs if t.leaves):
                 for i in done if kernel.root.times > 1 and t in kernel.writes else self._behind(op, kernel):
                     self.leaves[i].add(t.leaves)

@@ -17,7 +17,8 @@ LARGEST = 2**26
 
 
 class Constants:
-    """The constants of a program. Those of a loop are known in its body."""
+    """The constants of a program. Those of a loop are known in its body, and what `jax.checkpoint` hands on behind its
+    barrier is what it is ahead of that."""
 
     def __init__(self, graph: Graph) -> None:
         self._maker = {t: op for op in graph.walk() for t in op.outputs}
@@ -26,6 +27,8 @@ class Constants:
             if op.name == "scan":
                 role = Scan.of(op.params).constants
                 self._outer.update(zip(op.bodies[0].inputs[role], op.inputs[role], strict=True))
+            elif op.name == "optimization_barrier":
+                self._outer.update(zip(op.outputs, op.inputs, strict=True))
         self._known: dict[Tensor, bool] = {}
         self.value = functools.cache(self._value)
 
@@ -52,7 +55,7 @@ class Constants:
         return float(first) if (different == first).all() else None
 
     def _outside(self, t: Tensor) -> Tensor:
-        """What a constant of a loop is outside of it."""
+        """What a constant of a loop is outside of it, and one behind a barrier ahead of that."""
         while t in self._outer:
             t = self._outer[t]
         return t

@@ -9,7 +9,7 @@ z': f32[32@data] = reduce[model] z
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from unity_jax.network.reshard import Resharder
@@ -120,14 +120,15 @@ class _Assembler:
         read = [{t for op in graph.ops if op.backward == late for t in op.inputs} for late in (False, True)]
         self.both = read[0] & read[1]
         backward = bool(read[1])
-        self.left = {t.leaves: lay for op in graph.ops if op.times > 1 for t, lay in self._leaving(op)}
+        leaving = (t for op in graph.ops if op.times > 1 for t in op.outputs if t.leaves)
+        self.left = {t.leaves: lay for t in leaving if (lay := self._made(graph, t)) is not None}
         for op in graph.ops:
             if self.away and op.name != "scan":
                 self._bring(op.inputs, op.backward)
             if is_free(op):
                 self.free.update((t, op) for t in op.outputs)
             elif passes_layouts(op):
-                operands = [self._home(t) for t in op.inputs]
+                operands = [self._home(t) for t in self._inputs(op)]
                 self._append(
                     op, operands, [self._define(t, h.layout) for t, h in zip(op.outputs, operands, strict=True)]
                 )
@@ -195,8 +196,7 @@ class _Assembler:
 
     def _compute(self, op: Op) -> None:
         shard = self.rules.shard(op, self.resharder.mesh, self.decisions.strategies[op])
-        inputs = self._inputs(op, shard.operand_layouts) if self.left else op.inputs
-        operands = self.operands(op, shard.operand_layouts, inputs)
+        operands = self.operands(op, shard.operand_layouts, self._inputs(op, shard.operand_layouts))
         outs = [self._define(t, lay) for t, lay in zip(op.outputs, shard.result_layouts, strict=True)]
         self._append(op, operands, outs, shard=shard)
         for t in op.outputs:
@@ -204,25 +204,33 @@ class _Assembler:
             if held is not None and held != self.copies[t][0].tensor.layout:
                 self.copies[t] = [_Copy(self._fetch(t, held, op.backward), False, True)]
 
-    def _leaving(self, op: Op) -> Iterator[tuple[Tensor, Layout]]:
-        """What leaves a layer that an op is of, as it lies there."""
-        if op in self.decisions.strategies and any(t.leaves for t in op.outputs):
-            made = self.rules.shard(op, self.resharder.mesh, self.decisions.strategies[op]).result_layouts
-            for t, layout in zip(op.outputs, made, strict=True):
-                held = self.decisions.layouts.get(t) or layout
-                if t.leaves and held is not None:
-                    yield t, held
+    def _made(self, graph: Graph, t: Tensor) -> Layout | None:
+        """How a tensor is made, or held; None where no strategy says it."""
+        held, op = self.decisions.layouts.get(t), graph.producer.get(t)
+        if held is not None or op is None:
+            return held
+        if passes_layouts(op):
+            return self._made(graph, op.inputs[op.outputs.index(t)])
+        strategy = self.decisions.strategies.get(op)
+        if strategy is None:
+            return None
+        return self.rules.shard(op, self.resharder.mesh, strategy).result_layouts[op.outputs.index(t)]
 
-    def _inputs(self, op: Op, layouts: Sequence[Layout]) -> list[Tensor]:
+    def _inputs(self, op: Op, layouts: Sequence[Layout] | None = None) -> Sequence[Tensor]:
         """The operands of an op of a folded program, those in the place of others that it moves as often as it runs.
 
         What enters the first of the layers that one stands for is in its place in the others, too; these read what
         leaves the layer before, as that lies. What is behind the last layer reads of that alone.
+
+        **Arguments:** `layouts`: that the op needs; None if it takes whatever comes.
         """
+        if not self.left:
+            return op.inputs
         found = list[Tensor]()
-        for t, wanted in zip(op.inputs, layouts, strict=True):
+        for i, t in enumerate(op.inputs):
             lies = self.left.get(t.enters if op.times > 1 else t.leaves)
-            if lies is None or t.times == op.times or self._home(t).layout == lies == wanted:
+            is_as_needed = lies == self._home(t).layout == (lies if layouts is None else layouts[i])
+            if lies is None or t.times == op.times or is_as_needed:
                 found.append(t)
                 continue
             if t not in self.between:
