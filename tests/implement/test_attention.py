@@ -1,17 +1,19 @@
 """Attention is found however it is written, and computes the same as a kernel."""
 
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 import models
 import unity_jax as unity
 from experiments.validation.programs import VALIDATION
 from tests.implement.attentions import WAYS, by_einsum, by_hand, drawn, found, gradients, mesh, with_bernoulli
 from unity_jax.implement.attention import attentions
-from unity_jax.implement.constants import Constants
+from unity_jax.implement.constants import LARGEST, Constants
 from unity_jax.machine.machine import Machine
 from unity_jax.program import trace
 from unity_jax.search.implementing import implemented
@@ -50,6 +52,20 @@ def test_a_mask_made_ahead_of_checkpointed_layers_is_causal_in_them(remat):
     """Behind the barrier of `jax.checkpoint` it is what it is ahead of it."""
     groups = found(of_step("llama", scan=False, remat=remat))
     assert [g.scores.causal for g in groups] == [True] * (4 if remat else 2)
+
+
+def test_a_causal_mask_that_each_example_has_is_causal():
+    """As Flax makes it of tokens: alike for all, and with more elements than are computed."""
+    tokens, x = jax.ShapeDtypeStruct((4096, 256), jnp.int32), jax.ShapeDtypeStruct((4096, 256, 32), jnp.bfloat16)
+    module = linen.MultiHeadDotProductAttention(num_heads=4, dtype=jnp.bfloat16)
+
+    def loss(weights, tokens, x):
+        return jnp.sum(module.apply(weights, x, mask=linen.make_causal_mask(tokens)).astype(jnp.float32) ** 2)
+
+    weights = jax.eval_shape(module.init, jax.random.key(0), x)
+    (group,) = found(trace(jax.grad(loss), (weights, tokens, x), {}))
+    assert group.scores.causal and not group.scores.hiding
+    assert math.prod(tokens.shape) * tokens.shape[1] > LARGEST
 
 
 def test_of_an_encoder_and_a_decoder_each_has_its_own_masks():

@@ -12,12 +12,11 @@ from unity_jax.cost.compute import Work, op_work, total
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
 from unity_jax.network.communication import collective_seconds
-from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rule import Shard
 from unity_jax.pcg.graph import Graph, Tensor, nested
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.xla.kernel import Kernel, Use
-from unity_jax.xla.op_classes import PRODUCTS
+from unity_jax.xla.op_classes import KERNELS, PRODUCTS
 
 
 def local_bytes(tensor: Tensor, mesh: MeshAxes) -> int:
@@ -33,7 +32,7 @@ def host_seconds(tensors: Iterable[Tensor], mesh: MeshAxes, device: Device) -> f
 
 def strategy_seconds(shard: Shard, machine: Machine, use: Use) -> tuple[float, float]:
     """Seconds of one op under one strategy: its own collectives and its arithmetic; and those that it adds at least to
-    any step: all of a matmul or of a loop that is a kernel, elsewhere the memory traffic, which no other part of the
+    any step: all of a matmul or of a kernel of ours, elsewhere the memory traffic, which no other part of the
     device does meanwhile for the ops of the same kernel; nothing where it rides along with a matmul.
 
     Which ops share a kernel, its start, and how arrays lie depends on the plan.
@@ -42,7 +41,7 @@ def strategy_seconds(shard: Shard, machine: Machine, use: Use) -> tuple[float, f
     communication = sum(collective_seconds(machine, shard.mesh, c.kind, c.bytes, c.axes) for c in inner)
     work = op_work(shard, machine.device, use)
     least = op_work(shard, machine.device, use._replace(rows=())) if use.rows else work
-    if shard.op.name in PRODUCTS or shard.op.name == NAME:
+    if shard.op.name in PRODUCTS | KERNELS:
         sure = least._replace(swept=0.0, turned=0.0).seconds(machine.device)
     else:
         sure = 0.0 if use.rides else least.memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
 
 LARGEST = 2**26
-"""Elements of the largest array that is computed."""
+"""Elements of the largest array that is computed; dimensions along which it is broadcast are left out."""
 
 
 class Constants:
@@ -40,10 +40,16 @@ class Constants:
         if not self._is_constant(t):
             return None
         op = self._maker[t]
-        if math.prod(t.shape) > LARGEST and op.name not in _VIEWS:
+        values = [v for v in map(self.value, op.inputs) if v is not None]
+        if len(values) < len(op.inputs):
             return None
-        values = [self.value(x) for x in op.inputs]
-        return None if any(v is None for v in values) else np.asarray(_EVERY[op.name](op, *values))
+        if op.name in _ELEMENTWISE:
+            values = _narrow(values, t.shape)
+        elif op.name not in _VIEWS and math.prod(t.shape) > LARGEST:
+            return None
+        if max((v.size for v in values), default=0) > LARGEST and op.name not in _VIEWS:
+            return None
+        return np.broadcast_to(_EVERY[op.name](op, *values), t.shape)
 
     def scalar(self, t: Tensor) -> float | None:
         """The number that all elements of a constant are; None where they differ."""
@@ -75,6 +81,13 @@ class Constants:
             self._known.setdefault(now, all(self._known.get(x, False) for x in reads))
             waiting.pop()
         return self._known[t]
+
+
+def _narrow(values: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Operands of an elementwise op, one long where all of them are broadcast."""
+    whole = [v for v in values if v.ndim == len(shape)]
+    cut = tuple([slice(None if any(v.shape[d] > 1 and v.strides[d] for v in whole) else 1) for d in range(len(shape))])
+    return [v[cut] if v.ndim == len(shape) else v for v in values]
 
 
 def elementwise(op: Op, *values: Any) -> np.ndarray:
@@ -139,7 +152,7 @@ def _shaped(op: Op, x: np.ndarray) -> np.ndarray:
     return np.reshape(x, op.outputs[0].shape)
 
 
-_VIEWS = ("broadcast_in_dim", "transpose")
+_VIEWS = ("broadcast_in_dim", "iota", "transpose")
 """Of any size: what they make takes no memory of its own."""
 _EVERY: Mapping[str, Callable[..., Any]] = {
     **_ELEMENTWISE,

@@ -183,15 +183,18 @@ class Finder:
         return value is not None and bool(((value == 0) | (value <= HIDDEN)).all()) and _is_triangle(value == 0)
 
     def _table(self, found: Scores, of: Labelled) -> np.ndarray | None:
-        """A constant of one query dimension and the keys."""
-        dims = [d for d, label in enumerate(of.dims) if label is not None]
-        labels = [of.dims[d] for d in dims]
-        if len(labels) != 2 or labels[1] != found.key or found.q is None or labels[0] not in found.q.dims:
-            return None
-        if any(n > 1 for d, n in enumerate(of.tensor.shape) if d not in dims):
+        """A constant by queries and keys, alike along all that it has besides."""
+        shape = of.tensor.shape
+        if found.q is None or found.k is None or any(n > 1 and of.dims[d] is None for d, n in enumerate(shape)):
             return None
         value = self.constants.value(of.tensor)
-        return None if value is None else value.reshape([of.tensor.shape[d] for d in dims])
+        if value is None:
+            return None
+        varies = [d for d, n in enumerate(shape) if n > 1 and value.strides[d]]
+        labels = [of.dims[d] for d in varies]
+        if len(varies) != 2 or labels[1] != found.key or labels[0] not in found.q.dims or labels[0] in found.k.dims:
+            return None
+        return np.asarray(value[tuple(slice(None) if d in varies else 0 for d in range(len(shape)))])
 
 
 def _is_triangle(seen: np.ndarray) -> bool:

@@ -17,7 +17,6 @@ from unity_jax import _compat
 from unity_jax.cost.program import host_seconds, strategy_seconds
 from unity_jax.machine.machine import Machine
 from unity_jax.network.reshard import Resharder
-from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rule import Strategy
 from unity_jax.ops.strategies import alike, making, port_layouts
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips, with_layout
@@ -31,7 +30,7 @@ from unity_jax.search.problem import Problem
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.sample import internal, storable
 from unity_jax.xla.kernel import Use
-from unity_jax.xla.op_classes import PRODUCTS
+from unity_jax.xla.op_classes import KERNELS, PRODUCTS
 from unity_jax.xla.traffic import Traffic
 
 
@@ -254,10 +253,10 @@ class _Build:
         return np.ascontiguousarray(seconds.T[:, which])
 
     def _start(self, op: Op, use: Use) -> float:
-        """Seconds to start the kernels of an op, those of matmuls and loops aside, whose arithmetic has them; what
+        """Seconds to start the kernels of an op, those of matmuls and ours aside, whose arithmetic has them; what
         reads nothing is written ahead, and scalars are part of other kernels."""
         scalar = all(t.rank == 0 for t in (*op.inputs, *op.outputs))
-        free = op.name in PRODUCTS or op.name == NAME or not any(use.counts) or scalar
+        free = op.name in PRODUCTS | KERNELS or not any(use.counts) or scalar
         return 0.0 if free else use.launches * self.b.machine.device.kernel_overhead
 
     def _node(
