@@ -18,6 +18,7 @@ from experiments.tables import (
     expert_plans,
     iopddl,
     kernels,
+    long_sequences,
     measured,
     mesh_sweep,
     passes,
@@ -272,6 +273,14 @@ SECTIONS = (
         kernels.verdict,
         lambda rows: [kernels.table(rows)],
         kernels.CODE,
+    ),
+    Section(
+        "Whole steps with attention by kernels, compiled and judged",
+        long_sequences,
+        "long_sequences.csv",
+        long_sequences.verdict,
+        lambda rows: [long_sequences.table(rows)],
+        long_sequences.CODE,
     ),
     Section(
         "Recurrent layers on TPUs, by the schedules of their kernels",

@@ -33,8 +33,9 @@ def attention(
     """`jax.nn.dot_product_attention`, with dropout: softmax(scale * query @ key.T + bias) @ value, by heads.
 
     Scores are computed block by block and never in memory on TPUs and GPUs, forward and backward (FlashAttention-2,
-    Dao 2023, https://arxiv.org/abs/2307.08691); on CPUs by plain JAX operations. In a step that is planned it is one op
-    of each pass, which the batch and the heads may be split of.
+    Dao 2023, https://arxiv.org/abs/2307.08691), on GPUs by cuDNN what that takes (`cudnn`), whose gradients are added
+    up in any order unless `xla_gpu_deterministic_ops` is set; on CPUs by plain JAX operations. In a step that is
+    planned it is one op of each pass, which the batch and the heads may be split of.
 
     **Arguments:**
     - `query`: [batch, queries, heads, features]. `key`, `value`: [batch, keys, groups, features], where heads are a
