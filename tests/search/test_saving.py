@@ -165,7 +165,7 @@ def test_every_layer_of_a_deep_program_saves_memory():
     step, run, args = deep()
     plan = run.plan(*args)
     barriers = [op for op in plan.bound().graph.ops if op.name == "optimization_barrier"]
-    assert plan.fits and 15 <= len(barriers) <= 16  # the last layer may keep what it needs at once
+    assert plan.fits and 14 <= len(barriers) <= 16  # the last layers may keep what there is memory for
     close(run(*args), jax.jit(step)(*args))
 
 
