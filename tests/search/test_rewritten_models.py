@@ -166,6 +166,8 @@ def test_falcon_reduces_once_for_both_branches_of_a_block_and_gathers_weights_th
     kept = [op for op in weights if op.backward and op.inputs[0] not in maker]  # cast in the forward pass, and read so
     inside = {t for op in found.pcg.walk() for body in op.bodies for t in body.inputs}
     assert len(kept) == 4 and inside.issuperset(op.inputs[0] for op in kept)
+    (further,) = [op for op in weights if op not in cast and op not in kept]  # one of those over the other axis, too
+    assert further.backward and maker[further.inputs[0]] in kept
     assert {str(op.inputs[0].dtype) for op in weights} == {"bfloat16"}
 
 

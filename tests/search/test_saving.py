@@ -138,13 +138,13 @@ def close(got, want, tolerance=2e-5):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance / 2)
 
 
-def deep():
-    """A program of 16 layers under a limit: how it is planned, and its arguments."""
+def deep(part=0.4):
+    """A program of 16 layers within a part of what it needs: how it is planned, and its arguments."""
     weights, x = arguments(16)
     args = jax.tree.map(lambda w: w / 4, weights), x, jax.random.key(1)  # larger ones make much of any rounding
     step, options = steps.sgd(steps.dropped), unity.Options(cache=None)
     free = unity.auto_shard(step, options=options).plan(*args)
-    return step, unity.auto_shard(step, memory_limit=0.4 * free.predicted.peak_bytes, options=options), args
+    return step, unity.auto_shard(step, memory_limit=part * free.predicted.peak_bytes, options=options), args
 
 
 @pytest.mark.usefixtures("whole_batch")
@@ -162,10 +162,10 @@ def test_every_layer_of_a_deep_program_runs_by_chunks(monkeypatch):
 @pytest.mark.usefixtures("whole_batch", "in_one")
 def test_every_layer_of_a_deep_program_saves_memory():
     """It is planned folded; what that saves in its three layers, all do."""
-    step, run, args = deep()
+    step, run, args = deep(0.35)
     plan = run.plan(*args)
     barriers = [op for op in plan.bound().graph.ops if op.name == "optimization_barrier"]
-    assert plan.fits and 14 <= len(barriers) <= 16  # the last layers may keep what there is memory for
+    assert plan.fits and 15 <= len(barriers) <= 16  # the last layer may keep what it needs at once
     close(run(*args), jax.jit(step)(*args))
 
 

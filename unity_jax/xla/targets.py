@@ -55,9 +55,9 @@ class Target:
     **Fields**, of kernels: `fusing`; `library`: products, convolutions and attention that `kernels.cudnn` takes are
     calls of a library, and products deep and narrow are split (`xla.dots.split`); `lanes`: images lie with batch and
     features in tiles, for which convolutions are scheduled (`cost.products`); `vectors`: a batch of vectors times
-    matrices is elementwise; `sweeps`: what passes
-    over float32 values, or is a kernel of one instruction, takes longer than its bytes; `sorts`: rows are sorted before
-    they are added to a table; `counter_kernel`: a loop counts its iterations in a kernel of their own.
+    matrices is elementwise; `sweeps`: what passes over float32 values, or is a kernel of one instruction, takes longer
+    than its bytes; `sorts`: rows are sorted before they are added to a table; `counter_kernel`: a loop counts its
+    iterations in a kernel of their own.
 
     Of collectives: `combined`: the kinds of moves of which it makes one (`xla.collective_combiner`), `combined_bytes`:
     results of so many bytes at most (0: it combines none); `gathers_apart`: it gathers no result in the place of a
