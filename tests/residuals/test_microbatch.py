@@ -75,6 +75,26 @@ def test_loops_over_layers_are_within_the_loop_over_microbatches():
     assert [op.params["length"] for op in loop(changed).bodies[0].ops if op.name == "scan"] == [3, 3]
 
 
+def test_what_is_made_of_weights_behind_barriers_is_computed_anew():
+    """`jax.checkpoint` ties the weights of an unrolled layer to what has rows, and then they are cast."""
+
+    def cast(params, x):
+        @jax.checkpoint
+        def layer(x, v, w):
+            v, w = v.astype(np.float32), w.astype(np.float32)
+            return x + jnp.tanh(jax.nn.gelu(x @ v) @ w)
+
+        for v, w in params:
+            x = layer(x, v, w)
+        return (x**2).mean()
+
+    params = steps.parameters(dtype=np.float16)
+    changed = check(cast, (params, steps.batch()), {1}, 4)
+    within = [op.name for op in loop(changed).bodies[0].ops]
+    assert "optimization_barrier" not in [op.name for op in changed.graph.ops]
+    assert within.count("optimization_barrier") == len(params)
+
+
 def test_random_bits_within_loops_over_layers_are_those_of_the_whole_batch():
     def dropped(params, x, key):
         def layer(x, now):

@@ -82,7 +82,9 @@ class _Walk:
     """What runs by microbatches, in the order of the program.
 
     **Fields:** `inside`: these ops; `before`: ops that all rows are needed for, which is small; `terms`: results that
-    are parts of sums; `late`: what is known only after all microbatches; `factors` and `rules` of ops that are cut.
+    are parts of sums; `late`: what is known only after all microbatches; `anew`: what has no rows and comes out of a
+    barrier with some that do (the weights of layers with `jax.checkpoint`), so that each microbatch computes what is
+    made of it; `factors` and `rules` of ops that are cut.
     """
 
     graph: Graph
@@ -94,6 +96,7 @@ class _Walk:
     before: set[Op] = field(default_factory=set)
     terms: set[Tensor] = field(default_factory=set)
     late: set[Tensor] = field(default_factory=set)
+    anew: set[Tensor] = field(default_factory=set)
     factors: dict[Op, int] = field(default_factory=dict)
     rules: dict[Op, Rule] = field(default_factory=dict)
     zeros: set[Tensor] = field(default_factory=set)
@@ -125,6 +128,9 @@ class _Walk:
         """An op without rows."""
         if not self.late.isdisjoint(op.inputs):
             self.late.update(op.outputs)
+        elif not self.anew.isdisjoint(op.inputs):
+            self.anew.update(op.outputs)
+            self.inside[op] = None
         if _is_zeros(op, self.zeros):
             self.zeros.update(op.outputs)
 
@@ -152,6 +158,7 @@ class _Walk:
         elif op.bodies:
             raise NoRegionError(op.source)
         elif op.name == "optimization_barrier":
+            self.anew.update(t for t in op.outputs if t not in self.rows)
             late = []
         else:
             self._split(op)

@@ -108,19 +108,17 @@ def _plan(
     followed: Program | None,
     spare: float,
 ) -> Candidate:
-    """The same, of a program that is not folded any further. Meshes of three axes are tried, unless no others are
-    given, where a floor lets them save much. At last, what `jax.checkpoint` would not keep is kept where memory is
-    left."""
+    """The same, of a program that is not folded any further. Finer meshes are tried, those of three axes unless no others
+    are given, where a floor lets them save much: all may wait for what XLA turns and pads, which no problem adds up. At
+    last, what `jax.checkpoint` would not keep is kept where memory is left."""
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     few = [mesh for mesh in meshes if len(mesh.names) < 3] or meshes
     found = _on_meshes(planner, few, rules, options, followed)
-    searched, more = found.searched, [mesh for mesh in meshes if mesh not in few]
+    searched, more = found.searched, [mesh for mesh in meshes if mesh not in planner.tried(few)]
     if found.fits(planner.limit) and not found.program.savings:
         for of in dict.fromkeys((found.program, program)):  # as it is, it may win there where it does not elsewhere
             other = planner if of is program else planner.like(of)
-            for mesh in more:
-                if found.lower_bound < (1 - LIMITS.finer) * found.seconds:
-                    found = other.plan([mesh], [found], seeded=True)
+            found = _finer(other, found, more)
             searched += other.searched(more)
     if options.checkpoint != "keep":  # what rewrites have changed is not known for what the forward pass made
         as_it_is = [] if found.program is program else [best(planner.sketch(few), planner.limit)]
@@ -144,6 +142,18 @@ def _plan(
     else:
         found = offloaded(found, planner.following)
     return found.noting(searched=searched)
+
+
+def _finer(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:
+    """The best plan over finer meshes, too, where a floor lets them save much; of as many axes, until one is in vain."""
+    vain = set[int]()
+    for mesh in meshes:
+        axes = len(mesh.names)
+        if axes not in vain and found.lower_bound < (1 - LIMITS.finer) * found.seconds:
+            better = planner.plan([mesh], [found], seeded=True)
+            vain |= {axes} if better is found else set()
+            found = better
+    return found
 
 
 def _on_meshes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -94,7 +95,7 @@ def _within(
     found = best([start, *made.values(), *partly], limit)
     fits = sorted((c for c in made.values() if c.fits(limit) and c is not start), key=lambda c: c.seconds)
     if rivals and fits:
-        found = best([found, *_rivalling(start, fits, limit, follow, rivals)], limit)
+        found = best([found, *_rivalling(more, fits, limit, rivals)], limit)
     found = best([found, *more.spilled(limit, found.seconds)], limit)
     wanted = min((free, *made.values()), key=lambda c: c.seconds)
     with contextlib.suppress(NeedsWholeBatchError):
@@ -116,6 +117,12 @@ class _More:
         self.start, self.follow = start, follow
         self.again, self._local = self._checkpoints(start.program.graph), local(start)
         self._kept = dict[int, Candidate]()  # by identity: choices are those below
+
+    def beside(self, start: Candidate) -> _More:
+        """The same of another plan of the same program."""
+        other = copy.copy(self)
+        other.start, other._local, other._kept = start, local(start), {}
+        return other
 
     @functools.cached_property
     def whole(self) -> Choice | None:
@@ -184,12 +191,10 @@ class _More:
         return self.follow(self.start, *saved(part.program, part.found, [how]))
 
 
-def _rivalling(
-    start: Candidate, fits: Sequence[Candidate], limit: float, follow: Follow, rivals: Rivals
-) -> Iterator[Candidate]:
+def _rivalling(more: _More, fits: Sequence[Candidate], limit: float, rivals: Rivals) -> Iterator[Candidate]:
     """What else is planned beside what keeps more (`fits`, the fastest first)."""
-    first, more = fits[0], _since(start, fits[0])
-    found = [first, followed(start, more, rivals.settle)]
+    first, start, follow = fits[0], more.start, more.follow
+    found = [first, followed(start, _since(start, first), rivals.settle)]
     for plan in fits[:AGAIN]:
         found += rivals.anew(plan, best(found, limit).seconds)
     yield from found
@@ -200,7 +205,7 @@ def _rivalling(
     yield from near
     plan = min(near, key=lambda c: c.seconds, default=None)
     if plan is not None and plan.seconds < (1 + LIMITS.recomputed) * first.seconds:
-        yield keeping(near[plan], limit, follow)
+        yield _within(more.beside(near[plan]), limit, lambda _: (), None)
 
 
 def _since(start: Candidate, plan: Candidate) -> Sequence[Saving]:
