@@ -6,6 +6,7 @@
 `experiments/data/expert_plans.csv` has what was published and where: the sizes of the axes for data, FSDP, tensor and
 context (sequence) parallelism, of those plans that need no pipeline, for models of the zoo; which values of a layer are
 computed again in the backward pass (`models._layers.Remat`); and over how many microbatches gradients are accumulated.
+Layers are scanned, in the expert's program and in ours, or unrolled in both where none of them is computed again.
 The slices v5p-128 and v5p-1024 have two cores per chip. Mist's plans are its tuner's answers of one stage. What is not
 taken over: quantization; slices joined by a data-center network. What MaxText keeps on the host (`offloads`) is there,
 where a policy keeps just that; or it is computed again, but layers' inputs, which stay on the device, of more
@@ -80,6 +81,7 @@ OWN = (
     "spilled",
     "cheap",
     "as_published",
+    "is_scanned",
     "follow",
     "experts_plans",
     "pinned",
@@ -104,7 +106,7 @@ def published() -> list[Mapping[str, str]]:
 def measure(what: Mapping[str, str]) -> dict[str, Any]:
     """One row: the expert's plan and ours."""
     machine = Machine.preset(what["machine"])
-    program = program_of(what["model"], what["size"], **sizes_of(what))
+    program = program_of(what["model"], what["size"], **sizes_of(what), scan=is_scanned(what))
     limit = machine.device.memory_bytes
     start = time.process_time()
     found = joint(program, machine)
@@ -203,10 +205,15 @@ def follow(plan: Candidate, program: Program, like: Mapping[Tensor, Tensor]) -> 
 
 def as_published(what: Mapping[str, str]) -> Program:
     """The program of a published plan by what its layers compute again. If those are some, the others' weights are cut
-    out of the stacked ones: unrolled, layers with `jax.checkpoint` have no microbatches."""
+    out of the stacked ones."""
     remat: Remat = {"full": True, "none": False}.get(what["remat"], what["remat"])
     remat = int(remat) if isinstance(remat, str) and remat.isdigit() else remat
-    return program_of(what["model"], what["size"], **sizes_of(what), remat=remat, scan=what["remat"] != "0")
+    return program_of(what["model"], what["size"], **sizes_of(what), remat=remat, scan=is_scanned(what))
+
+
+def is_scanned(what: Mapping[str, str]) -> bool:
+    """Whether layers are a loop over stacked weights, in the expert's program and in ours."""
+    return what["remat"] != "0"
 
 
 def experts_plans(program: Program, machine: Machine, sizes: Mapping[str, int]) -> Iterator[Candidate]:

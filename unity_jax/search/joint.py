@@ -108,9 +108,8 @@ def _plan(
     followed: Program | None,
     spare: float,
 ) -> Candidate:
-    """The same, of a program that is not folded any further. Finer meshes are tried, those of three axes unless no others
-    are given, where a floor lets them save much: all may wait for what XLA turns and pads, which no problem adds up. At
-    last, what `jax.checkpoint` would not keep is kept where memory is left."""
+    """The same, of a program that is not folded any further. At last finer meshes are tried, and what `jax.checkpoint`
+    would not keep is kept where memory is left."""
     planner = Planner(program, machine, limit, pins, max(options.compile_candidates - 1, 0))
     few = [mesh for mesh in meshes if len(mesh.names) < 3] or meshes
     found = _on_meshes(planner, few, rules, options, followed)
@@ -145,7 +144,9 @@ def _plan(
 
 
 def _finer(planner: Planner, found: Candidate, meshes: Sequence[MeshAxes]) -> Candidate:
-    """The best plan over finer meshes, too, where a floor lets them save much; of as many axes, until one is in vain."""
+    """The best plan over finer meshes, too, where a floor lets them save much: those of three axes, and those of two
+    that a plan did not seem to need that waits little for communication. Of as many axes they are tried until one is
+    in vain."""
     vain = set[int]()
     for mesh in meshes:
         axes = len(mesh.names)

@@ -20,9 +20,10 @@ class Limits:
     mesh_saves: float = 0.02
     """The part of a step that a plan for another mesh must be able to save."""
     finer: float = 0.25
-    """The part of a step beyond the floor of its mesh, all arithmetic divided, before meshes of three axes are worth
-    trying: of GPT-3 175B on 512 H100 it is .22, with attention as XLA makes it .13, and none saves a thousandth; of
-    Mixtral 8x7B .46, and one saves a sixth."""
+    """The part of a step beyond the floor of its mesh, all arithmetic divided, before finer meshes are worth trying: of
+    GPT-3 175B on 512 H100 it is .22, with attention as XLA makes it .13, and none of three axes saves a thousandth; of
+    Mixtral 8x7B .46, and one saves a sixth; of U-Net with four images on each of 64 v5e .73, and one of two axes saves
+    .38."""
     many_nodes: int = 16
     """How many parts a level of the network has of which an inner axis may span some."""
     axis_choices: int = 100_000

@@ -1,4 +1,4 @@
-"""Meshes of three axes: tried where a floor lets them save much, and searched for where one of their seeds is near."""
+"""Finer meshes: tried where a floor lets them save much, and searched for where one of their seeds is near."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,13 @@ from jax import ShapeDtypeStruct as Shape
 
 import unity_jax as unity
 from tests.numerics.harness import Case
-from tests.search.planning import mesh
+from tests.search.planning import mesh, program
 from unity_jax.machine.machine import Machine
+from unity_jax.search import joint
+from unity_jax.search.candidate import NO_PINS
 from unity_jax.search.experts import expert_seeds, experts
 from unity_jax.search.limits import LIMITS
+from unity_jax.search.options import SearchOptions
 from unity_jax.search.planner import Planner
 
 
@@ -49,6 +52,17 @@ def test_three_axes_are_not_tried_where_a_step_is_arithmetic():
     plan = planned(8192, 16_384, 2048)
     assert plan.axes.sizes == (128,)
     assert {"x=8, y=2, z=8", "x=4, y=4, z=8"} <= {*plan.searched.skipped}
+
+
+def test_two_axes_win_where_images_of_one_device_are_cut_into_strips():
+    """Little waits for communication, and no arithmetic is uneven: XLA:TPU takes longer for four images of U-Net than
+    for half of eight."""
+    of, machine = program("unet", "full", batch_size=32), Machine.preset("v5e:2x4")
+    meshes = [mesh(8), mesh(4, 2)]
+    (enough,) = Planner(of, machine).sketch(meshes)
+    found = joint.plan(of, machine, None, NO_PINS, meshes, (), SearchOptions(rewrite=False))
+    assert found.mesh == mesh(4, 2)
+    assert found.seconds < (1 - LIMITS.mesh_saves) * enough.seconds
 
 
 def test_hybrid_sharding_keeps_weights_once_in_each_part():
