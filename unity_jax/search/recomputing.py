@@ -29,7 +29,7 @@ from unity_jax.search.rule_cache import RuleCache
 from unity_jax.xla.traffic import Traffic
 
 AGAIN = 3
-"""For how many programs that keep more in all layers other plans are made, and that others follow."""
+"""For how many programs that keep more in all layers the plans beside are made, too."""
 
 WRONG = 2.0
 """By what factor an estimate of what is saved may be too low."""
@@ -195,9 +195,7 @@ def _rivalling(more: _More, fits: Sequence[Candidate], limit: float, rivals: Riv
     """What else is planned beside what keeps more (`fits`, the fastest first)."""
     first, start, follow = fits[0], more.start, more.follow
     found = [first, followed(start, _since(start, first), rivals.settle)]
-    for plan in fits[:AGAIN]:
-        found += rivals.anew(plan, best(found, limit).seconds)
-    yield from found
+    yield from (*found, *rivals.anew(first, best(found, limit).seconds))
     bound = first.seconds + WRONG * (start.seconds - first.seconds)
     others = {c.seconds: c for c in rivals.beside(start) if c.seconds < bound}  # of plans that are alike one
     apart = [c for seconds, c in others.items() if seconds != start.seconds]
