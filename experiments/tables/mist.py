@@ -3,13 +3,17 @@
     python -m experiments.tables.mist
     python -m experiments.tables.mist --sizes gpt3-1.3b
 
-GPT of 2,048 tokens on two or four L4, the batches of Mist's tuned plans, dense attention. Each step is planned
+GPT of 2,048 tokens on two or four L4, the batches of Mist's tuned plans, layers scanned or, as Mist's are, unrolled.
+Each step is planned
 
     planner              as it ships
     all layers alike     what is computed again is so in all layers or in none
     no offload           the state is on the devices all the time
     neither
     checkpoints          every layer is computed again, as the program is written; all layers alike, no offload
+
+What partial checkpointing is worth is told by *no offload* beside *checkpoints*, what finer choices than layers are by
+*neither* beside these, and offload by *no offload* beside the planner.
 
 Mist's own plans have two or four pipeline stages here; `measured` is what its steps took
 (https://github.com/Dazz993/Mist/tree/d69e530/benchmark/mist/tuned_configs/l4-24gb/gpt). It says that partial
@@ -45,11 +49,15 @@ from unity_jax.search.placement import mesh_candidates
 from unity_jax.text import seconds, size
 
 RESULTS = Path(__file__).parents[1] / "results" / "mist.csv"
-SETTINGS = ("size", "machine", "batch", "without")
+SETTINGS = ("size", "machine", "batch", "layers", "without")
 CODE = (*PLANNED, *(f"experiments/tables/mist.py:{name}" for name in ("measure", "without", "OFF")))
 
-CASES = (("gpt3-1.3b", "l4:2", 32, 9.6776), ("gpt3-2.7b", "l4:4", 64, 21.5082))
-"""Size, machine, batch, and the seconds that Mist's step took."""
+CASES = tuple(
+    (*case, layers, took)
+    for case, took in ((("gpt3-1.3b", "l4:2", 32), 9.6776), (("gpt3-2.7b", "l4:4", 64), 21.5082))
+    for layers in ("scanned", "unrolled")
+)
+"""Size, machine, batch, how layers are written, and the seconds that Mist's step took."""
 
 ALIKE, RESIDENT = "all layers alike", "no offload"
 OFF: Mapping[str, Sequence[str]] = {
@@ -81,7 +89,8 @@ def without(ways: Sequence[str]) -> Iterator[None]:
 def measure(what: Mapping[str, Any]) -> dict[str, Any]:
     """One row."""
     machine = Machine.preset(what["machine"])
-    program = program_of("gpt", what["size"], length=2048, batch_size=int(what["batch"]))
+    scan = what["layers"] == "scanned"
+    program = program_of("gpt", what["size"], length=2048, batch_size=int(what["batch"]), scan=scan)
     options = SearchOptions(checkpoint="keep" if what["without"] == "checkpoints" else "choose")
     meshes, limit = mesh_candidates(machine.num_devices, machine), machine.device.memory_bytes
     start = time.perf_counter()
@@ -93,28 +102,30 @@ def measure(what: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    shown = Table("model", "machine", "batch", "", "step", "of the planner's", "memory", "saves memory by")
-    for case in CASES:
-        mine = [row for row in rows if (row["size"], row["machine"]) == case[:2]]
+    shown = Table("model", "machine", "batch", "layers", "", "step", "of the planner's", "memory", "saves memory by")
+    for *case, mist in CASES:
+        mine = [row for row in rows if (row["size"], row["machine"], row["layers"]) == (case[0], case[1], case[3])]
         best = next((float(row["plan seconds"]) for row in mine if row["without"] == "planner"), None)
         for row in mine:
             took, fits = float(row["plan seconds"]), row["plan fits"] == "True"
             times = f"{took / best:.3f}" if best else ""
             memory = size(float(row["plan bytes"])) + "!" * (not fits)
             shown.add_row(*(row[name] for name in SETTINGS), seconds(took), times, memory, row["saves"])
-        shown.add_row(*map(str, case[:3]), "Mist, measured", seconds(case[3]), f"{case[3] / best:.3f}" if best else "")
+        shown.add_row(*map(str, case), "Mist, measured", seconds(mist), f"{mist / best:.3f}" if best else "")
     return shown
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="*", default=[case[0] for case in CASES])
+    parser.add_argument("--sizes", nargs="*", default=sorted({case[0] for case in CASES}))
     parser.add_argument("--stale", action="store_true", help="make again what another version of the code made")
     parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
     rows = Rows(options.out, SETTINGS, CODE)
     wanted = [
-        dict(zip(SETTINGS, (*case[:3], way), strict=True)) for case in CASES for way in WITHOUT
+        dict(zip(SETTINGS, (*case[:4], way), strict=True))
+        for case in CASES
+        for way in WITHOUT
         if case[0] in options.sizes
     ]
     rows.make_all(rows.missing(wanted, options.stale), measure, "{size} on {machine}, {without}")
