@@ -21,6 +21,7 @@ from experiments.tables import (
     long_sequences,
     measured,
     mesh_sweep,
+    mist,
     passes,
     recurrent,
     rules_used,
@@ -192,6 +193,14 @@ SECTIONS = (
         experts,
         lambda rows: [expert_plans.table(rows)],
         expert_plans.CODE,
+    ),
+    Section(
+        "Mist's ablation, GPT on L4",
+        mist,
+        "mist.csv",
+        mist.verdict,
+        lambda rows: [mist.table(rows)],
+        mist.CODE,
     ),
     Section(
         "More devices",

@@ -115,6 +115,20 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
+def verdict(rows: Sequence[Row]) -> str:
+    """What each way is worth, in a sentence."""
+    took = {tuple(row[name] for name in SETTINGS): float(row["plan seconds"]) for row in rows}
+    told = list[str]()
+    for *case, _ in CASES:
+        planner, resident, checkpoints = (
+            took.get((*map(str, case), way)) for way in ("planner", RESIDENT, "checkpoints")
+        )
+        if planner and resident and checkpoints:
+            worth = f"{checkpoints / resident:.3f} and {resident / planner:.3f}"
+            told.append(f"{worth} ({case[0]} on {case[1]}, {case[3]})")
+    return f"times as fast by partial checkpointing, and by offload besides (Mist: 1.12 and 1.07): {', '.join(told)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="*", default=sorted({case[0] for case in CASES}))

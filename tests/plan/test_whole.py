@@ -31,7 +31,7 @@ KEY = jax.eval_shape(lambda: jax.random.key(0))
         ("svd", lambda x: jnp.linalg.svd(x)[1], (s(64, 64),), WHOLE),
         ("rev", lambda x: lax.rev(x, (0,)), (s(100_000),), WHOLE),
         ("dot_general", lambda x, w: x @ w, (s(101, 103), s(103, 107)), SLOWER),
-        ("eigh", jnp.linalg.eigvalsh, (s(2, 64, 64),), INDIVISIBLE),
+        ("eigh", jnp.linalg.eigvalsh, (s(3, 64, 64),), INDIVISIBLE),
         ("pure_callback", lambda x: jax.pure_callback(np.sort, x, x), (s(16),), NO_RULE),
     ],
 )

@@ -62,18 +62,14 @@ def kernel_seconds(op: Instruction, computation: Computation, module: Module, gp
     """Seconds of an instruction of a scheduled computation."""
     if op.opcode in NO_KERNEL:
         return 0.0
-    if op.opcode == "custom-call" and (match := ATTENTION.search(op.attributes)):
-        seconds = attention_seconds(op, match, computation, gpu)
-        return gpu.start + max(seconds, traffic(op, computation, module) / gpu.memory)
-    if op.opcode == "custom-call" and (match := CUDNN.search(op.attributes)):
-        seconds = cudnn_seconds(op, bool(match[1]), computation)
-        return gpu.start + max(seconds, traffic(op, computation, module) / gpu.memory)
-    inside = list(_inside(op, computation, module))
-    matmuls = sum(
-        flops(i, c) / gpu.matmul.get(_operands(i, c)[0].element, 2 * gpu.lanes) for i, c in inside if _is_matmul(i)
-    )
-    arithmetic = sum(_instructions(i, c) for i, c in inside) / gpu.lanes
-    return gpu.start + max(matmuls, arithmetic, traffic(op, computation, module) / gpu.memory)
+    seconds = _attention(op, computation, gpu)
+    if seconds is None:
+        inside = list(_inside(op, computation, module))
+        matmuls = sum(
+            flops(i, c) / gpu.matmul.get(_operands(i, c)[0].element, 2 * gpu.lanes) for i, c in inside if _is_matmul(i)
+        )
+        seconds = max(matmuls, sum(_instructions(i, c) for i, c in inside) / gpu.lanes)
+    return gpu.start + max(seconds, traffic(op, computation, module) / gpu.memory)
 
 
 def _inside(op: Instruction, computation: Computation, module: Module) -> Iterator[tuple[Instruction, Computation]]:
@@ -95,6 +91,16 @@ def _operands(op: Instruction, computation: Computation) -> list[Array]:
 ATTENTION = re.compile(r'op_name="[^"]*/attention_(forward|backward_queries|backward_keys)(_causal)?/pallas_call"')
 _PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4}
 _BITS = 115  # operations on each score that dropout draws bits for: Threefry has twenty rounds of five
+
+
+def _attention(op: Instruction, computation: Computation, gpu: Gpu) -> float | None:
+    """Seconds of the arithmetic of attention; None of any other kernel."""
+    if op.opcode != "custom-call":
+        return None
+    if match := ATTENTION.search(op.attributes):
+        return attention_seconds(op, match, computation, gpu)
+    match = CUDNN.search(op.attributes)
+    return cudnn_seconds(op, bool(match[1]), computation) if match else None
 
 
 def attention_seconds(op: Instruction, match: re.Match[str], computation: Computation, gpu: Gpu) -> float:
