@@ -104,9 +104,9 @@ def measure(what: Mapping[str, Any]) -> dict[str, Any]:
 def table(rows: Sequence[Row]) -> Table:
     shown = Table("model", "machine", "batch", "layers", "", "step", "of the planner's", "memory", "saves memory by")
     for *case, mist in CASES:
-        mine = [row for row in rows if (row["size"], row["machine"], row["layers"]) == (case[0], case[1], case[3])]
-        best = next((float(row["plan seconds"]) for row in mine if row["without"] == "planner"), None)
-        for row in mine:
+        mine = _of(case, rows)
+        best = float(mine["planner"]["plan seconds"]) if "planner" in mine else None
+        for row in mine.values():
             took, fits = float(row["plan seconds"]), row["plan fits"] == "True"
             times = f"{took / best:.3f}" if best else ""
             memory = size(float(row["plan bytes"])) + "!" * (not fits)
@@ -115,15 +115,19 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
+def _of(case: Sequence[Any], rows: Sequence[Row]) -> dict[str, Row]:
+    """The rows of a case, by what they are without."""
+    settings = SETTINGS[:-1]
+    return {row["without"]: row for row in rows if [row[name] for name in settings] == [*map(str, case)]}
+
+
 def verdict(rows: Sequence[Row]) -> str:
     """What each way is worth, in a sentence."""
-    took = {tuple(row[name] for name in SETTINGS): float(row["plan seconds"]) for row in rows}
     told = list[str]()
     for *case, _ in CASES:
-        planner, resident, checkpoints = (
-            took.get((*map(str, case), way)) for way in ("planner", RESIDENT, "checkpoints")
-        )
-        if planner and resident and checkpoints:
+        took = {way: float(row["plan seconds"]) for way, row in _of(case, rows).items()}
+        if len(took) == len(WITHOUT):
+            planner, resident, checkpoints = (took[way] for way in ("planner", RESIDENT, "checkpoints"))
             worth = f"{checkpoints / resident:.3f} and {resident / planner:.3f}"
             told.append(f"{worth} ({case[0]} on {case[1]}, {case[3]})")
     return f"times as fast by partial checkpointing, and by offload besides (Mist: 1.12 and 1.07): {', '.join(told)}"

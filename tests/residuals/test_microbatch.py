@@ -178,6 +178,23 @@ def test_what_is_printed_is_printed_once():
     assert [op.name for op in changed.graph.ops if "debug" in op.name or "callback" in op.name]
 
 
+def test_what_is_printed_of_weights_behind_a_barrier_is_not_printed_for_each_microbatch():
+    def told(params, x):
+        @jax.checkpoint
+        def layer(x, v, w):
+            jax.debug.print("{}", (v * v).sum())
+            return x + jnp.tanh(jax.nn.gelu(x @ v) @ w)
+
+        for v, w in params:
+            x = layer(x, v, w)
+        return (x**2).mean()
+
+    args = steps.parameters(2), steps.batch()
+    of = steps.program(steps.sgd(told), *args)
+    with pytest.raises(NoRegionError):
+        by_microbatches(of, args, 4, {1})
+
+
 def test_groups_of_rows_are_not_divided_otherwise():
     """Of 4 groups of 4 consecutive rows, none has the rows 0, 4, 8, 12 of 16: neither have those that go with them."""
 

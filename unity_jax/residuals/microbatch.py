@@ -128,7 +128,7 @@ class _Walk:
         """An op without rows."""
         if not self.late.isdisjoint(op.inputs):
             self.late.update(op.outputs)
-        elif not self.anew.isdisjoint(op.inputs):
+        elif not self.anew.isdisjoint(op.inputs) and not has_effects(op):
             self.anew.update(op.outputs)
             self.inside[op] = None
         if _is_zeros(op, self.zeros):

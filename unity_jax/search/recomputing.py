@@ -202,7 +202,7 @@ def _rivalling(more: _More, fits: Sequence[Candidate], limit: float, rivals: Riv
     near = {followed(c, _since(start, plan), follow): c for plan in fits[:AGAIN] for c in apart}
     yield from near
     plan = min(near, key=lambda c: c.seconds, default=None)
-    if plan is not None and plan.seconds < (1 + LIMITS.recomputed) * first.seconds:
+    if plan is not None and plan.seconds < (1 + LIMITS.recomputed) * first.seconds and near[plan].fits(limit):
         yield _within(more.beside(near[plan]), limit, lambda _: (), None)
 
 
