@@ -217,6 +217,15 @@ def test_two_axes_fall_back_to_a_bounded_answer():
     assert again.cost <= found.cost
 
 
+def test_less_effort_where_all_cost_more_than_is_wanted():
+    problem = transformer(2, (2, 2))
+    found = solve(problem, table_limit=20_000)
+    tried = solve(problem, table_limit=20_000, most=found.cost)
+    assert (tried.cost, tried.lower_bound) == (found.cost, found.lower_bound)
+    quick = solve(problem, table_limit=20_000, most=0.9 * found.lower_bound)
+    assert quick.feasible and 0.9 * found.lower_bound < quick.lower_bound <= found.cost <= quick.cost
+
+
 def test_a_train_step_under_a_limit():
     problem = transformer(3, (4,))
     free = solve(problem)

@@ -35,11 +35,16 @@ class Optimum:
 
 
 def optimum(
-    model: Model, seeds: Callable[[], Sequence[np.ndarray]], table_limit: int, rounds: int = LIMITS.rounds
+    model: Model,
+    seeds: Callable[[], Sequence[np.ndarray]],
+    table_limit: int,
+    rounds: int = LIMITS.rounds,
+    most: float = np.inf,
 ) -> Optimum:
     """The best assignment of the model, no worse than any seed that the model still holds, if seeds are needed.
 
-    `rounds` of bounding and searching are made where elimination does not fit, fewer if the gap is small before.
+    `rounds` of bounding and searching are made where elimination does not fit, fewer if the gap is small before, and
+    none once the bound shows that any assignment costs more than `most`.
     """
     small = pruned(model)
     net, plan = planned(small, table_limit)
@@ -51,6 +56,8 @@ def optimum(
         bound = lower_bound(network(small, table_limit, relaxed=True), LIMITS.sweeps, table_limit)
         floor = max(floor, bound.value)
         best = min(best, improved(here, small.original(bound.assignment)), key=lambda k: k.cost)
+        if floor > most:
+            return Optimum(best.assignment, best.cost, min(floor, best.cost))
         if turn == 0 and not abs(best.cost - floor) <= LIMITS.proved * abs(floor):  # else no seed is better
             start = min((*seeds(), _first(small)), key=lambda s: _around(here, s).total())
             best = min(improved(here, start), best, key=lambda k: k.cost)

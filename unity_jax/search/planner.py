@@ -325,10 +325,15 @@ class Planner:
             elif by_one_axis_at_a_time(built):
                 assignment, exact = by_axis(built, seeds()), False
             else:
-                solution = solve(built.problem, seeds=seeds, store=store)
+                solution = solve(built.problem, seeds=seeds, store=store, most=self._most())
                 assignment, exact = solution.assignment, solution.gap < LIMITS.proved
             self._solutions[mesh] = Solved(built, assignment, coarse, known[0] if known else None, exact)
         return self._solutions[mesh]
+
+    def _most(self) -> float:
+        """What the times of a plan for another mesh may add up to: little more than those of the best that fits."""
+        fit = (m for m, plan in self._proposals.items() if plan.fits(self.limit))
+        return LIMITS.worse * min((self._solutions[m].cost for m in fit), default=math.inf)
 
     def _is_short(self, mesh: MeshAxes) -> bool:
         """Whether memory is so short on a coarser mesh that no plan for this one fits that is made without a limit."""

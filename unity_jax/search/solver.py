@@ -12,6 +12,7 @@ limit becomes prices on time steps, then a repair against the true peak (`memory
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -33,21 +34,23 @@ def solve(
     seeds: Sequence[np.ndarray] | Callable[[], Sequence[np.ndarray]] = (),
     table_limit: int = LIMITS.table,
     store: Store | None = None,
+    most: float = math.inf,
 ) -> Solution:
-    """The cheapest assignment of a problem, never worse than a seed that fits the limit.
+    """The cheapest assignment of a problem, never worse than a seed that fits the limit, unless all cost too much.
 
     **Arguments:**
     - `problem`: costs, and the memory limit if there is one.
     - `seeds`: full assignments, such as expert plans; or what makes them, if they are needed.
     - `table_limit`: the most entries of any table; below it the result without a memory limit is exact.
     - `store`: what problems that are alike share; see `store_for`.
+    - `most`: seconds beyond which no assignment is wanted: where all cost more, one is found with less effort.
 
     **Returns:** a `Solution`; `feasible` is False if nothing was found that is allowed and fits.
     """
     store = store or store_for(problem)
     model = Model.of(problem, store)
     known = functools.cache(lambda: [np.asarray(s, np.int64) for s in (seeds() if callable(seeds) else seeds)])
-    free = optimum(model, known, table_limit)
+    free = optimum(model, known, table_limit, most=most * store.scale)
     bound = free.lower_bound
     candidates = [free.assignment] if callable(seeds) and problem.limit is None else [free.assignment, *known()]
     if problem.limit is not None and not problem.fits(free.assignment):
