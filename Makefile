@@ -35,13 +35,13 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest --quiet --doctest-modules unity_jax
 
 test-newest: $(NEWEST_VENV)/.installed
-	$(NEWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" --one-axis $(NEWEST_TESTS)
+	$(NEWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal -m "not slow" --one-axis --every 3 $(NEWEST_TESTS)
 
 newest-python: # prints the interpreter that test-newest uses; fails where there is none
 	@test -n "$(NEWEST_PYTHON)" && echo "$(NEWEST_PYTHON)"
 
 test-aot: $(AOT_VENV)/.installed # what the other environments skip: what needs a compiler of an extra
-	$(AOT_VENV)/bin/python -m pytest -m extra tests
+	$(AOT_VENV)/bin/python -m pytest -n 2 --dist worksteal -m extra tests
 
 clean:
 	rm -rf $(VENV) $(NEWEST_VENV) $(AOT_VENV)

@@ -11,6 +11,7 @@ from unity_jax.aot.flags import EIGHT_DEVICES, FEW_CORES, OLDER_EMITTERS, RUN_ON
 os.environ["XLA_FLAGS"] = appended("XLA_FLAGS", EIGHT_DEVICES | RUN_ONCE | FEW_CORES | OLDER_EMITTERS)
 
 import gc
+from collections import Counter
 
 import hypothesis
 import jax
@@ -32,6 +33,19 @@ hypothesis.settings.load_profile("unity")
 
 def pytest_addoption(parser):
     parser.addoption("--one-axis", action="store_true", help="strategies of ops over one mesh axis only")
+    parser.addoption("--every", type=int, default=1, metavar="K", help="of the cases of each test every K-th only")
+
+
+@pytest.hookimpl(trylast=True)  # of those that markers leave
+def pytest_collection_modifyitems(config, items):
+    cases, kept, left = Counter(), [], []
+    for item in items:
+        test = item.nodeid.split("[")[0]
+        (left if cases[test] % config.option.every else kept).append(item)
+        cases[test] += 1
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
 
 
 EXTRAS = {"tpu-aot": "libtpu", "gpu-aot": "jax_cuda12_plugin"}

@@ -8,7 +8,7 @@ import models
 from tests.numerics.harness import Case, Planned
 from tests.numerics.plans import NAMES, named_plans
 from tests.numerics.savings import saved
-from tests.numerics.steps import CHEAP, CORE, slow
+from tests.numerics.steps import CHEAP, CORE, one_layer, slow
 from unity_jax.aot.collectives import Collective, count_difference, stablehlo_collectives
 from unity_jax.lower.compile import lower
 from unity_jax.network.collectives import collectives
@@ -25,7 +25,7 @@ def predicted(plan: Planned) -> list[Collective]:
 
 @pytest.mark.parametrize("name", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.slow) for n in CORE])
 def test_lowered_collectives_are_the_planned_ones(name):
-    model = models.get(name, "tiny")
+    model = models.get(name, "tiny", **one_layer(name))
     program = trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0)
     seen = {}
     for label, plan in named_plans(program, MACHINE, AXES):

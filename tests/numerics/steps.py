@@ -34,7 +34,7 @@ CHEAP = ("mlp", "dlrm", "lstm_lm")
 
 def one_layer(name: str) -> dict[str, Any]:
     """Fields of a transformer's config: one layer where it has several, each of which takes as long again."""
-    return {"layers": 1} if name in ("bert", "gpt", "moe") else {}
+    return {"layers": 1} if name in ("bert", "gpt", "llama", "moe", "vit") else {}
 
 
 def slow(preset: str = "h100:8", factor: float = 1e5) -> Machine:
