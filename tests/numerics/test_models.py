@@ -121,8 +121,10 @@ def test_random_plan_of_microbatches(name):
         check(ref, ref.case.sample((2, 2), seed=2, machine="h100"))
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", [*CHEAP[:2], pytest.param("gpt", marks=pytest.mark.slow)])
+SAVED = [(name, seed) for name in CHEAP[:2] for seed in range(4)]
+
+
+@pytest.mark.parametrize("name, seed", [*SAVED, *(pytest.param("gpt", n, marks=pytest.mark.slow) for n in range(2))])
 def test_random_plan_that_needs_less_memory(name, seed):
     """Values computed again, losses by chunks, microbatches, one upon another; more are in `experiments.validation`."""
     with jax.enable_x64(True):

@@ -21,7 +21,7 @@ from unity_jax.search.solver import solve
 
 pytestmark = pytest.mark.slow  # the same numbers on every JAX version
 
-SEVERAL_AXES = mesh(2, 4), mesh(4, 2), mesh(2, 2, 2)
+SEVERAL_AXES = mesh(2, 4), mesh(2, 2, 2)
 
 
 def experts_of(plan, axes: MeshAxes):
