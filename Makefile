@@ -11,7 +11,7 @@ AOT_VENV := .venv-aot
 EXTRAS := test
 # What traces, lowers or runs programs: each primitive, train steps, and how people call it. The rest of the tests meets
 # JAX in no other way. Strategies of single ops run over one mesh axis; tests/lower and tests/numerics run whole programs
-# over several.
+# over several. Of a test with several cases the newest JAX runs every third.
 NEWEST_TESTS := tests/aot tests/api tests/implement tests/kernels tests/lower tests/numerics tests/ops tests/test_trace.py
 
 # A Python >= 3.12, which newer JAX releases ask for. Candidates are run, not just found: a pyenv shim may exist and fail.
