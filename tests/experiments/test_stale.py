@@ -14,7 +14,7 @@ from experiments.tools import golden
 CHEAP = {
     zoo_table: {"model": "mlp", "machine": "h100:8"},
     unity_table: {"model": "mlp", "machine": "v100-summit:1x6"},
-    expert_plans: {"model": "gpt", "machine": "a100-40gb:2", "accumulates": "16"},
+    expert_plans: {"model": "llama", "size": "7b", "machine": "v5p:4x4x4"},
     mesh_sweep: {"devices": "8"},
     ablation: {"machine": "h100:8", "layers": "1", "reuse": "all reuse"},
 }
