@@ -12,9 +12,11 @@ from unity_jax.kernels import cudnn, flash, primitive, xla
 from unity_jax.kernels.grid import Blocks, Sizes
 from unity_jax.kernels.spec import Operands, Spec
 
+_NEWEST = jax.__version_info__ >= (0, 12)  # XLA:CPU takes three times as long there
+
 
 @given(CASES)
-@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=3 if _NEWEST else 8, deadline=None, derandomize=True, phases=[Phase.generate])
 def test_kernels_are_as_exact_as_plain_operations(arguments):
     assert {name: (error, most) for name, (error, most) in errors(arguments).items() if not error <= most} == {}
 

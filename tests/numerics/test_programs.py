@@ -65,7 +65,7 @@ def test_random_programs_that_need_less_memory(rng, sizes, machine):
         assert case.differences(case.run(plan), floor=1.0) == []
 
 
-@hypothesis.settings(max_examples=4 if _NEWEST else 10)
+@hypothesis.settings(max_examples=2 if _NEWEST else 10)
 @hypothesis.given(st.randoms(use_true_random=False), st.sampled_from(MESHES), st.sampled_from(MACHINES))
 def test_random_layers_that_need_less_memory(rng, sizes, machine):
     """Of layers in a scan the first ones may do otherwise than the rest."""
