@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.residuals import steps
+from unity_jax.program import trace
 from unity_jax.residuals.chunks import PARTS, chunked
 from unity_jax.residuals.record import Microbatch
 
@@ -51,6 +52,17 @@ def middle(params, x, labels, weights):
     v, w = params
     logits = jnp.tanh(x @ v) @ w
     return ((logits - logits.mean(0)) ** 2).mean() ** 0.5
+
+
+def test_what_is_behind_a_product_may_have_none_of_the_rows():
+    def fn(x, w):
+        a = jnp.sin(x)
+        rows = a.reshape(3, 4, 16)
+        return jnp.cos(a) * (rows[0] @ w)[:, None]
+
+    graph = trace(fn, (jnp.ones((4, 3, 16)), jnp.ones((16, 16))), {}).graph
+    (seed,) = (op.outputs[0] for op in graph.ops if op.name == "reshape" and op.outputs[0].shape == (3, 4, 16))
+    assert chunked(graph, [seed], 1, 2) is None
 
 
 def test_a_loss_that_needs_all_examples_in_the_middle_is_not_chunked():

@@ -82,7 +82,8 @@ def around(graph: Graph, seed: Tensor, dim: int, parts: int) -> Region | None:
             check_apart(op, rules[op], factor, parts)
         if dim == 0 and any(t.shape[d] % seed.shape[0] for t, d in rows.items()):
             return None
-        return _region(graph, ops, rules, rows, factors, seed.shape[dim], dim == 0, (alone | more) & factors.keys())
+        apart = (alone | more) & factors.keys()
+        return _region(graph, ops, rules, rows, factors, seed.shape[dim], dim == 0, apart) if apart else None
     except NoRegionError:
         return None
 
