@@ -65,7 +65,8 @@ class Limits:
     """Steps that may follow from all moves that are made: in the zoo up to 128 do, from one; of a graph network of 300
     ops 1,195, of which chains of 57 that end alike are nine tenths."""
     worse: float = 1.05
-    """How much slower than the best one may be that is rewritten further (MetaFlow, section 4)."""
+    """How much slower than the best one may be that is rewritten further (MetaFlow, section 4), or the plan of another
+    mesh by its lower bound that is searched for further."""
     saves: float = 1e-3
     """The part of a step that a rewrite must save, or a ring."""
     patience: int = 5

@@ -43,8 +43,8 @@ def optimum(
 ) -> Optimum:
     """The best assignment of the model, no worse than any seed that the model still holds, if seeds are needed.
 
-    `rounds` of bounding and searching are made where elimination does not fit, fewer if the gap is small before, and
-    none once the bound shows that any assignment costs more than `most`.
+    `rounds` of bounding and searching are made where elimination does not fit, fewer if the gap is small before. Once
+    the bound shows that all assignments cost more than `most`, the one it leads to is returned, and no seed is asked.
     """
     small = pruned(model)
     net, plan = planned(small, table_limit)
