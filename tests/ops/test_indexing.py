@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from tests.ops.harness import arg, check_rule, ops_of
+from unity_jax.ops import indexing
 from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
 from unity_jax.ops.strategies import strategies
@@ -68,6 +69,13 @@ def test_index_types(mode, dtype, rows):
 )
 def test_forms_of_gather(mode, fn, args):
     assert "pass" in gathered(lambda *a: fn(*a, mode=mode), *args)
+
+
+def test_fill_values_are_no_terms_of_a_sum():
+    i = np.array([1, 8, 3, -9])
+    for fill, kind in ((3.0, False), (0.0, True), (np.nan, True)):
+        fn = lambda t, i, fill=fill: t.at[i].get(mode="fill", fill_value=fill)  # noqa: E731
+        assert ("linear" in gathered(fn, arg(7, 2), i)) == kind
 
 
 def test_keys_are_gathered_whole():
@@ -142,6 +150,38 @@ def test_gradient_of_an_embedding_needs_no_communication():
     op = next(op for op in ops_of(jax.grad(loss), arg(10, 6), ids(3, 4)) if op.name == "scatter-add")
     assert str(rule_of(op)) == "([i,j], [k,l,1], [k,l,j]) -> ([i,j]) sum={k,l}"
     check_rule(jax.grad(loss), arg(10, 6), ids(3, 4) % 10, only=("gather", "scatter-add"), mesh_sizes=MESHES)
+
+
+@pytest.fixture
+def on_tpu(monkeypatch):
+    """Local programs as they are on TPUs, whatever the number of rows. **Returns:** which were."""
+    taken = []
+
+    def tpu(*xs, tpu, default):
+        taken.append(tpu)
+        return tpu(*xs)
+
+    monkeypatch.setattr(lax, "platform_dependent", tpu)
+    monkeypatch.setattr(indexing, "_LEAST_ROWS", 1)
+    for least in ("_LEAST", "_LEAST_NARROW"):
+        monkeypatch.setattr(indexing, least, 2)
+    return taken
+
+
+@mode
+@pytest.mark.parametrize(  # few rows at once, and in one go
+    ("dtype", "shape", "spread"), [(np.float64, (3, 4), 0.1), (np.int32, (11,), 1.25)]
+)
+def test_rows_of_its_own(mode, dtype, shape, spread, on_tpu, monkeypatch):
+    monkeypatch.setattr(indexing, "SPREAD", spread)
+    table, i, updates = arg(7, 3, 2, dtype=dtype), ids(*shape), arg(*shape, 3, 2, dtype=dtype, seed=1)
+    assert "sum" in gathered(lambda t, i: t.at[i].get(mode=mode, fill_value=3), table, i)
+    looked_up = len(on_tpu)
+    assert looked_up
+    for into in (table, np.zeros_like(table)):
+        fn = lambda t, i, u: t.at[i].add(u, mode=mode)  # noqa: E731
+        assert "sum" in check_rule(fn, into, i, updates, only="scatter-add", mesh_sizes=MESHES)["scatter-add"]
+    assert len(on_tpu) > looked_up
 
 
 def test_cost_is_that_of_the_rows_touched():

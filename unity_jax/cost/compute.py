@@ -15,7 +15,7 @@ from unity_jax.cost.persistent import persistent_seconds
 from unity_jax.cost.products import grouping_bytes, is_kernel_gradient, matrix_seconds, strided_bytes, strip_elements
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import WIDTH, stored_bytes, turning_bytes
-from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes
+from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes, own_rows
 from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rule import Shard
 from unity_jax.xla.dots import is_vector_product, split
@@ -152,8 +152,10 @@ def _sweep(shard: Shard, device: Device, use: Use) -> float:
 _AT_ONCE = 8 * 2**20
 """A table of so many bytes lies on the chip while rows are added to it."""
 _DIRECT, _IN_PLACE, _UNSORTED, _NARROW = 0.4, 0.55, 3.7, 1.4
+_SORTING, _OWN, _OWN_NARROW = 0.06, 0.64, 2.1
 """How long a row takes against one of sorted rows of float32 that are added to zeros: to a table on the chip, to a
-table that is there, unsorted, and of values of less than 32 bits (schedules of kernels for v5e, v5p and v6e)."""
+table that is there, unsorted, and of values of less than 32 bits; sorting those of all, and of those of the device's
+own each, also of less than 32 bits (schedules of kernels for v5e, v5p and v6e)."""
 
 
 def _addressing(shard: Shard, device: Device, use: Use) -> float:
@@ -165,6 +167,10 @@ def _addressing(shard: Shard, device: Device, use: Use) -> float:
     if not rate:
         return 0.0
     seconds = math.prod(shard.operand_shape(1)[:-1]) / rate
+    if own := _own_rows(shard, device):
+        added = _OWN_NARROW if op.outputs[0].itemsize < WIDTH else _OWN
+        sorting = _SORTING * math.prod(shard.operand_shape(1)[:-1])
+        return (sorting + added * own) / device.scattered_rows_per_second + (own / rate if op.name == "gather" else 0.0)
     if op.name == "gather":
         return seconds + _masking_seconds(shard, device)
     if _table_bytes(shard, device) <= _AT_ONCE:
@@ -195,6 +201,20 @@ def _is_sorted(shard: Shard, device: Device) -> bool:
     return math.prod(shard.operand_shape(1)[:-1]) * device.layout_tile[0] > math.prod(shard.result_shape()[:-1])
 
 
+def _own_rows(shard: Shard, device: Device) -> int:
+    """How many rows it goes through of those of all, see `own_rows`; 0 where it goes through them all."""
+    return own_rows(shard) if target_of(device).sorts else 0
+
+
+def _own_bytes(shard: Shard, own: int, use: Use) -> float:
+    """What is moved of so many rows, each read, and added to what is read and written; and to fill with zeros what they
+    are added to."""
+    is_gather = shard.op.name == "gather"
+    rows = shard.result_bytes() if is_gather else shard.operand_bytes(2)
+    filled = shard.result_bytes() if is_gather or use.zeros else masking_bytes(shard)
+    return 3.0 * own * rows / math.prod(shard.operand_shape(1)) + filled
+
+
 def _table_bytes(shard: Shard, device: Device) -> float:
     shape = shard.result_shape()
     return stored_bytes(device, shape, shard.op.outputs[0].itemsize, (len(shape) - 1,))
@@ -220,6 +240,8 @@ def _traffic(shard: Shard, device: Device, use: Use) -> tuple[float, float, floa
     turned /= bandwidth
     if shard.rule.bytes is not None and not (target_of(device).fusing.by_position and compares(op)):
         nbytes = shard.rule.bytes(shard) if any(counts) else 0.0
+        if any(counts) and (own := _own_rows(shard, device)):
+            return _own_bytes(shard, own, use) * _row_padding(shard, device) / bandwidth, 0.0, turned
         if any(counts) and _is_sorted(shard, device):
             nbytes = (1 if use.zeros else 2) * shard.result_bytes()
         elif is_scatter(op) and not counts[0] and counts[len(op.inputs)]:
