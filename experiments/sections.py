@@ -24,6 +24,7 @@ from experiments.tables import (
     mist,
     passes,
     recurrent,
+    rows,
     rules_used,
     together,
     unity_table,
@@ -298,6 +299,14 @@ SECTIONS = (
         recurrent.verdict,
         lambda rows: [recurrent.table(rows)],
         recurrent.CODE,
+    ),
+    Section(
+        "Rows of split tables on TPUs, by the schedules of their kernels",
+        rows,
+        "rows.csv",
+        rows.verdict,
+        lambda found: [rows.table(found)],
+        rows.CODE,
     ),
     Section("Measured, tiny models", measured, "measured.csv", wall, lambda rows: [measured.table(rows)]),
     Section(

@@ -163,8 +163,7 @@ def on_tpu(monkeypatch):
 
     monkeypatch.setattr(lax, "platform_dependent", tpu)
     monkeypatch.setattr(indexing, "_LEAST_ROWS", 1)
-    for least in ("_LEAST", "_LEAST_NARROW"):
-        monkeypatch.setattr(indexing, least, 2)
+    monkeypatch.setattr(indexing, "_LEAST", dict.fromkeys(indexing._LEAST, 2))
     return taken
 
 
@@ -182,6 +181,14 @@ def test_rows_of_its_own(mode, dtype, shape, spread, on_tpu, monkeypatch):
         fn = lambda t, i, u: t.at[i].add(u, mode=mode)  # noqa: E731
         assert "sum" in check_rule(fn, into, i, updates, only="scatter-add", mesh_sizes=MESHES)["scatter-add"]
     assert len(on_tpu) > looked_up
+
+
+def test_rows_of_several_tables_are_those_of_all(on_tpu):
+    tables, i = arg(2, 7, 3), ids(2, 5)
+    assert "sum" in gathered(jax.vmap(lambda t, i: t.at[i].get(mode="clip")), tables, i)
+    add = jax.vmap(lambda t, i, u: t.at[i].add(u, mode="clip"))
+    check_rule(add, tables, i, arg(2, 5, 3), only="scatter-add", mesh_sizes=MESHES)
+    assert not on_tpu
 
 
 def test_cost_is_that_of_the_rows_touched():

@@ -309,9 +309,9 @@ def masking_bytes(shard: Shard) -> float:
 
 SPREAD = 1.25
 """How many times its even part of the rows a device goes through at once: ids are not spread quite evenly."""
-_LEAST, _LEAST_NARROW = 4, 16
-"""Shards of a table from which on it takes less time to sort out a device's own rows, also those of less than 32 bits:
-on v5e a row is sorted in 1 cycle, gathered in 5, added in 12 or 37, and masked or dropped in 5 to 19
+_LEAST = {("gather", False): 8, ("gather", True): 16, ("scatter-add", False): 4, ("scatter-add", True): 8}
+"""Shards of a table from which on it takes less time to sort out a device's own rows, by whether they are of less than
+32 bits: on v5e a row is sorted in 1 cycle, gathered in 5, added in 12 or 37, and masked or dropped in 3 to 25
 (`experiments/tables/rows.py`)."""
 _LEAST_ROWS = 1024
 """Rows of a device that are worth a loop."""
@@ -323,18 +323,16 @@ def own_rows(shard: Shard) -> int:
     it goes through the rows of all devices.
     """
     op = shard.op
-    if op.name not in ("gather", "scatter-add") or op.inputs[1].shape[-1] != 1:
+    kind = op.name, op.outputs[0].itemsize < 4
+    if kind not in _LEAST or op.outputs[0].dtype == np.bool_ or op.inputs[1].shape[-1] != 1:
         return 0
     numbers, batch, blocks = Numbers.of(op), op.inputs[1].rank - 1, (*op.inputs, *op.outputs)[2]
     (d,) = numbers.indexed
-    if numbers.dropped != (d,) or numbers.window_dims != tuple(range(batch, blocks.rank)):
+    if numbers.dropped != (d,) or numbers.batching or numbers.window_dims != tuple(range(batch, blocks.rank)):
         return 0
     factors, every = shard.rule.operands[0][d], math.prod(shard.operand_shape(1))
     ways = shard.ways(factors[0]) if factors else 1
-    narrow = blocks.itemsize < 4
-    if ways < (_LEAST_NARROW if narrow else _LEAST) or every < ways * _LEAST_ROWS or (narrow and op.name == "gather"):
-        return 0
-    return math.ceil(SPREAD * every / ways)
+    return 0 if ways < _LEAST[kind] or every < ways * _LEAST_ROWS else math.ceil(SPREAD * every / ways)
 
 
 def _add_own(into: Any, d: int, rows: tuple[Any, Any, Any], found: Callable[[Any], Any], size: int) -> Any:

@@ -54,8 +54,8 @@ class Alone:
         """The same for a variant of the program."""
         return Alone(program, self.machine, self.rules)
 
-    def promising(self, mesh: MeshAxes) -> Candidate:
-        """The plan."""
+    def promising(self, mesh: MeshAxes, most: float = math.inf) -> Candidate:
+        """The plan, however slow."""
         return identity(self.program, self.machine, mesh, self.rules)
 
     def added(self, mesh: MeshAxes) -> None:

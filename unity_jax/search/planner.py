@@ -160,8 +160,9 @@ class Planner:
         """Whether the solution for a mesh that has been planned for is proved to be the best."""
         return mesh not in self._limited and self._solved(mesh).exact
 
-    def promising(self, mesh: MeshAxes) -> Candidate:
-        """The planner's own answer for one mesh, within the limit if it can be."""
+    def promising(self, mesh: MeshAxes, most: float = math.inf) -> Candidate:
+        """The planner's own answer for one mesh, within the limit if it can be, and takes less than so many seconds
+        without one."""
         held = self._base.held.get(mesh) if self._base is not None and self._follows else None
         if held is not None:
             self._limited.add(mesh)
@@ -171,7 +172,7 @@ class Planner:
                 self.held[mesh] = held
                 return plan
         found = [self._proposed(mesh)]
-        if not found[0].fits(self.limit):
+        if not found[0].fits(self.limit) and found[0].seconds < most:
             self._within_limit(found, mesh, found[0])
         return best(found, self.limit)
 

@@ -364,8 +364,7 @@ class Search:
         if made is None or made.fingerprint in self.seen:
             return None
         self.seen.add(made.fingerprint)
-        is_known = variant.added is not None or variant.mesh in variant.planner.held
-        follows = is_known and isinstance(move.place, Place)  # stacked towers change all layouts
+        follows = isinstance(move.place, Place)  # stacked towers change all layouts
         found = self._judged(variant, before.rewritten(made.graph, ()), follows)
         _, first = made.steps[0]
         where = _source(before.graph, move.path, move.place.root)
@@ -380,7 +379,7 @@ class Search:
             seconds = before.seconds + added - before.added
             if seconds >= (1 - LIMITS.saves) * self.best.seconds:
                 return Variant(program, planner, mesh, seconds, added, None)
-        plan = planner.promising(mesh)
+        plan = planner.promising(mesh, LIMITS.worse * self.best.seconds)
         return Variant(program, planner, mesh, plan.seconds, added if plan.fits(planner.limit) else None, plan)
 
 
