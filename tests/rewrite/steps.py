@@ -61,6 +61,12 @@ def updated_bags(table, w, ids):
     return table - 0.1 * jax.grad(bags)(table, w, ids)
 
 
+def stacked(x, y):
+    """Two arrays of pairs, of which one sum is over what stacks them, and one over the pairs."""
+    both = jnp.stack([x, y])
+    return both.sum(0), both.sum(2)
+
+
 def joined(w, a, b, c, down, up):
     y = jnp.concatenate([a, b, c], -1) @ w
     return ((y @ (down @ up)) ** 2).sum()
@@ -81,6 +87,7 @@ def looped(ws, x):
 
 
 STEPS = {
+    "stacked": (stacked, lambda: (normal(3, 2, 4), normal(3, 2, 4) ** 2)),
     "gated": (jax.grad(gated, (0, 1, 2)), lambda: (normal(5, 7), normal(5, 7), normal(7, 4), normal(6, 5))),
     "grouped": (
         jax.grad(grouped, (0, 1, 2, 3)),

@@ -66,8 +66,9 @@ def complete(match: Match) -> bool:
     if match.first and not _stacked(match):
         return False
     has = {v.name: match.dims.all(match.values[v.name].ids) for v in variables}
-    if any(len(set(ids)) < len(ids) for ids in has.values()):
-        return False  # a diagonal
+    inner = (match.dims.all(value.ids) for value, _ in match.terms.values())
+    if any(len(set(ids)) < len(ids) for ids in itertools.chain(has.values(), inner)):
+        return False  # a diagonal: two dimensions of one array were united
     declared = {name: frozenset(v.name for v in variables if name in v.type.dims) for name in _names(variables)}
     occurs: dict[int, frozenset[str]] = {
         i: frozenset(n for n, ids in has.items() if i in ids) for i in itertools.chain(*has.values())
