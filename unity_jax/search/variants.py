@@ -364,7 +364,8 @@ class Search:
         if made is None or made.fingerprint in self.seen:
             return None
         self.seen.add(made.fingerprint)
-        follows = isinstance(move.place, Place)  # stacked towers change all layouts
+        is_known = variant.added is not None or variant.mesh in variant.planner.held
+        follows = is_known and isinstance(move.place, Place)  # stacked towers change all layouts
         found = self._judged(variant, before.rewritten(made.graph, ()), follows)
         _, first = made.steps[0]
         where = _source(before.graph, move.path, move.place.root)
