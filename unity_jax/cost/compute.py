@@ -15,7 +15,7 @@ from unity_jax.cost.persistent import persistent_seconds
 from unity_jax.cost.products import grouping_bytes, is_kernel_gradient, matrix_seconds, strided_bytes, strip_elements
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import WIDTH, stored_bytes, turning_bytes
-from unity_jax.ops.indexing import addresses_rows, compares, is_scatter, masking_bytes, own_rows
+from unity_jax.ops.indexing import AT_ONCE, addresses_rows, compares, is_scatter, masking_bytes, own_rows
 from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rule import Shard
 from unity_jax.xla.dots import is_vector_product, split
@@ -149,13 +149,11 @@ def _sweep(shard: Shard, device: Device, use: Use) -> float:
     return seconds
 
 
-_AT_ONCE = 8 * 2**20
-"""A table of so many bytes lies on the chip while rows are added to it."""
 _DIRECT, _IN_PLACE, _UNSORTED, _NARROW = 0.4, 0.55, 3.7, 1.4
-_SORTING, _OWN, _OWN_NARROW = 0.06, 0.64, 2.1
+_SORTING, _OWN = 0.06, 0.64
 """How long a row takes against one of sorted rows of float32 that are added to zeros: to a table on the chip, to a
-table that is there, unsorted, and of values of less than 32 bits; sorting those of all, and of those of the device's
-own each, also of less than 32 bits (schedules of kernels for v5e, v5p and v6e)."""
+table that is there, unsorted, and of values of less than 32 bits; to be sorted out, and then added (schedules of
+kernels for v5e, v5p and v6e)."""
 
 
 def _addressing(shard: Shard, device: Device, use: Use) -> float:
@@ -167,13 +165,11 @@ def _addressing(shard: Shard, device: Device, use: Use) -> float:
     if not rate:
         return 0.0
     seconds = math.prod(shard.operand_shape(1)[:-1]) / rate
-    if own := _own_rows(shard, device):
-        added = _OWN_NARROW if op.outputs[0].itemsize < WIDTH else _OWN
-        sorting = _SORTING * math.prod(shard.operand_shape(1)[:-1])
-        return (sorting + added * own) / device.scattered_rows_per_second + (own / rate if op.name == "gather" else 0.0)
     if op.name == "gather":
         return seconds + _masking_seconds(shard, device)
-    if _table_bytes(shard, device) <= _AT_ONCE:
+    if own := _own_rows(shard, device):
+        return _SORTING * seconds + _OWN * own / rate
+    if _table_bytes(shard, device) <= AT_ONCE:
         return _DIRECT * seconds
     if not _is_sorted(shard, device):
         return _UNSORTED * seconds
@@ -196,23 +192,21 @@ def _masking_seconds(shard: Shard, device: Device) -> float:
 def _is_sorted(shard: Shard, device: Device) -> bool:
     """Whether XLA:TPU sorts the rows of a scatter, as it does if they outnumber the tiles of the table: then the table
     goes through the chip part by part. Otherwise each row waits for its tile."""
-    if not target_of(device).sorts or not is_scatter(shard.op) or _table_bytes(shard, device) <= _AT_ONCE:
+    if not target_of(device).sorts or not is_scatter(shard.op) or _table_bytes(shard, device) <= AT_ONCE:
         return False
     return math.prod(shard.operand_shape(1)[:-1]) * device.layout_tile[0] > math.prod(shard.result_shape()[:-1])
 
 
 def _own_rows(shard: Shard, device: Device) -> int:
-    """How many rows it goes through of those of all, see `own_rows`; 0 where it goes through them all."""
+    """How many rows it adds of those of all, see `own_rows`; 0 where it goes through them all."""
     return own_rows(shard) if target_of(device).sorts else 0
 
 
 def _own_bytes(shard: Shard, own: int, use: Use) -> float:
-    """What is moved of so many rows, each read, and added to what is read and written; and to fill with zeros what they
-    are added to."""
-    is_gather = shard.op.name == "gather"
-    rows = shard.result_bytes() if is_gather else shard.operand_bytes(2)
-    filled = shard.result_bytes() if is_gather or use.zeros else masking_bytes(shard)
-    return 3.0 * own * rows / math.prod(shard.operand_shape(1)) + filled
+    """What is moved of so many rows, each read, and added to what is read and written; and to make what they are added
+    to, if that is zeros, or one term of a sum."""
+    made = shard.result_bytes() if use.zeros else masking_bytes(shard)
+    return 3.0 * own * shard.operand_bytes(2) / math.prod(shard.operand_shape(1)) + made
 
 
 def _table_bytes(shard: Shard, device: Device) -> float:

@@ -5,14 +5,14 @@
 A table split by rows answers only for the rows it holds: each device looks up its own and contributes zero elsewhere,
 and the partial results are summed. The gradient is the mirror image: each device adds the updates of its own rows and
 drops the others, without communication. A TPU takes as long for a row that it drops as for one that it adds, so there
-those of its own are sorted out first (`own_rows`).
+those of its own are sorted out first, and no device takes longer than if it went through all (`own_rows`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,30 +176,9 @@ def _gather_shard(shard: Shard, numbers: Numbers, labels: Sequence[Label], table
             held = jnp.where(inside[at], held, first)
         mine &= held
         clipped = clipped.at[..., at].set(row)
-
-    def every(table: Any, ids: Any, mine: Any) -> Any:
-        (found,) = _bind(shard, (table, ids), params, False)
-        mine = jnp.expand_dims(mine, numbers.window_dims)
-        return jnp.where(mine, found, identity("max" if found.dtype == np.bool_ else "sum", found.dtype))
-
-    if not (size := own_rows(shard)):
-        return every(table, clipped, mine)
-    own = functools.partial(_gather_own, params, rows[0], size)
-    return lax.platform_dependent(table, clipped, mine, tpu=own, default=every)
-
-
-def _gather_own(params: Mapping[str, Any], d: int, size: int, table: Any, ids: Any, mine: Any) -> Any:
-    """The rows of a table that this device has, and zeros in place of others, see `own_rows`."""
-    window = tuple(n for i, n in enumerate(params["slice_sizes"]) if i != d)
-    numbers = lax.GatherDimensionNumbers(tuple(range(1, table.ndim)), (d,), (d,))
-
-    def taken(rows: Any) -> Any:
-        how = {"mode": params["mode"], "fill_value": params["fill_value"]}
-        return lax.gather(table, rows[:, None], numbers, params["slice_sizes"], **how)
-
-    places, mine = lax.iota(jnp.int32, ids.size), mine.reshape(-1)
-    found = _add_own(jnp.zeros((ids.size, *window), table.dtype), 0, (places, ids.reshape(-1), mine), taken, size)
-    return found.reshape(*ids.shape[:-1], *window)
+    (found,) = _bind(shard, (table, clipped), params, False)
+    mine = jnp.expand_dims(mine, numbers.window_dims)
+    return jnp.where(mine, found, identity("max" if found.dtype == np.bool_ else "sum", found.dtype))
 
 
 # Scatter
@@ -269,11 +248,8 @@ def _scatter_shard(
         ids = jnp.where(drop[..., None], -1, clipped)
         params["mode"] = GatherScatterMode.FILL_OR_DROP
     if size := own_rows(shard):
-        return lax.platform_dependent(
-            *(x, ids, updates),
-            tpu=functools.partial(_scatter_own, rows[0], size),
-            default=lambda *xs: _bind(shard, xs, params, False)[0],
-        )
+        own = functools.partial(_add_own, rows[0], size)
+        return lax.platform_dependent(x, ids, updates, tpu=own, default=lambda *xs: _bind(shard, xs, params, False)[0])
     if math.prod(ids.shape[:-1]) == 1:
         # XLA (of JAX 0.10) reads what this scatter replaces by a slice of `x`, also at an index that is dropped, and
         # merges it with the slice that made our shard by adding their starts unclamped: another shard would leak in.
@@ -281,11 +257,52 @@ def _scatter_shard(
     return _bind(shard, (x, ids, updates), params, not rows and not _padded_indices(shard))
 
 
-def _scatter_own(d: int, size: int, table: Any, ids: Any, updates: Any) -> Any:
-    """A table to which its own rows are added, not those of negative ids, see `own_rows`."""
+AT_ONCE = 8 * 2**20
+"""A table of so many bytes lies on the chip of a TPU while rows are added to it."""
+SPREAD = 1.25
+"""How many times its even part of the rows a device adds at once: ids are not spread quite evenly."""
+_LEAST, _LEAST_ROWS = 4, 1024
+"""Shards of a table, and rows of each, from which on it takes less time to sort out a device's own: on v5e a row is
+sorted in 1 cycle, added in 12, and dropped in 14 to 18, but in 6 if the table is on the chip; narrow ones are added in
+37 and dropped in 25 (`experiments/tables/rows.py`)."""
+
+
+def own_rows(shard: Shard) -> int:
+    """How many rows each device adds at once to a table that is split by rows, on a TPU: a few more than are its own if
+    ids are spread evenly over the table; if they are not, it does that several times. 0 where it goes through the rows
+    of all devices: where it may take longer else. Looking rows up it always does: to put those of its own in their
+    places takes longer than to mask the others, unless they are few.
+    """
+    op = shard.op
+    if op.name != "scatter-add" or op.outputs[0].itemsize != 4 or op.inputs[1].shape[-1] != 1:
+        return 0
+    numbers, batch = Numbers.of(op), op.inputs[1].rank - 1
+    (d,) = numbers.indexed
+    if numbers.dropped != (d,) or numbers.batching or numbers.window_dims != tuple(range(batch, op.inputs[2].rank)):
+        return 0
+    factors, every = shard.rule.operands[0][d], math.prod(shard.operand_shape(1))
+    ways = shard.ways(factors[0]) if factors else 1
+    if ways < _LEAST or every < ways * _LEAST_ROWS or shard.result_bytes() <= AT_ONCE:
+        return 0
+    return math.ceil(SPREAD * every / ways)
+
+
+def _add_own(d: int, size: int, table: Any, ids: Any, updates: Any) -> Any:
+    """A table to which its own rows are added, so many at once, and none of negative ids."""
     updates, ids = updates.reshape(ids.size, *updates.shape[ids.ndim - 1 :]), ids.reshape(-1)
-    places = lax.iota(jnp.int32, ids.size)
-    return _add_own(table, d, (ids, places, ids >= 0), lambda at: updates.at[at].get(mode="promise_in_bounds"), size)
+    own, last = ids >= 0, np.array(table.shape[d], ids.dtype)
+    held = own.sum()
+    row, at = lax.sort((jnp.where(own, ids, last), lax.iota(jnp.int32, ids.size)), num_keys=1)  # others behind all
+    row, at = (jnp.pad(x, (0, -ids.size % size), constant_values=n) for x, n in ((row, last), (at, 0)))
+    numbers = lax.ScatterDimensionNumbers(tuple(range(1, table.ndim)), (d,), (d,))
+
+    def add(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        start, table = state
+        rows, places = (lax.dynamic_slice_in_dim(x, start, size) for x in (row, at))
+        found, mode = updates.at[places].get(mode="promise_in_bounds"), GatherScatterMode.FILL_OR_DROP
+        return start + size, lax.scatter_add(table, rows[:, None], found, numbers, indices_are_sorted=True, mode=mode)
+
+    return lax.while_loop(lambda state: state[0] < held, add, (np.int32(0), table))[1]
 
 
 def _summed_axes(shard: Shard) -> tuple[str, ...]:
@@ -303,54 +320,3 @@ def masking_bytes(shard: Shard) -> float:
     """What is read and written to mask the result of a gather, or the operand of a scatter, that is one term of a sum;
     of zeros XLA masks nothing."""
     return 2.0 * shard.result_bytes() if _summed_axes(shard) else 0.0
-
-
-# Rows of its own
-
-SPREAD = 1.25
-"""How many times its even part of the rows a device goes through at once: ids are not spread quite evenly."""
-_LEAST = {("gather", False): 8, ("gather", True): 16, ("scatter-add", False): 4, ("scatter-add", True): 8}
-"""Shards of a table from which on it takes less time to sort out a device's own rows, by whether they are of less than
-32 bits: on v5e a row is sorted in 1 cycle, gathered in 5, added in 12 or 37, and masked or dropped in 3 to 25
-(`experiments/tables/rows.py`)."""
-_LEAST_ROWS = 1024
-"""Rows of a device that are worth a loop."""
-
-
-def own_rows(shard: Shard) -> int:
-    """How many rows each device goes through at once, of a table that is split by rows and of its gradient, on a TPU: a
-    few more than it has if ids are spread evenly over the table; if they are not, it does that several times. 0 where
-    it goes through the rows of all devices.
-    """
-    op = shard.op
-    kind = op.name, op.outputs[0].itemsize < 4
-    if kind not in _LEAST or op.outputs[0].dtype == np.bool_ or op.inputs[1].shape[-1] != 1:
-        return 0
-    numbers, batch, blocks = Numbers.of(op), op.inputs[1].rank - 1, (*op.inputs, *op.outputs)[2]
-    (d,) = numbers.indexed
-    if numbers.dropped != (d,) or numbers.batching or numbers.window_dims != tuple(range(batch, blocks.rank)):
-        return 0
-    factors, every = shard.rule.operands[0][d], math.prod(shard.operand_shape(1))
-    ways = shard.ways(factors[0]) if factors else 1
-    return 0 if ways < _LEAST[kind] or every < ways * _LEAST_ROWS else math.ceil(SPREAD * every / ways)
-
-
-def _add_own(into: Any, d: int, rows: tuple[Any, Any, Any], found: Callable[[Any], Any], size: int) -> Any:
-    """An array to whose rows (along dimension `d`) others are added, so many at once.
-
-    **Arguments:** `rows`: of each where it is added, what finds it, and whether it is; `found`: rows [size, ...].
-    """
-    to, at, own = rows
-    fill, held = np.array(into.shape[d], to.dtype), own.sum()
-    to, at = lax.sort((jnp.where(own, to, fill), at), num_keys=1)  # others behind all, where nothing is
-    to, at = (jnp.pad(x, (0, -own.size % size), constant_values=n) for x, n in ((to, fill), (at, 0)))
-    numbers = lax.ScatterDimensionNumbers(tuple(range(1, into.ndim)), (d,), (d,))
-
-    def add(state: tuple[Any, Any]) -> tuple[Any, Any]:
-        start, into = state
-        places, which = (lax.dynamic_slice_in_dim(x, start, size) for x in (to, at))
-        mode = GatherScatterMode.FILL_OR_DROP
-        made = lax.scatter_add(into, places[:, None], found(which), numbers, indices_are_sorted=True, mode=mode)
-        return start + size, made
-
-    return lax.while_loop(lambda state: state[0] < held, add, (np.int32(0), into))[1]
