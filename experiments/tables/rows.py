@@ -4,7 +4,7 @@
     python -m experiments.tables.rows --on v5e:2x4
 
 Each device has a part of the rows, and the ids of all. *All*: it adds every row and drops what is not its own. *Own*:
-it sorts its own out and adds those alone (`ops.indexing.own_rows`). Cycles for each id, of the op as its plan lowers it,
+it sorts its own out and adds those alone (`ops.indexing.own_rows`). Cycles for each id, of the op as a plan lowers it,
 compiled by the real XLA:TPU: of scatters and sorts the length of the schedules that libtpu writes of them, of other
 operations the compiler's own estimate (`unity_jax.aot.bundles`). *Own* is of ids that are spread evenly over the table,
 for which one turn is enough, and *skewed* of ids that are all one device's, which takes as many as there are devices.
@@ -85,6 +85,7 @@ def measure(on: str, rows: int, ids: int, dtype: str) -> dict[str, Any]:
     for name, least in (("all", machine.num_devices + 1), ("own", 1)):
         with mock.patch.object(indexing, "_LEAST", least):
             shard, graph = sharded(rows, ids, dtype, mesh)
+            size = indexing.own_rows(shard)
             specs = [PartitionSpec(*lay.dims) for lay in shard.operand_layouts]
             (out,) = (PartitionSpec(*lay.dims) for lay in shard.result_layouts)
             each = jax.shard_map(
@@ -106,7 +107,7 @@ def measure(on: str, rows: int, ids: int, dtype: str) -> dict[str, Any]:
             predicted = op_work(shard, machine.device, use).seconds(machine.device)
         assert not cycles.missing, f"{cycles.missing} instructions have neither an estimate nor a schedule"
         found |= {f"{name} cycles": cycles.total / ids, f"{name} predicted cycles": predicted * clock / ids}
-        if size := indexing.own_rows(shard):
+        if size:
             (loop,) = (op for op in module.computations[module.entry].values() if op.opcode == "while")
             turn = sum(estimated_cycles(dataclasses.replace(module, entry=name)).total for name in loop.called)
             found["skewed cycles"] = (cycles.total + (-(-ids // size) - 1) * turn) / ids

@@ -5,7 +5,7 @@
 A table split by rows answers only for the rows it holds: each device looks up its own and contributes zero elsewhere,
 and the partial results are summed. The gradient is the mirror image: each device adds the updates of its own rows and
 drops the others, without communication. A TPU takes as long for a row that it drops as for one that it adds, so there
-those of its own are sorted out first, and no device takes longer than if it went through all (`own_rows`).
+those of its own are sorted out first (`own_rows`).
 """
 
 from __future__ import annotations
@@ -269,9 +269,9 @@ sorted in 1 cycle, added in 12, and dropped in 14 to 18, but in 6 if the table i
 
 def own_rows(shard: Shard) -> int:
     """How many rows each device adds at once to a table that is split by rows, on a TPU: a few more than are its own if
-    ids are spread evenly over the table; if they are not, it does that several times. 0 where it goes through the rows
-    of all devices: where it may take longer else. Looking rows up it always does: to put those of its own in their
-    places takes longer than to mask the others, unless they are few.
+    ids are spread evenly over the table; if they are not, it does that several times: of 8 devices, one that has more
+    than three quarters of all ids takes longer than if it went through all, at most 1.35 times as long. 0 where it does
+    go through all. Looking rows up it always does: to put a few in their places takes as long as to mask many.
     """
     op = shard.op
     if op.name != "scatter-add" or op.outputs[0].itemsize != 4 or op.inputs[1].shape[-1] != 1:

@@ -380,7 +380,7 @@ class Search:
             seconds = before.seconds + added - before.added
             if seconds >= (1 - LIMITS.saves) * self.best.seconds:
                 return Variant(program, planner, mesh, seconds, added, None)
-        plan = planner.promising(mesh, LIMITS.worse * self.best.seconds)
+        plan = planner.promising(mesh, self.best.seconds)
         return Variant(program, planner, mesh, plan.seconds, added if plan.fits(planner.limit) else None, plan)
 
 
