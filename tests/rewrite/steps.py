@@ -67,6 +67,12 @@ def stacked(x, y):
     return both.sum(0), both.sum(2)
 
 
+def ends(x):
+    """The first of two positions, and none of those behind."""
+    y = jnp.tanh(x)
+    return y[:, 0].sum() + (y[:, 2:4] ** 2).sum() + (y**3).sum()
+
+
 def joined(w, a, b, c, down, up):
     y = jnp.concatenate([a, b, c], -1) @ w
     return ((y @ (down @ up)) ** 2).sum()
@@ -87,6 +93,7 @@ def looped(ws, x):
 
 
 STEPS = {
+    "ends": (jax.grad(ends), lambda: (normal(3, 2),)),
     "stacked": (stacked, lambda: (normal(3, 2, 4), normal(3, 2, 4) ** 2)),
     "gated": (jax.grad(gated, (0, 1, 2)), lambda: (normal(5, 7), normal(5, 7), normal(7, 4), normal(6, 5))),
     "grouped": (

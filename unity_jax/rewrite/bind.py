@@ -10,6 +10,7 @@ name.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -61,7 +62,7 @@ class Match:
 def complete(match: Match) -> bool:
     """Bind the names that are left, and check that dimensions occur where the rule says."""
     variables = [v for v in match.rule.given if v.name in match.values]
-    if not _named(match) or not _convolved(match) or not _shared(match, variables):
+    if not _named(match) or not _whole(match) or not _convolved(match) or not _shared(match, variables):
         return False
     if match.first and not _stacked(match):
         return False
@@ -133,6 +134,13 @@ def _named(match: Match) -> bool:
             if sets[0] & sets[1] or not each(match.dims.unite(i, j) for i, j in zip(known, ids, strict=True)):
                 return False
     return True
+
+
+def _whole(match: Match) -> bool:
+    """Whether the parts of each sum that the source names, where all are bound, are as large as the sum."""
+    size = {name: math.prod(match.dims.size[i] for i in match.ids(name)) for name in match.names}
+    every = [name for name in size if name.parts and size.keys() >= set(name.parts)]
+    return all(size[name] == sum(size[part] for part in name.parts) for name in every)
 
 
 def _convolved(match: Match) -> bool:
