@@ -13,7 +13,6 @@ peak rate, which differentiation needs at least. *MiB* are temporaries.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -26,12 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from rich.console import Console
 from rich.table import Table
 
 from experiments.rows import Row, Rows
+from experiments.scheduled import arguments, tabulate
 from unity_jax.aot import tune
-from unity_jax.aot.bundles import empty, schedules, with_schedules, written
+from unity_jax.aot.bundles import empty, schedules, with_schedules
 from unity_jax.aot.compiled import CompiledMemory
 from unity_jax.aot.cycles import CLOCKS, estimated_cycles
 from unity_jax.aot.hlo import parse
@@ -153,11 +152,8 @@ def verdict(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--on", default=",".join(TOPOLOGIES))
+    parser = arguments(__doc__, TOPOLOGIES, RESULTS)
     parser.add_argument("--lengths", default="2048,4096,8192")
-    parser.add_argument("--stale", action="store_true", help="make rows again that another version of the code made")
-    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
     options = parser.parse_args()
     shapes = [(128, HEADS), (64, HEADS), (128, 2)]
     wanted = [
@@ -166,12 +162,7 @@ def main() -> None:
         for shape, form in itertools.product(shapes, FORMS)
         if shape == shapes[0] or (form == FORMS[1] and length == 4096)
     ]
-    rows, console = Rows(options.out, SETTINGS, CODE), Console(width=150)
-    with written():
-        rows.make_all(rows.missing(wanted, options.stale), measure, "{topology} {length} {features} {form}")
-    shown = rows.made(wanted)
-    console.print(table(shown))
-    console.print(verdict(shown))
+    tabulate(Rows(options.out, SETTINGS, CODE), wanted, options.stale, measure, table, verdict)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,12 +28,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from rich.console import Console
 from rich.table import Table
 
 from experiments.made_by import PLANNED
 from experiments.rows import Row, Rows
-from unity_jax.aot.bundles import empty, schedules, with_schedules, written
+from experiments.scheduled import arguments, tabulate
+from unity_jax.aot.bundles import empty, schedules, with_schedules
 from unity_jax.aot.cycles import CLOCKS, estimated_cycles
 from unity_jax.aot.hlo import parse
 from unity_jax.aot.topologies import topology
@@ -137,22 +136,16 @@ def verdict(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--on", default=",".join(TOPOLOGIES))
-    parser.add_argument("--stale", action="store_true", help="make rows again that another version of the code made")
-    parser.add_argument("--out", default=RESULTS, type=Path, metavar="CSV")
-    options = parser.parse_args()
+    options = arguments(__doc__, TOPOLOGIES, RESULTS).parse_args()
     wanted = [dict(zip(SETTINGS, (on, *shape), strict=True)) for on in options.on.split(",") for shape in SHAPES]
-    rows, console = Rows(options.out, SETTINGS, CODE), Console(width=150)
-    with written():
-        rows.make_all(
-            rows.missing(wanted, options.stale),
-            lambda settings: measure(*settings.values()),
-            "{topology} {rows} {ids} {dtype}",
-        )
-    shown = rows.made(wanted)
-    console.print(table(shown))
-    console.print(verdict(shown))
+    tabulate(
+        Rows(options.out, SETTINGS, CODE),
+        wanted,
+        options.stale,
+        lambda settings: measure(*settings.values()),
+        table,
+        verdict,
+    )
 
 
 if __name__ == "__main__":
