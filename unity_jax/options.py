@@ -19,7 +19,9 @@ class Options(SearchOptions):
     the host where memory is short), `attention`: by a kernel where that is faster ("choose"), as written ("xla"), or by
     a kernel wherever it is found ("kernel"), `loops`: products that need not be in a loop run once for all of its steps
     where that is faster ("choose"), as written ("xla"), or wherever they can ("batch"), and on TPUs loops are one
-    kernel each where that is faster ("choose"), or wherever they can ("kernel"), and `compile_candidates`: how many of
+    kernel each where that is faster ("choose"), or wherever they can ("kernel"), `bags`: rows of a table that are
+    summed are never there together where that is faster ("choose"), are as written ("xla"), or never are wherever that
+    can be ("rows"), and `compile_candidates`: how many of
     the best plans are compiled, so that the memory that the compiler allocates and, on TPU, the cycles that it
     estimates decide;
     `cache`: folder of plans found earlier (None: no cache; the default is `$UNITY_JAX_CACHE`, or `unity_jax` in the

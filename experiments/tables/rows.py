@@ -4,7 +4,7 @@
     python -m experiments.tables.rows --on v5e:2x4
 
 Each device has a part of the rows, and the ids of all. *All*: it adds every row and drops what is not its own. *Own*:
-it sorts its own out and adds those alone (`ops.indexing.own_rows`). Cycles for each id, of the op as a plan lowers it,
+it sorts its own out and adds those alone (`ops.own_rows.own_rows`). Cycles for each id, of the op as a plan lowers it,
 compiled by the real XLA:TPU: of scatters and sorts the length of the schedules that libtpu writes of them, of other
 operations the compiler's own estimate (`unity_jax.aot.bundles`). *Own* is of ids that are spread evenly over the table,
 for which one turn is enough, and *skewed* of ids that are all one device's, which takes as many as there are devices.
@@ -39,7 +39,7 @@ from unity_jax.aot.hlo import parse
 from unity_jax.aot.topologies import topology
 from unity_jax.cost.compute import op_work
 from unity_jax.machine.machine import Machine
-from unity_jax.ops import indexing
+from unity_jax.ops import own_rows
 from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
 from unity_jax.ops.strategies import strategies
@@ -82,9 +82,9 @@ def measure(on: str, rows: int, ids: int, dtype: str) -> dict[str, Any]:
     mesh = MeshAxes(("x",), (machine.num_devices,))
     devices = Mesh(np.array(topology(on)), mesh.names)
     for name, least in (("all", machine.num_devices + 1), ("own", 1)):
-        with mock.patch.object(indexing, "_LEAST", least):
+        with mock.patch.object(own_rows, "_LEAST", least):
             shard, graph = sharded(rows, ids, dtype, mesh)
-            size = indexing.own_rows(shard)
+            size = own_rows.own_rows(shard)
             specs = [PartitionSpec(*lay.dims) for lay in shard.operand_layouts]
             (out,) = (PartitionSpec(*lay.dims) for lay in shard.result_layouts)
             each = jax.shard_map(

@@ -8,7 +8,7 @@ import unity_jax as unity
 from unity_jax.aot.compiled import CompiledMemory
 from unity_jax.aot.topologies import compiled_for, topology
 from unity_jax.lower.compile import lower
-from unity_jax.ops.indexing import own_rows
+from unity_jax.ops.own_rows import own_rows
 from unity_jax.plan.devices import mesh_over
 
 ROWS, WIDTH, IDS = 4_000_000, 128, 2**17

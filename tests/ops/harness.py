@@ -27,7 +27,7 @@ from unity_jax import _compat, trace
 from unity_jax.ops.rule import REDUCTIONS, Rule, Shard
 from unity_jax.ops.rules import rule_of
 from unity_jax.ops.strategies import strategies
-from unity_jax.pcg.graph import Op
+from unity_jax.pcg.graph import Graph, Op
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 
@@ -64,11 +64,12 @@ def check_rule(
     only: str | Sequence[str] | None = None,
     rule: Callable[[Op], Rule] = rule_of,
     exact: bool = False,
+    implemented: Callable[[Graph], Graph] = lambda graph: graph,
 ) -> dict[str, set[str]]:
     """Check the rules of the ops of `fn(*args)`.
 
     **Arguments:** `only`: the primitives to check (all by default); `rule`: where rules come from; `exact`:
-    floating-point results must be equal bit by bit.
+    floating-point results must be equal bit by bit; `implemented`: the graph with other ops that make the same.
     **Returns:** the kinds of strategy executed, per primitive.
     """
     names = {only} if isinstance(only, str) else set(only) if only else None
@@ -82,6 +83,9 @@ def check_rule(
             operands = [env[t] if t.literal is None else t.literal for t in op.inputs]
             results = operands if op.eqn is None else _compat.bind(op.eqn, operands, op.params)
             env.update(zip(op.outputs, results, strict=True))
+        for op in implemented(graph).ops:
+            operands = [env[t] if t.literal is None else t.literal for t in op.inputs]
+            results = [env[t] for t in op.outputs]
             if names is not None and op.name not in names:
                 continue
             for sizes in [s for s in mesh_sizes if not ONE_AXIS or len(s) == 1] or mesh_sizes:

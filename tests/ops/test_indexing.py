@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from tests.ops.harness import arg, check_rule, ops_of
-from unity_jax.ops import indexing
+from unity_jax.ops import own_rows
 from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
 from unity_jax.ops.strategies import strategies
@@ -163,7 +163,7 @@ def on_tpu(monkeypatch):
 
     monkeypatch.setattr(lax, "platform_dependent", tpu)
     for name, least in (("_LEAST", 2), ("_LEAST_ROWS", 1), ("AT_ONCE", 0)):
-        monkeypatch.setattr(indexing, name, least)
+        monkeypatch.setattr(own_rows, name, least)
     return taken
 
 
@@ -177,7 +177,7 @@ def added(table, i, updates, mode):
     ("dtype", "shape", "spread"), [(np.float32, (3, 4), 0.1), (np.int32, (11,), 1.25)]
 )
 def test_rows_of_its_own(mode, dtype, shape, spread, on_tpu, monkeypatch):
-    monkeypatch.setattr(indexing, "SPREAD", spread)
+    monkeypatch.setattr(own_rows, "SPREAD", spread)
     table, updates = arg(7, 3, 2, dtype=dtype), arg(*shape, 3, 2, dtype=dtype, seed=1)
     for into in (table, np.zeros_like(table)):
         assert {"sum", "uneven"} <= added(into, ids(*shape), updates, mode)

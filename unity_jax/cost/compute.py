@@ -15,7 +15,9 @@ from unity_jax.cost.persistent import persistent_seconds
 from unity_jax.cost.products import grouping_bytes, is_kernel_gradient, matrix_seconds, strided_bytes, strip_elements
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import WIDTH, stored_bytes, turning_bytes
-from unity_jax.ops.indexing import AT_ONCE, addresses_rows, compares, is_scatter, masking_bytes, own_rows
+from unity_jax.ops.indexing import addresses_rows, compares, masking_bytes
+from unity_jax.ops.numbers import is_gather, is_scatter
+from unity_jax.ops.own_rows import AT_ONCE, SUMMED, own_rows, row_bytes
 from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rule import Shard
 from unity_jax.xla.dots import is_vector_product, split
@@ -161,14 +163,14 @@ def _addressing(shard: Shard, device: Device, use: Use) -> float:
     op = shard.op
     if not addresses_rows(op) or compares(op) or not any(use.counts):
         return 0.0
-    rate = device.gathered_rows_per_second if op.name == "gather" else device.scattered_rows_per_second
-    if not rate:
+    looked_up, added, rows = device.gathered_rows_per_second, device.scattered_rows_per_second, _ids(shard)
+    if not looked_up or not added:
         return 0.0
-    seconds = math.prod(shard.operand_shape(1)[:-1]) / rate
-    if op.name == "gather":
-        return seconds + _masking_seconds(shard, device)
+    seconds = rows / added
     if own := _own_rows(shard, device):
-        return _SORTING * seconds + _OWN * own / rate
+        return _SORTING * seconds + _OWN * own / added
+    if is_gather(op):
+        return rows / looked_up + (0.0 if SUMMED in op.params else _masking_seconds(shard, device))
     if _table_bytes(shard, device) <= AT_ONCE:
         return _DIRECT * seconds
     if not _is_sorted(shard, device):
@@ -194,7 +196,11 @@ def _is_sorted(shard: Shard, device: Device) -> bool:
     goes through the chip part by part. Otherwise each row waits for its tile."""
     if not target_of(device).sorts or not is_scatter(shard.op) or _table_bytes(shard, device) <= AT_ONCE:
         return False
-    return math.prod(shard.operand_shape(1)[:-1]) * device.layout_tile[0] > math.prod(shard.result_shape()[:-1])
+    return _ids(shard) * device.layout_tile[0] > math.prod(shard.result_shape()[:-1])
+
+
+def _ids(shard: Shard) -> int:
+    return math.prod(shard.operand_shape(1)[:-1])
 
 
 def _own_rows(shard: Shard, device: Device) -> int:
@@ -205,8 +211,8 @@ def _own_rows(shard: Shard, device: Device) -> int:
 def _own_bytes(shard: Shard, own: int, use: Use) -> float:
     """What is moved of so many rows, each read, and added to what is read and written; and to make what they are added
     to, if that is zeros, or one term of a sum."""
-    made = shard.result_bytes() if use.zeros else masking_bytes(shard)
-    return 3.0 * own * shard.operand_bytes(2) / math.prod(shard.operand_shape(1)) + made
+    made = shard.result_bytes() if use.zeros or is_gather(shard.op) else masking_bytes(shard)
+    return 3.0 * own * row_bytes(shard) + made
 
 
 def _table_bytes(shard: Shard, device: Device) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from unity_jax.implement.attention import attentions, with_kernels
+from unity_jax.implement.bags import baggable, bagged
 from unity_jax.implement.constants import Constants
 from unity_jax.implement.group import Group
 from unity_jax.implement.loops import batchable, batched
@@ -93,6 +94,19 @@ class Persistent(Implementation):
         return persisted(graph, bodies)
 
 
+class Bags(Implementation):
+    """Sums of rows that are looked up, and their gradients, as one op each (`implement.bags`). The places are what they
+    make."""
+
+    name, does = "bags", "rows of bags added one by one"
+
+    def applied(self, graph: Graph) -> Graph:
+        made = set(at(graph, self.places))
+        if len(made & {op.outputs[0] for op in baggable(graph)}) < len(made):
+            raise LookupError(f"there is no bag of rows at {self.where}")
+        return bagged(graph, made)
+
+
 Choose = Callable[[Graph, Sequence[Group], int], Sequence[Group]]
 """Chooses of the attentions of a graph, which runs so often in a step."""
 
@@ -125,7 +139,7 @@ def attending(graph: Graph, choose: Choose) -> Graph:
     return of(graph, 1)
 
 
-_KINDS: Mapping[str, type[Implementation]] = {of.name: of for of in (Attention, Loops, Persistent)}
+_KINDS: Mapping[str, type[Implementation]] = {of.name: of for of in (Attention, Loops, Persistent, Bags)}
 
 
 def to_json(done: Implementation) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from unity_jax.lower.fills import filled_late
+from unity_jax.ops.bags import SCATTER
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
 from unity_jax.xla.op_classes import is_zero
@@ -94,7 +95,7 @@ def unmasked(graph: Graph) -> Graph:
             op = dataclasses.replace(op, shard=dataclasses.replace(shard, onto_zeros=True))
         return [op]
 
-    return _rewritten(graph, {"scatter-add", "scatter-sub"}, bare)
+    return _rewritten(graph, {"scatter-add", "scatter-sub", SCATTER}, bare)
 
 
 def _passing(name: str, values: tuple[Tensor, ...], passed: tuple[Tensor, ...], of: Op) -> Op:

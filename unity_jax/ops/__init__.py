@@ -10,6 +10,7 @@ Importing this package fills the registry, from the modules of `FAMILIES`.
 
 from unity_jax.ops import (
     attention,
+    bags,
     constraint,
     contraction,
     convolution,
@@ -29,6 +30,7 @@ from unity_jax.ops.strategies import strategies
 
 FAMILIES = (
     attention,
+    bags,
     constraint,
     contraction,
     convolution,

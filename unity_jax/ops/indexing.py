@@ -5,15 +5,13 @@
 A table split by rows answers only for the rows it holds: each device looks up its own and contributes zero elsewhere,
 and the partial results are summed. The gradient is the mirror image: each device adds the updates of its own rows and
 drops the others, without communication. A TPU takes as long for a row that it drops as for one that it adds, so there
-those of its own are sorted out first (`own_rows`).
+those of its own are sorted out first (`ops.own_rows`).
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,52 +20,14 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from unity_jax import _compat
+from unity_jax.ops.numbers import Numbers, is_gather, is_scatter
+from unity_jax.ops.own_rows import SUMMED, add_own, own_rows
 from unity_jax.ops.rule import Label, Rule, Shard, identity, make_rule, register
 from unity_jax.pcg.graph import Op
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """What gathers and scatters have in common. A *window* is the block of the operand that one index vector selects.
-
-    `window_dims`: where the operand's dimensions appear in the result of a gather (the updates of a scatter), in
-    order, without the `dropped` (collapsed, inserted) and the `batching` ones; `indexed`: the operand dimension that
-    each component of an index vector addresses; `indices_batching`: the batch dimensions of the indices, one for each
-    of `batching`.
-    """
-
-    window_dims: tuple[int, ...]
-    dropped: tuple[int, ...]
-    indexed: tuple[int, ...]
-    batching: tuple[int, ...]
-    indices_batching: tuple[int, ...]
-
-    @staticmethod
-    def of(op: Op) -> Numbers:
-        n = op.params["dimension_numbers"]
-        if op.name == "gather":
-            return Numbers(
-                n.offset_dims,
-                n.collapsed_slice_dims,
-                n.start_index_map,
-                n.operand_batching_dims,
-                n.start_indices_batching_dims,
-            )
-        return Numbers(
-            n.update_window_dims,
-            n.inserted_window_dims,
-            n.scatter_dims_to_operand_dims,
-            n.operand_batching_dims,
-            n.scatter_indices_batching_dims,
-        )
-
-    def windowed(self, rank: int) -> list[int]:
-        """The operand dimensions that `window_dims` stand for."""
-        return [d for d in range(rank) if d not in self.dropped and d not in self.batching]
-
-
-def _labels(
-    op: Op, numbers: Numbers, blocks: tuple[int, ...], window: Sequence[int]
+def labels_of(
+    op: Op, numbers: Numbers, blocks: Sequence[int], window: Sequence[int]
 ) -> tuple[list[Label], list[Label], list[Label]]:
     """The labels of operand, indices and blocks (the result of a gather, the updates of a scatter).
 
@@ -90,7 +50,7 @@ def _labels(
     return labels, [*batch, None], block
 
 
-def _split_rows(shard: Shard, labels: Sequence[Label]) -> list[int]:
+def split_rows(shard: Shard, labels: Sequence[Label]) -> list[int]:
     """The operand dimensions that are split by rows."""
     dims = shard.operand_layouts[0].dims
     return [d for d, label in enumerate(labels) if str(label).startswith("r") and dims[d]]
@@ -114,9 +74,11 @@ def _rows(
 
 
 def _bind(shard: Shard, operands: Sequence[Any], params: Mapping[str, Any], ordered: bool) -> Any:
-    """The primitive with changed parameters; promises about the order of indices hold for untouched indices only."""
+    """What the primitive makes with changed parameters; promises about the order of indices hold for untouched ones."""
     promises = {} if ordered else {"indices_are_sorted": False, "unique_indices": False}
-    return _compat.bind(shard.op.eqn, operands, {**shard.op.params, **params, **promises})
+    params = {**shard.op.params, **params, **promises}
+    (found,) = _compat.bind(shard.op.eqn, operands, {name: value for name, value in params.items() if name != SUMMED})
+    return found
 
 
 def _padded_indices(shard: Shard) -> bool:
@@ -129,7 +91,7 @@ def _padded_indices(shard: Shard) -> bool:
 @register("gather")
 def gather(op: Op) -> Rule:
     numbers, window = Numbers.of(op), op.params["slice_sizes"]
-    operand, indices, block = _labels(op, numbers, op.outputs[0].shape, window)
+    operand, indices, block = labels_of(op, numbers, op.outputs[0].shape, window)
     dtype = op.outputs[0].dtype
     kind = "replicate" if _compat.is_key(dtype) else "max" if dtype == np.bool_ else "sum"
     return make_rule(
@@ -138,7 +100,7 @@ def gather(op: Op) -> Rule:
         [block],
         kinds={label: kind for label in operand if str(label).startswith("r")},
         linear=[{0}] if _compat.is_float(dtype) and not _fills(op) else [],
-        local=lambda shard, table, ids: _gather_shard(shard, numbers, operand, table, ids),
+        local=lambda shard, table, ids: gather_shard(shard, numbers, operand, table, ids),
         bytes=lambda shard: 2.0 * shard.result_bytes() + shard.operand_bytes(1),
         mask=False,  # an index inside the table is never one of its padding
     )
@@ -150,13 +112,14 @@ def _fills(op: Op) -> bool:
     return op.params["mode"] == GatherScatterMode.FILL_OR_DROP and bool(fill) and not np.isnan(fill)
 
 
-def _gather_shard(shard: Shard, numbers: Numbers, labels: Sequence[Label], table: Any, ids: Any) -> Any:
+def gather_shard(shard: Shard, numbers: Numbers, labels: Sequence[Label], table: Any, ids: Any) -> Any:
+    """What a device looks up of its part; zero, or false, where another one has it."""
     params = dict(shard.op.params)
     window = params["slice_sizes"]
     params["slice_sizes"] = tuple(
         n if str(label).startswith("w") else size for n, label, size in zip(table.shape, labels, window, strict=True)
     )
-    rows = _split_rows(shard, labels)
+    rows = split_rows(shard, labels)
     if not rows:
         if params["mode"] == GatherScatterMode.CLIP and math.prod(ids.shape[:-1]) == 1:
             ids = _rows(shard, numbers, [], window, ids)[0]  # XLA makes a slice of it; see `ops.shape._clamped`
@@ -176,7 +139,7 @@ def _gather_shard(shard: Shard, numbers: Numbers, labels: Sequence[Label], table
             held = jnp.where(inside[at], held, first)
         mine &= held
         clipped = clipped.at[..., at].set(row)
-    (found,) = _bind(shard, (table, clipped), params, False)
+    found = _bind(shard, (table, clipped), params, False)
     mine = jnp.expand_dims(mine, numbers.window_dims)
     return jnp.where(mine, found, identity("max" if found.dtype == np.bool_ else "sum", found.dtype))
 
@@ -184,13 +147,9 @@ def _gather_shard(shard: Shard, numbers: Numbers, labels: Sequence[Label], table
 # Scatter
 
 
-def is_scatter(op: Op) -> bool:
-    return op.name.startswith("scatter")
-
-
 def addresses_rows(op: Op) -> bool:
     """Whether it reads or writes parts of its first operand by index."""
-    return op.name == "gather" or is_scatter(op)
+    return is_gather(op) or is_scatter(op)
 
 
 def compares(op: Op) -> bool:
@@ -212,7 +171,7 @@ def scatter(op: Op) -> Rule:
     window = [1] * op.inputs[0].rank
     for i, d in zip(numbers.window_dims, numbers.windowed(op.inputs[0].rank), strict=True):
         window[d] = updates.shape[i]
-    operand, indices, block = _labels(op, numbers, updates.shape, window)
+    operand, indices, block = labels_of(op, numbers, updates.shape, window)
     # Updates of one row by several devices are reduced afterwards; which of several `set`s comes last is not known.
     reduction = _REDUCTION.get(op.name, "replicate")
     kinds = {b: reduction for b in indices[:-1] if b not in operand}
@@ -224,86 +183,52 @@ def scatter(op: Op) -> Rule:
         [shared],
         kinds={**kinds, **{label: "replicate" for label in shared if str(label).startswith("p")}},
         linear=[{0, 2}] if sums and _compat.is_float(op.outputs[0].dtype) else [],
-        local=lambda shard, *xs: _scatter_shard(shard, numbers, operand, window, *xs),
+        local=lambda shard, x, *xs: scattered(shard, numbers, operand, window, as_term(shard, x), *xs),
         flops=math.prod(updates.shape),
         bytes=_scatter_bytes,
     )
 
 
-def _scatter_shard(
+def as_term(shard: Shard, x: Any) -> Any:
+    """The operand of a scatter as one of the terms of a sum that its results are: one device adds it."""
+    axes = _summed_axes(shard)
+    return jnp.where(lax.axis_index(axes) == 0, x, jnp.zeros_like(x)) if axes and not shard.onto_zeros else x
+
+
+def held_ids(
+    shard: Shard, numbers: Numbers, rows: Sequence[int], window: Sequence[int], x: Any, ids: Any
+) -> tuple[Any, Any]:
+    """Index vectors into a device's part of an operand that is split by `rows`, negative where another device has what
+    they address or nothing is there; and whether the whole operand has it."""
+    clipped, inside, local = _rows(shard, numbers, rows, window, ids)
+    whole = jnp.stack(inside, -1).all(-1)
+    mode = shard.op.params["mode"]  # a promise that is not kept: XLA clips what it reads, and drops what it writes
+    drops = mode == GatherScatterMode.FILL_OR_DROP if is_gather(shard.op) else mode != GatherScatterMode.CLIP
+    drop = ~whole if drops else jnp.zeros_like(whole)
+    for d, row in zip(rows, local, strict=True):
+        drop |= (row < 0) | (row >= x.shape[d])
+        clipped = clipped.at[..., numbers.indexed.index(d)].set(row)
+    return jnp.where(drop[..., None], -1, clipped), whole
+
+
+def scattered(
     shard: Shard, numbers: Numbers, labels: Sequence[Label], window: Sequence[int], x: Any, ids: Any, updates: Any
 ) -> Any:
-    axes = _summed_axes(shard)
-    if axes and not shard.onto_zeros:  # the operand is one of the terms: one device adds it
-        x = jnp.where(lax.axis_index(axes) == 0, x, jnp.zeros_like(x))
-    params, rows = {}, _split_rows(shard, labels)
+    """What a device adds to its part, or puts there."""
+    params, rows = {}, split_rows(shard, labels)
     if rows:
-        clipped, inside, local = _rows(shard, numbers, rows, window, ids)
-        drop = ~jnp.stack(inside, -1).all(-1)
-        if shard.op.params["mode"] == GatherScatterMode.CLIP:
-            drop = jnp.zeros_like(drop)
-        for d, row in zip(rows, local, strict=True):
-            drop |= (row < 0) | (row >= x.shape[d])
-            clipped = clipped.at[..., numbers.indexed.index(d)].set(row)
-        ids = jnp.where(drop[..., None], -1, clipped)
-        params["mode"] = GatherScatterMode.FILL_OR_DROP
-    if size := own_rows(shard):
-        own = functools.partial(_add_own, rows[0], size)
-        return lax.platform_dependent(x, ids, updates, tpu=own, default=lambda *xs: _bind(shard, xs, params, False)[0])
+        ids, params["mode"] = held_ids(shard, numbers, rows, window, x, ids)[0], GatherScatterMode.FILL_OR_DROP
+    if size := 0 if SUMMED in shard.op.params else own_rows(shard):
+
+        def own(x: Any, ids: Any, updates: Any) -> Any:
+            return add_own(rows[0], size, x, ids.reshape(-1), updates.reshape(ids.size, *updates.shape[ids.ndim - 1 :]))
+
+        return lax.platform_dependent(x, ids, updates, tpu=own, default=lambda *xs: _bind(shard, xs, params, False))
     if math.prod(ids.shape[:-1]) == 1:
         # XLA (of JAX 0.10) reads what this scatter replaces by a slice of `x`, also at an index that is dropped, and
         # merges it with the slice that made our shard by adding their starts unclamped: another shard would leak in.
         x = lax.optimization_barrier(x)
     return _bind(shard, (x, ids, updates), params, not rows and not _padded_indices(shard))
-
-
-AT_ONCE = 8 * 2**20
-"""A table of so many bytes lies on the chip of a TPU while rows are added to it."""
-SPREAD = 1.25
-"""How many times its even part of the rows a device adds at once: ids are not spread quite evenly."""
-_LEAST, _LEAST_ROWS = 4, 1024
-"""Shards of a table, and rows of each, from which on it takes less time to sort out a device's own: on v5e a row is
-sorted in 1 cycle, added in 12, and dropped in 14 to 18, but in 6 if the table is on the chip; narrow ones are added in
-37 and dropped in 25 (`experiments/tables/rows.py`)."""
-
-
-def own_rows(shard: Shard) -> int:
-    """How many rows each device adds at once to a table that is split by rows, on a TPU: a few more than are its own if
-    ids are spread evenly over the table; if they are not, it does that several times. One of 8 devices that has all ids
-    takes up to 1.35 times as long as if it went through all on v5e, 1.7 times on v6e; what is less than about half of
-    them takes less. 0 where it does go through all. Looking rows up it always does: to put a few in their places takes
-    as long as to mask many.
-    """
-    op = shard.op
-    if op.name != "scatter-add" or op.outputs[0].itemsize != 4 or op.inputs[1].shape[-1] != 1:
-        return 0
-    numbers, batch = Numbers.of(op), op.inputs[1].rank - 1
-    (d,) = numbers.indexed
-    if numbers.dropped != (d,) or numbers.batching or numbers.window_dims != tuple(range(batch, op.inputs[2].rank)):
-        return 0
-    factors, every = shard.rule.operands[0][d], math.prod(shard.operand_shape(1))
-    ways = shard.ways(factors[0]) if factors else 1
-    if ways < _LEAST or every < ways * _LEAST_ROWS or shard.result_bytes() <= AT_ONCE:
-        return 0
-    return math.ceil(SPREAD * every / ways)
-
-
-def _add_own(d: int, size: int, table: Any, ids: Any, updates: Any) -> Any:
-    """A table to which its own rows are added, so many at once, and none of negative ids."""
-    updates, ids = updates.reshape(ids.size, *updates.shape[ids.ndim - 1 :]), ids.reshape(-1)
-    own, last = ids >= 0, np.array(table.shape[d], ids.dtype)
-    held = own.sum()
-    row, at = lax.sort((jnp.where(own, ids, last), lax.iota(jnp.int32, ids.size)), num_keys=1)  # others behind all
-    row, at = (jnp.pad(x, (0, -ids.size % size), constant_values=n) for x, n in ((row, last), (at, 0)))
-    numbers = lax.ScatterDimensionNumbers(tuple(range(1, table.ndim)), (d,), (d,))
-
-    def add(state: tuple[Any, Any]) -> tuple[Any, Any]:
-        start, table = state
-        rows, places = (lax.dynamic_slice_in_dim(x, start, size) for x in (row, at))
-        found, mode = updates.at[places].get(mode="promise_in_bounds"), GatherScatterMode.FILL_OR_DROP
-        return start + size, lax.scatter_add(table, rows[:, None], found, numbers, indices_are_sorted=True, mode=mode)
-
-    return lax.while_loop(lambda state: state[0] < held, add, (np.int32(0), table))[1]
 
 
 def _summed_axes(shard: Shard) -> tuple[str, ...]:

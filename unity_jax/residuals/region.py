@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from unity_jax.ops.indexing import is_scatter
+from unity_jax.ops.numbers import is_scatter
 from unity_jax.ops.rule import Dims, Rule, Shard
 from unity_jax.ops.rules import rule_of
 from unity_jax.ops.strategies import strategies

@@ -17,7 +17,8 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from unity_jax.ops.indexing import addresses_rows, is_scatter
+from unity_jax.ops.indexing import addresses_rows
+from unity_jax.ops.numbers import is_gather, is_scatter
 from unity_jax.ops.rules import rule_of
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.rewrite.apply import rewritten, target_ops
@@ -102,7 +103,7 @@ def _readers(graph: Graph) -> dict[Tensor, list[Op]]:
 def _of_rows(graph: Graph, addressed: Collection[Op]) -> set[Op]:
     """The first ops that compute something from what gathers read, and the last that make what scatters write."""
     found: set[Op] = set()
-    read = {t for op in addressed if op.name == "gather" for t in op.outputs}
+    read = {t for op in addressed if is_gather(op) for t in op.outputs}
     for op in graph.ops:
         if op not in addressed and not read.isdisjoint(op.inputs):
             if _arranges(op):

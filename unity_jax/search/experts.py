@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unity_jax.ops.bags import GATHER, SCATTER
+from unity_jax.ops.numbers import is_gather
 from unity_jax.ops.rule import Strategy
 from unity_jax.pcg.graph import Op, Tensor
 from unity_jax.pcg.layout import Layout
@@ -220,7 +222,7 @@ class _Completion:
         """
         (op,), (strategies,) = node.ops, node.strategies
         everything = np.ones(node.size, bool)
-        if op.name not in ("dot_general", "conv_general_dilated", "gather"):
+        if op.name not in ("dot_general", "conv_general_dilated") and not is_gather(op):
             return everything
         rule = self.rules(op)
         weights = [
@@ -229,7 +231,7 @@ class _Completion:
         factors = [{f[0] for f in dims if f} for dims in rule.operands]
         summed = {i for i, f in enumerate(rule.factors) if f.kind == "sum"}
         own = set().union(*(factors[i] for i in weights)) if weights else set().union(*map(set, factors)) - summed
-        if weights and op.name != "gather":
+        if weights and not is_gather(op):
             contracted = any(
                 f and f[0] in summed and set(made.dims[d]) & set(expert.model)
                 for i, dims in enumerate(rule.operands)
@@ -237,7 +239,7 @@ class _Completion:
                 for d, f in enumerate(dims)
             )
             own = own & summed if contracted else own - summed
-        elif op.name == "gather":
+        elif is_gather(op):
             own &= summed
         return np.all(self._split(strategies, expert.model, own), axis=1)
 
@@ -364,7 +366,7 @@ class _Completion:
         cheapest: the tables are alike along them.
         """
         own = {f[0] for f in self.rules(op).operands[0] if f}
-        wanted = [own if a in expert.tables else batch if op.name == "gather" else None for a in self.mesh.names]
+        wanted = [own if a in expert.tables else batch if is_gather(op) else None for a in self.mesh.names]
         return np.array([all(w is None or f in w for f, w in zip(s, wanted, strict=True)) for s in strategies])
 
     def _is_statistic(self, node: Node) -> bool:
@@ -374,5 +376,5 @@ class _Completion:
         return any(t is not None and t.shape in self.roles.tables for t in tensors)
 
 
-_ROWS = ("gather", "scatter-add")
+_ROWS = ("gather", "scatter-add", GATHER, SCATTER)
 _WEIGHTED = ("dot_general", "conv_general_dilated", *_ROWS)

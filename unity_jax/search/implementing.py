@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from unity_jax.implement.arrange import Arrangement
 from unity_jax.implement.attention import with_kernels
+from unity_jax.implement.bags import baggable, bagged
 from unity_jax.implement.group import Group
 from unity_jax.implement.loops import batchable, batched, widened
 from unity_jax.implement.persistent import persistable, persisted
-from unity_jax.implement.record import Attention, Loops, Persistent, attending
+from unity_jax.implement.record import Attention, Bags, Implementation, Loops, Persistent, attending
 from unity_jax.kernels.tiles import LANES, VMEM, padded, whole
 from unity_jax.machine.device import Device
 from unity_jax.machine.machine import Machine
@@ -59,20 +60,28 @@ def implemented(program: Program, machine: Machine, options: SearchOptions) -> P
         program = _with_persistent(program, price, forced=options.loops == "kernel")
     if options.attention == "kernel" or (options.attention == "choose" and has_kernels(machine.device)):
         program = _with_attentions(program, price, forced=options.attention == "kernel")
+    if options.bags == "rows" or (options.bags == "choose" and target_of(machine.device).sorts):
+        program = _with_bags(program, price, forced=options.bags == "rows")
     return program
 
 
 def _with_loops(program: Program, price: _Price, forced: bool) -> Program:
-    ways = {scan: functools.partial(batched, scans=[scan]) for scan in batchable(program.graph)}
-    return _with_scans(program, price, Loops, ways, lambda scan, saved: forced or (saved > 0 and _is_narrow(scan)))
+    ways = {scan: _Way([scan], functools.partial(batched, scans=[scan])) for scan in batchable(program.graph)}
+    return _with_ops(program, price, Loops, ways, lambda scan, saved: forced or (saved > 0 and _is_narrow(scan)))
 
 
 def _with_persistent(program: Program, price: _Price, forced: bool) -> Program:
     room = (price.machine.device.chip_bytes or _ROOM) - VMEM
     bodies = persistable(program.graph, room)
-    ways = {scan: functools.partial(persisted, bodies={scan: body}) for scan, body in bodies.items()}
+    ways = {scan: _Way([scan], functools.partial(persisted, bodies={scan: body})) for scan, body in bodies.items()}
     record = functools.partial(Persistent, room=room)
-    return _with_scans(program, price, record, ways, lambda _, saved: forced or saved > 0)
+    return _with_ops(program, price, record, ways, lambda _, saved: forced or saved > 0)
+
+
+def _with_bags(program: Program, price: _Price, forced: bool) -> Program:
+    found = baggable(program.graph).items()
+    ways = {op: _Way([rows, op], functools.partial(bagged, made=op.outputs)) for op, (rows, _) in found}
+    return _with_ops(program, price, Bags, ways, lambda _, saved: forced or saved > 0)
 
 
 def _is_narrow(scan: Op) -> bool:
@@ -80,29 +89,36 @@ def _is_narrow(scan: Op) -> bool:
     return widened(scan) <= WIDEST
 
 
-def _with_scans(
+class _Way(NamedTuple):
+    """Ops of a program, and what makes of their graph that of their implementation."""
+
+    ops: Sequence[Op]
+    done: Callable[[Graph], Graph]
+
+
+def _with_ops(
     program: Program,
     price: _Price,
-    record: Callable[..., Loops | Persistent],
-    ways: Mapping[Op, Callable[[Graph], Graph]],
+    record: Callable[..., Implementation],
+    ways: Mapping[Op, _Way],
     pays: Callable[[Op, float], bool],
 ) -> Program:
-    """A program with those of some scans by another implementation where that pays.
+    """A program with those of some ops by another implementation where that pays.
 
-    **Arguments:** `ways`: what makes of the graph of a scan that of its implementation; `pays`: of a scan, by what it
-    saves of a step in seconds.
+    **Arguments:** `ways`: by the op that makes what they are for; `pays`: of that, by what it saves of a step in
+    seconds.
     """
     chosen = defaultdict[str, list[tuple[Op, float]]](list)
     repeats = {op: repeat for _, graph, repeat in nested(program.graph) for op in graph.ops}
-    for scan, way in ways.items():
-        before = part([scan], scan.outputs)
-        both = functools.partial(lambda before, way: (before, way(before)), before, way)
-        saved = repeats[scan] * price.difference((record, str(before)), both)
-        if pays(scan, saved):
-            chosen[scan.source].append((scan, saved))
-    for where, scans in chosen.items():
-        places = positions(program.graph, (scan.outputs[0] for scan, _ in scans))
-        done = record(places, where, sum(saved for _, saved in scans))
+    for op, way in ways.items():
+        before = part(way.ops, op.outputs)
+        both = functools.partial(lambda before, way: (before, way.done(before)), before, way)
+        saved = repeats[op] * price.difference((record, str(before)), both)
+        if pays(op, saved):
+            chosen[op.source].append((op, saved))
+    for where, ops in chosen.items():
+        places = positions(program.graph, (op.outputs[0] for op, _ in ops))
+        done = record(places, where, sum(saved for _, saved in ops))
         program = program.implemented(done.applied(program.graph), (done,))
     return program
 

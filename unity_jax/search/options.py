@@ -18,7 +18,9 @@ class SearchOptions:
     `attention`: by a kernel where that is faster ("choose"), by the operations as written ("xla"), or by a kernel
     wherever it is found ("kernel"); `loops`: products that need not be in a loop run once for all of its steps where
     that is faster ("choose"), as written ("xla"), or wherever they can ("batch"), and a TPU runs loops as one kernel
-    each where that is faster ("choose"), or every device wherever they can be ("kernel");
+    each where that is faster ("choose"), or every device wherever they can be ("kernel"); `bags`: rows of a table that
+    are looked up and summed are added one by one where that is faster ("choose"), are there together, as written
+    ("xla"), or are added one by one wherever they can ("rows"), and so are their gradients;
     `compile_candidates`: how many of the best candidates are compiled for the devices (or, offline, for the topology
     that the machine is called by), so that the compiler's own estimates of time and memory decide between them; 0 and 1
     compile none.
@@ -28,6 +30,7 @@ class SearchOptions:
     checkpoint: Literal["choose", "keep"] = "choose"
     attention: Literal["choose", "xla", "kernel"] = "choose"
     loops: Literal["choose", "xla", "batch", "kernel"] = "choose"
+    bags: Literal["choose", "xla", "rows"] = "choose"
     compile_candidates: int = 0
 
     def __post_init__(self) -> None:
@@ -43,5 +46,6 @@ _CHOICES = {
     "checkpoint": ("choose", "keep"),
     "attention": ("choose", "xla", "kernel"),
     "loops": ("choose", "xla", "batch", "kernel"),
+    "bags": ("choose", "xla", "rows"),
 }
 DEFAULTS = SearchOptions()

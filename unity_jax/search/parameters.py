@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from unity_jax.ops.follow import Dims
+from unity_jax.ops.numbers import is_gather
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.loops import Scan
 from unity_jax.program import Program
@@ -72,7 +73,7 @@ def looked_up(graph: Graph, params: set[Tensor]) -> set[Tensor]:
     def only_rows(t: Tensor) -> bool:
         readers = read.get(t, ())
         rows = (
-            (op.name == "gather" and op.inputs[0] is t and op.inputs[1] is not t)
+            (is_gather(op) and op.inputs[0] is t and op.inputs[1] is not t)
             or (op.name == "convert_element_type" and only_rows(op.outputs[0]))
             for op in readers
         )

@@ -17,7 +17,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from unity_jax.ops.indexing import is_scatter
+from unity_jax.ops.numbers import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.topological import topological
 from unity_jax.xla.aliases import Readers, base_tensors, is_alias

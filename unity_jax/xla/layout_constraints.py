@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from unity_jax.ops.indexing import compares, is_scatter
+from unity_jax.ops.indexing import compares
+from unity_jax.ops.numbers import is_gather, is_scatter
 from unity_jax.ops.rules import is_pointwise
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.xla.dots import is_vector_product
@@ -57,7 +58,7 @@ def is_partition(op: Op) -> bool:
 
 def addressed(op: Op) -> Iterable[Tensor]:
     """The operands and results of which an op reads or writes whole rows by index, or as a kernel does."""
-    if op.name == "gather":
+    if is_gather(op):
         return [op.inputs[0], op.outputs[0]] if op.inputs[0].rank > 1 and op.params["slice_sizes"][-1] > 1 else []
     if is_scatter(op) and not compares(op) and op.params["dimension_numbers"].update_window_dims:
         return [op.inputs[0], op.inputs[2], op.outputs[0]]

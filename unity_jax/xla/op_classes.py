@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from unity_jax.ops.attention import OPS
+from unity_jax.ops.bags import GATHER
 from unity_jax.ops.indexing import compares
 from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rules import is_pointwise
@@ -36,7 +37,7 @@ ROW_PRESERVING = frozenset("reshape optimization_barrier copy".split())
 """Those that leave the rows of an array as they lie."""
 KERNELS = frozenset([*OPS, NAME])
 """Those that are kernels of ours (`unity_jax.kernels`)."""
-IN_PLACE_NEVER = PRODUCTS | KERNELS | {"gather", "sort", "all_to_all"}
+IN_PLACE_NEVER = PRODUCTS | KERNELS | {"gather", GATHER, "sort", "all_to_all"}
 """Kernels that cannot write over what they read."""
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from unity_jax.ops.indexing import compares, is_scatter
+from unity_jax.ops.indexing import compares
+from unity_jax.ops.numbers import is_scatter
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.xla.aliases import Readers, is_alias
 from unity_jax.xla.gemm_rewriter import gemm_rewriter
