@@ -48,6 +48,11 @@ class Limits:
     recomputed: float = 0.01
     """The part of a step that computing something again may save where there is memory for all: of
     small ViT and LLaMA .4 %."""
+    kept_beside: int = 3
+    """For how many plans that keep what `jax.checkpoint` would recompute, in all layers, other plans of the program
+    keep as much: the fastest of them."""
+    kept_experts: int = 2
+    """For how many of these experts' plans are made, too: of T5 on 64 v5e, the second fastest gains more by them."""
     packing_saves: float = 1e-2
     """The part of a step that packed state must save: what others see of it they pay for (`lower.parts`)."""
 
