@@ -83,7 +83,7 @@ def around(graph: Graph, seed: Tensor, dim: int, parts: int) -> Region | None:
         if dim == 0 and any(t.shape[d] % seed.shape[0] for t, d in rows.items()):
             return None
         apart = (alone | more) & factors.keys()
-        return _region(graph, ops, rules, rows, factors, seed.shape[dim], dim == 0, apart) if apart else None
+        return _region(graph, ops, rules, rows, factors, seed.shape[dim], dim == 0, apart)
     except NoRegionError:
         return None
 
@@ -226,9 +226,10 @@ def _region(
     first: bool,
     alone: Set[Op],
 ) -> Region:
+    """Raise `NoRegionError` where nothing is `alone` in it, or it reads what is a sum over all its rows."""
     made = {t for op in ops for t in op.outputs}
     terms = {t for op in factors for t in op.outputs if t not in rows}
-    if any(not terms.isdisjoint(op.inputs) for op in ops):
+    if not alone or any(not terms.isdisjoint(op.inputs) for op in ops):
         raise NoRegionError
     read = {t for op in graph.ops if op not in alone for t in op.inputs}.union(graph.outputs)
     results = [t for op in ops if op in alone for t in op.outputs if t in read]
