@@ -10,11 +10,8 @@ from unity_jax.pcg.graph import Tensor
 from unity_jax.program import Program
 from unity_jax.residuals.change import made
 from unity_jax.residuals.ranges import Layers
-from unity_jax.residuals.record import Keep, Offload, Recompute, Saving, Spill
+from unity_jax.residuals.record import Keep, Recompute, Saving, Spill
 from unity_jax.search.candidate import Candidate, best
-
-LEAST = 0.5
-"""The part of what does not fit that values must free: what frees less fits by chance, and only all of it is tried."""
 
 FEW = 8
 """How many ways are all tried."""
@@ -33,16 +30,14 @@ def followed(start: Candidate, savings: Sequence[Saving], follow: Follow) -> Can
 
 
 def fewest(
-    start: Candidate, ways: Sequence[Recompute | Offload | Spill], limit: float, follow: Follow, fastest: float
+    ways: int, make: Callable[[int], Candidate], limit: float, first: int, fastest: float
 ) -> Iterator[tuple[int, Candidate]]:
-    """The plan of a program that needs less memory in one of some ways, each of which frees more `bytes` than the one
-    before, with which it is: in search of the first with which it fits, unless what does not takes as many seconds as
-    what there is (`fastest`); the last, if none frees enough."""
-    excess, enough = start.memory.peak_bytes - limit, len(ways)
-    few = max(0, min(sum(how.bytes < LEAST * excess for how in ways), enough - 1)) - 1
-    at = min(sum(how.bytes < excess for how in ways), enough - 1)
+    """Plans that need less and less memory, in search of the first that fits, unless what does not takes as many
+    seconds as what there is (`fastest`); each with which it is. **Arguments:** `first`: which is tried first, the last
+    at most."""
+    few, enough, at = -1, ways, min(first, ways - 1)
     while few < at < enough:
-        made = followed(start, [ways[at]], follow)
+        made = make(at)
         yield at, made
         if not made.fits(limit) and fastest <= made.seconds:
             return

@@ -19,20 +19,38 @@ from unity_jax.residuals.change import at, made, positions
 from unity_jax.residuals.ranges import Layers, cut, early, layer_count
 from unity_jax.residuals.record import Offload, Recompute, Spill
 from unity_jax.search.candidate import Candidate
-from unity_jax.search.following import Follow, apart, fewest, saved, some_layers
+from unity_jax.search.following import Follow, apart, by_sections, fewest, followed, saved, some_layers
 from unity_jax.search.limits import LIMITS
+
+LEAST = 0.5
+"""The part of what does not fit that values must free: what frees less fits by chance, and only all of it is tried."""
 
 INTERPOLATED = 2
 """How many numbers of layers are told from what fewer and more need; then the middle is tried."""
 
 
 def fewest_layers(
-    start: Candidate, ways: Sequence[Recompute | Offload | Spill], limit: float, follow: Follow, fastest: float
+    start: Candidate,
+    ways: Sequence[Recompute | Offload | Spill],
+    limit: float,
+    follow: Follow,
+    fastest: float,
+    saves_time: bool = False,
 ) -> Iterator[Candidate]:
-    """Plans of a program that needs less memory in ever more of some ways, in search of the first with which it fits,
-    and then of the fewest layers that do so (`fewest`, `in_layers`)."""
-    tried = dict[int, Candidate]()
-    for i, plan in fewest(start, ways, limit, follow, fastest):
+    """Plans of a program that needs less memory in one of some ways, each of which frees more `bytes` than the one
+    before: in search of the first with which it fits, and then of the fewest layers that do so.
+
+    **Arguments:** `fastest`: seconds of the best plan so far, if it fits; `saves_time`: whether more of it may take
+    less time: then the fastest is searched.
+    """
+    excess, tried = start.memory.peak_bytes - limit, dict[int, Candidate]()
+    ways = [how for how in ways if how.bytes >= LEAST * excess] or ways[-1:]
+    count, first = len(ways), sum(how.bytes < excess for how in ways)
+
+    def make(i: int) -> Candidate:
+        return followed(start, [ways[i]], follow)
+
+    for i, plan in by_sections(count, make, limit) if saves_time else fewest(count, make, limit, first, fastest):
         tried[i] = plan
         yield plan
     if some := [how for how in ways if isinstance(how, Recompute | Spill)]:

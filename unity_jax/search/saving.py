@@ -24,9 +24,9 @@ from unity_jax.residuals.record import Microbatch, NeedsWholeBatchError, Offload
 from unity_jax.search.batch import batch_arguments
 from unity_jax.search.candidate import Candidate, best
 from unity_jax.search.chunking import by_chunks
-from unity_jax.search.following import LEAST, Follow, by_sections, changed, followed
+from unity_jax.search.following import Follow, changed, followed
 from unity_jax.search.hosting import hostable, spillable, stacks
-from unity_jax.search.in_layers import fewest_layers, in_layers
+from unity_jax.search.in_layers import fewest_layers
 from unity_jax.search.recomputing import keeping, recomputable
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
@@ -142,17 +142,9 @@ class _Ways:
         """
         if start.fits(self.limit) or (now.fits(self.limit) and now.seconds <= start.seconds):
             return
-        every, excess = more(start), start.memory.peak_bytes - self.limit
         fastest = now.seconds if now.fits(self.limit) else math.inf
-        if more is self._again and pairs(innermost(start.program.graph)):
-            ways = [how for how in every if how.bytes >= LEAST * excess] or every[-1:]
-            tried = dict[int, Candidate]()
-            for i, plan in by_sections(len(ways), lambda i: followed(start, [ways[i]], self.follow), self.limit):
-                tried[i] = plan
-                yield plan
-            yield from in_layers(start, ways, tried, self.follow, self.limit, fastest)
-            return
-        yield from fewest_layers(start, every, self.limit, self.follow, fastest)
+        saves_time = more is self._again and bool(pairs(innermost(start.program.graph)))
+        yield from fewest_layers(start, more(start), self.limit, self.follow, fastest, saves_time)
 
     def _spilling(self, start: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate]:
         """A plan with ever more activations on the host: as it is, and where it computes again what takes the time of
