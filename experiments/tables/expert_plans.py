@@ -51,6 +51,7 @@ from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.residuals.change import at
+from unity_jax.residuals.pair import stacked
 from unity_jax.residuals.record import Microbatch, Recompute, Spill
 from unity_jax.search import chunking
 from unity_jax.search.batch import batch_arguments
@@ -188,7 +189,9 @@ def spilled(plan: Candidate, inputs: bool) -> Spill:
     """What layers of a plan stack, on the host; with what they are given (`inputs`), which comes first, or without."""
     given, *_, every = spillable(plan)
     graph, rest = plan.program.graph, [place for place in every.values if inputs or place not in given.values]
-    return Spill.of(graph, at(graph, rest), stack_bytes(plan), plan.machine.device.host_bandwidth)
+    makers = stacked(graph)
+    stacks = {t: makers[t] for t in at(graph, rest)}
+    return Spill.of(graph, stacks, stack_bytes(plan), plan.machine.device.host_bandwidth)
 
 
 def cheap(plan: Candidate) -> list[Recompute]:

@@ -46,12 +46,7 @@ def with_kernels(graph: Graph, chosen: Sequence[Group]) -> Graph:
         made, instead = _written(group)
         ops += made
         replaced |= instead
-    every = [
-        op
-        if replaced.keys().isdisjoint(op.inputs)
-        else dataclasses.replace(op, inputs=tuple(replaced.get(t, t) for t in op.inputs))
-        for op in (*graph.ops, *ops)
-    ]
+    every = [op.reading(replaced) for op in (*graph.ops, *ops)]
     order = in_order(every, {op: i for i, op in enumerate(graph.ops)})
     return without_dead_code(Graph(graph.inputs, tuple(replaced.get(t, t) for t in graph.outputs), order))
 

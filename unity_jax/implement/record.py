@@ -117,14 +117,15 @@ def attending(graph: Graph, choose: Choose) -> Graph:
     constants = Constants(graph)
 
     def of(graph: Graph, repeat: int) -> Graph:
-        halves = {op for pair in pairs(graph) for op in (pair.forward, pair.backward)}
+        layers = pairs(graph)
+        halves = {op for pair in layers for op in (pair.forward, pair.backward)}
         others = [op for op in graph.ops if op.bodies and op not in halves]
         inside = {op: tuple(of(body, repeat * trips(op)) for body in op.bodies) for op in others}
         if any(new is not old for op, bodies in inside.items() for new, old in zip(bodies, op.bodies, strict=True)):
             ops = [dataclasses.replace(op, bodies=inside[op]) if op in inside else op for op in graph.ops]
             graph = Graph(graph.inputs, graph.outputs, ops)
-        if halves:
-            graph = in_pairs(graph, lambda pair: both(pair, repeat)).graph
+        if layers:
+            graph = in_pairs(graph, layers, lambda pair: both(pair, repeat)).graph
         return within(graph, repeat)
 
     def both(pair: Pair, repeat: int) -> Change | None:

@@ -242,17 +242,11 @@ def _merged(scan: Op) -> Op:
             if outer.literal is None:
                 same((role.start, outer), (inner,))
     for op in body.ops:
-        op = _reading(op, names)
+        op = op.reading(names)
         if op.name == BARRIER or not may_move(op) or not same(computes(op), op.outputs):
             ops.append(op)
     outputs = tuple(names.get(t, t) for t in body.outputs)
     return dataclasses.replace(scan, bodies=(Graph(body.inputs, outputs, ops),))
-
-
-def _reading(op: Op, names: dict[Tensor, Tensor]) -> Op:
-    if names.keys().isdisjoint(op.inputs):
-        return op
-    return dataclasses.replace(op, inputs=tuple(names.get(t, t) for t in op.inputs))
 
 
 def _parts(op: Op) -> Iterable[Op]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,6 +125,12 @@ class Op:
     def times(self) -> int:
         """How many ops it stands for (`Tensor.times`)."""
         return self.outputs[0].times if self.outputs else 1
+
+    def reading(self, names: Mapping[Tensor, Tensor]) -> Op:
+        """The op with other operands in place of some; itself if it reads none of these."""
+        if names.keys().isdisjoint(self.inputs):
+            return self
+        return dataclasses.replace(self, inputs=tuple(names.get(t, t) for t in self.inputs))
 
     @property
     def label(self) -> str:

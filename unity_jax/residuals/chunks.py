@@ -14,7 +14,7 @@ from typing import NamedTuple
 from unity_jax.pcg.graph import Graph, Tensor
 from unity_jax.residuals.change import Change
 from unity_jax.residuals.loop import looped
-from unity_jax.residuals.pair import in_pairs
+from unity_jax.residuals.pair import in_pairs, pairs
 from unity_jax.residuals.region import NoRegionError, around, beside
 
 PARTS = (8, 32, 128)
@@ -55,7 +55,8 @@ def _within(graph: Graph, seed: Tensor, dim: int, parts: int, vain: _Vain) -> Ch
         known.update(t for op in beside(inside, seed) for t in op.outputs if t.shape == seed.shape)
         return None
 
-    layers = in_pairs(graph, lambda pair: here(pair.joined, vain.layers) if pair.makes(seed) else None)
+    both = [pair for pair in pairs(graph) if pair.makes(seed)]
+    layers = in_pairs(graph, both, lambda pair: here(pair.joined, vain.layers))
     if layers.origin:
         return layers
     for i, op in enumerate(graph.ops):

@@ -21,19 +21,19 @@ from unity_jax.xla.traffic import Traffic
 class Flat:
     """A program whose scans forward and backward (`residuals.pair`) are one layer each.
 
-    **Fields:** `graph`, whose results are those of the program and what layers give to the next ones; `origin`: of each
-    tensor of a layer, that of the scan's body.
+    **Fields:** `pairs`: these scans; `graph`, whose results are those of the program and what layers give to the next
+    ones; `origin`: of each tensor of a layer, that of the scan's body.
     """
 
     def __init__(self, program: Graph) -> None:
-        self._program = program
+        self._program, self.pairs = program, pairs(program)
         self.origin: dict[Tensor, Tensor] = {}
         self._names: dict[Tensor, Tensor] = {}
         self._inputs: list[Tensor] = []
         self._carried: list[Tensor] = []
         self._layers: dict[Op, list[Op]] = {}
         self._ends: dict[Op, Op] = {}
-        for pair in pairs(program):
+        for pair in self.pairs:
             self._add(pair)
         ops = [part for op in program.ops for part in (*self._layers.get(op, ()), self._ends.get(op, op))]
         self.graph = Graph((*program.inputs, *self._inputs), (*program.outputs, *self._carried), ops)

@@ -95,7 +95,7 @@ def _kept(graph: Graph, values: Set[Tensor], flat: Flat, originals: Mapping[Tens
         outputs = tuple(own.get(t, t) for t in inside.outputs)
         return Change(without_dead_code(Graph(inside.inputs, outputs, ops)), {})
 
-    found = in_pairs(graph, within)
+    found = in_pairs(graph, flat.pairs, within)
     outside = _outside(found.graph, {t: of for t, of in same.items() if t not in layers and of not in layers})
     return found.then(outside)
 

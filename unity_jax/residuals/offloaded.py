@@ -54,9 +54,9 @@ def _without(graph: Graph, copies: Set[Op]) -> Graph:
     """A graph that has what is copied in place of its copies."""
     names, ops = dict[Tensor, Tensor](), list[Op]()
     for op in graph.ops:
-        inputs = tuple(names.get(t, t) for t in op.inputs)
+        read = op.reading(names)
         if op in copies:
-            names.update(zip(op.outputs, inputs, strict=True))
+            names.update(zip(op.outputs, read.inputs, strict=True))
         else:
-            ops.append(op if inputs == op.inputs else dataclasses.replace(op, inputs=inputs))
+            ops.append(read)
     return Graph(graph.inputs, tuple(names.get(t, t) for t in graph.outputs), ops)

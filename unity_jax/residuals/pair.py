@@ -163,8 +163,9 @@ def pairs(graph: Graph) -> list[Pair]:
 def stacked(graph: Graph) -> dict[Tensor, Op]:
     """What the layers of scans stack for the scans of their backward pass alone, loops over microbatches included, with
     the scans that stack it."""
-    inside = [found for op in loops(graph) for found in stacked(op.bodies[0]).items()]
-    return {**dict(inside), **{t: pair.forward for pair in pairs(graph) for t in pair.stacks}}
+    both = pairs(graph)
+    inside = [found for op in _loops_beside(graph, both) for found in stacked(op.bodies[0]).items()]
+    return {**dict(inside), **{t: pair.forward for pair in both for t in pair.stacks}}
 
 
 def in_layer(scan: Op, stack: Tensor) -> Tensor:
@@ -172,10 +173,11 @@ def in_layer(scan: Op, stack: Tensor) -> Tensor:
     return scan.bodies[0].outputs[scan.outputs.index(stack)]
 
 
-def in_pairs(graph: Graph, change: Callable[[Pair], Change | None]) -> Change:
-    """The graph whose scans, forward and backward, do what is made of their joined graphs; None leaves them."""
+def in_pairs(graph: Graph, both: Iterable[Pair], change: Callable[[Pair], Change | None]) -> Change:
+    """The graph whose scans, forward and backward (`both`), do what is made of their joined graphs; None leaves them.
+    """
     replaced, origin = dict[Op, Op](), dict[Tensor, Origin]()
-    for pair in pairs(graph):
+    for pair in both:
         changed = change(pair)
         if changed is not None:
             halves = pair.split(changed.graph)
@@ -186,7 +188,11 @@ def in_pairs(graph: Graph, change: Callable[[Pair], Change | None]) -> Change:
 
 def loops(graph: Graph) -> list[Op]:
     """The scans of a graph whose bodies have a forward and a backward pass: over microbatches, or chunks of a loss."""
-    halves = {op for pair in pairs(graph) for op in (pair.forward, pair.backward)}
+    return _loops_beside(graph, pairs(graph))
+
+
+def _loops_beside(graph: Graph, both: Iterable[Pair]) -> list[Op]:
+    halves = {op for pair in both for op in (pair.forward, pair.backward)}
     scans = [op for op in graph.ops if op.name == "scan" and op not in halves]
     return [op for op in scans if len({inner.backward for inner in op.bodies[0].ops}) == 2]
 
@@ -216,10 +222,5 @@ def in_loops(graph: Graph, change: Callable[[Graph], Change]) -> Change:
 
 def reading(ops: Iterable[Op], names: Mapping[Tensor, Tensor]) -> list[Op]:
     """Ops of the backward pass that read other tensors."""
-    known = names.keys()
-    return [
-        op
-        if op.backward and known.isdisjoint(op.inputs)
-        else dataclasses.replace(op, inputs=tuple(names.get(t, t) for t in op.inputs), backward=True)
-        for op in ops
-    ]
+    found = (op.reading(names) for op in ops)
+    return [op if op.backward else dataclasses.replace(op, backward=True) for op in found]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.residuals.change import Change, Origin, made
-from unity_jax.residuals.pair import LOSS, Pair, in_loops, in_pairs
+from unity_jax.residuals.pair import LOSS, Pair, in_loops, in_pairs, pairs
 from unity_jax.rewrite.apply import in_order
 from unity_jax.trace import has_effects, without_dead_code
 
@@ -67,7 +67,7 @@ def _with_layers(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Cha
         again = values & own.difference(pair.carried)
         return _recomputed(pair.joined, again, written) if again else None
 
-    layers = in_pairs(graph, within)
+    layers = in_pairs(graph, pairs(graph), within)
     found = _recomputed(layers.graph, values, written)
     return Change(found.graph, {**layers.origin, **found.origin})
 
@@ -105,19 +105,13 @@ def _recomputed(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> Chan
         for tie, ts in held.items()
     ]
     late = {**copies, **ties}
-    kept = [_reading(op, late) if op.backward else op for op in graph.ops]
+    kept = [op.reading(late) if op.backward else op for op in graph.ops]
     order = in_order([*kept, *barriers, *ops], {op: i for i, op in enumerate(graph.ops)})
     return Change(without_dead_code(Graph(graph.inputs, graph.outputs, order)), origin)
 
 
 def _fresh(t: Tensor) -> Tensor:
     return dataclasses.replace(t, name="", enters=0, leaves=0)
-
-
-def _reading(op: Op, late: Mapping[Tensor, Tensor]) -> Op:
-    if late.keys().isdisjoint(op.inputs):
-        return op
-    return dataclasses.replace(op, inputs=tuple(late.get(t, t) for t in op.inputs))
 
 
 def _parts(graph: Graph, values: Set[Tensor], written: Set[Tensor]) -> list[_Part]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from unity_jax.pcg.graph import Graph, Tensor, nested, trips
+from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
 from unity_jax.residuals.change import Change, Position, at, made, positions
 from unity_jax.residuals.choice import Choice
 from unity_jax.residuals.chunks import chunked
@@ -248,20 +248,19 @@ class Spill(_OfValues):
     effect: ClassVar[str] = "saves memory"
 
     @staticmethod
-    def of(graph: Graph, stacks: Iterable[Tensor], bytes_of: Mapping[Tensor, int], bandwidth: float) -> Spill:
-        """Some stacks of a graph.
+    def of(graph: Graph, stacks: Mapping[Tensor, Op], bytes_of: Mapping[Tensor, int], bandwidth: float) -> Spill:
+        """Some stacks of a graph, each with the scan that makes it.
 
         **Arguments:** `bytes_of` each of them, as often as a step has it, on one device; `bandwidth` of its link to the
         host, bytes/s.
         """
-        makers, some = stacked(graph), list(stacks)
         runs = {op: n for _, inside, n in nested(graph) for op in inside.ops}
-        took = 2 * sum(runs[makers[t]] * bytes_of[t] for t in some) / bandwidth
-        largest = max(some, key=lambda t: bytes_of[t])
-        (body,) = makers[largest].bodies
-        source = body.producer.get(in_layer(makers[largest], largest), makers[largest]).source
-        count, nbytes = sum(trips(makers[t]) for t in some), sum(bytes_of[t] for t in some)
-        return Spill(positions(graph, some), source, count, nbytes, took, exposed=took)
+        took = 2 * sum(runs[scan] * bytes_of[t] for t, scan in stacks.items()) / bandwidth
+        largest = max(stacks, key=lambda t: bytes_of[t])
+        (body,) = stacks[largest].bodies
+        source = body.producer.get(in_layer(stacks[largest], largest), stacks[largest]).source
+        count, nbytes = sum(map(trips, stacks.values())), sum(bytes_of[t] for t in stacks)
+        return Spill(positions(graph, stacks), source, count, nbytes, took, exposed=took)
 
     def __str__(self) -> str:
         few = f"more in {self.layers}, " if self.layers else ""

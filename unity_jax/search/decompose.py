@@ -24,7 +24,7 @@ from unity_jax.ops import ring as local
 from unity_jax.ops.ring import Chunks
 from unity_jax.ops.rule import Shard
 from unity_jax.ops.rules import rule_of
-from unity_jax.pcg.graph import Graph, Op, Tensor
+from unity_jax.pcg.graph import Graph, Op, Tensor, barrier
 from unity_jax.pcg.layout import Layout
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.pcg.parallel import Move, Shift
@@ -220,9 +220,9 @@ class _Writer:
 
     def _held(self, tensors: tuple[Tensor, ...], op: Op) -> tuple[Tensor, ...]:
         """These tensors, for ops that wait for all of them."""
-        held = tuple(dataclasses.replace(t, name="") for t in tensors)
-        self.ops.append(Op("optimization_barrier", tensors, held, backward=op.backward))
-        return held
+        waiting = barrier(tensors, op.backward)
+        self.ops.append(waiting)
+        return waiting.outputs
 
     def _product(
         self, op: Op, part: _Part, shards: dict[int, Tensor], chunk: tuple[int, ...], axes: tuple[str, ...]

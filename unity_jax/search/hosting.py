@@ -47,14 +47,14 @@ def spillable(start: Candidate) -> list[Spill]:
     order = {t: i for i, t in enumerate(made(graph))}
     large = (t for t in held if held[t] > LEAF * max(held.values()))
     first = sorted(large, key=lambda t: (order.get(in_layer(makers[t], t), -1), order[t]))
-    return [Spill.of(graph, first[: n + 1], held, link) for n in range(len(first))]
+    return [Spill.of(graph, {t: makers[t] for t in first[: n + 1]}, held, link) for n in range(len(first))]
 
 
 def offloaded(start: Candidate, follow: Follow) -> Candidate:
     """The plan that has on the host what the user's `jax.checkpoint` would have there, as far as it is stacked still,
     and there is a link to it."""
     program, link = start.program, start.machine.device.host_bandwidth
-    away = [t for t in stacked(program.graph) if t in program.offloads and t not in program.spilled]
+    away = {t: scan for t, scan in stacked(program.graph).items() if t in program.offloads - program.spilled}
     if not away or not link:
         return start
     return followed(start, [Spill.of(program.graph, away, stack_bytes(start), link)], follow)

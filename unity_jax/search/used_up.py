@@ -62,8 +62,7 @@ def _waiting(graph: Graph, barriers: Sequence[Op]) -> Graph:
     for op, at in place.items():
         behind = [t for t in op.inputs if since.get(t, math.inf) < needed.get(op, math.inf)]
         tie = ties.get(op, {t: late[t] for t in behind})
-        inputs = tuple(tie.get(t, t) for t in op.inputs)
-        order[op if inputs == op.inputs else dataclasses.replace(op, inputs=inputs)] = at
+        order[op.reading(tie)] = at
     return Graph(graph.inputs, tuple(late.get(t, t) for t in graph.outputs), runnable(order))
 
 
