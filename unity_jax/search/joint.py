@@ -114,30 +114,32 @@ def _plan(
     few = [mesh for mesh in meshes if len(mesh.names) < 3] or meshes
     found = _on_meshes(planner, few, rules, options, followed)
     searched, more = found.searched, [mesh for mesh in meshes if mesh not in planner.tried(few)]
+
+    def of(form: Program) -> Planner:
+        return planner if form is program else planner.like(form)
+
     if found.fits(planner.limit) and not found.program.savings:
-        for of in dict.fromkeys((found.program, program)):  # as it is, it may win there where it does not elsewhere
-            other = planner if of is program else planner.like(of)
+        for other in map(of, dict.fromkeys((found.program, program))):  # as it is, it may win only there
             found = _finer(other, found, more)
             searched += other.searched(more)
     if options.checkpoint != "keep":  # what rewrites have changed is not known for what the forward pass made
         as_it_is = [] if found.program is program else [best(planner.sketch(few), planner.limit)]
 
         def beside(plan: Candidate) -> Sequence[Candidate]:
-            of = planner if plan.program is program else planner.like(plan.program)
-            return of.experts(planner.tried(few), LIMITS.behind * plan.seconds)
+            return of(plan.program).experts(planner.tried(few), LIMITS.behind * plan.seconds)
 
         def anew(plan: Candidate, most: float) -> Sequence[Candidate]:
-            return planner.like(plan.program).experts([plan.mesh], most, every=False)
+            return of(plan.program).experts([plan.mesh], most, every=False)
 
         rivals = Rivals(beside, anew, functools.partial(planner.following, settled=True))
         found = keeping(found, planner.limit, planner.following, microbatches, rivals, spare)
         for form in as_it_is:
             there = rivals._replace(seconds=found.seconds) if found.fits(planner.limit) else rivals
-            other = keeping(form, planner.limit, planner.following, microbatches, there, spare)
-            found = sparing([found, other], planner.limit, spare)
+            kept = keeping(form, planner.limit, planner.following, microbatches, there, spare)
+            found = sparing([found, kept], planner.limit, spare)
         if any(isinstance(how, Keep) for how in found.program.savings):  # which leaves less arithmetic
             found = found if found.decisions.rings else planner.ringed([found])
-            found = found.noting(lower_bound=planner.like(found.program).problem(found.mesh).least_seconds)
+            found = found.noting(lower_bound=of(found.program).problem(found.mesh).least_seconds)
     else:
         found = offloaded(found, planner.following)
     return found.noting(searched=searched)
