@@ -110,7 +110,7 @@ class Case:
 
     def implemented(self) -> Case:
         """The same function with all that has another implementation by that."""
-        options = SearchOptions(attention="kernel", loops="kernel")
+        options = SearchOptions(attention="kernel", loops="kernel", bags="rows")
         return Case(implemented(self.program, Machine.preset("cpu:2"), options), self.flat, self.want)
 
     def planned(self, axes: MeshAxes, decisions: Decisions, machine: str = "cpu") -> Planned:

@@ -20,9 +20,6 @@ from unity_jax.ops.numbers import Numbers
 from unity_jax.ops.own_rows import SUMMED
 from unity_jax.pcg.graph import Graph, Op, Tensor
 
-_LEAST = 2**14
-"""Ids of all bags: fewer take no time."""
-
 
 def baggable(graph: Graph) -> dict[Op, tuple[Op, Op]]:
     """By the op that makes a sum of looked-up rows, or a gradient of such sums: what the rows in between are made by,
@@ -94,5 +91,5 @@ def _is_possible(op: Op, summed: tuple[int, ...]) -> bool:
     rows = numbers.dropped == numbers.indexed == (0,) and not numbers.batching
     behind = numbers.window_dims == tuple(range(batch, batch + table.rank - 1))
     whole = tuple(op.params["slice_sizes"][1:]) == table.shape[1:] if "slice_sizes" in op.params else True
-    many = math.prod(ids.shape) >= _LEAST and math.prod(ids.shape[d] for d in summed if d < batch) > 1
-    return rows and behind and whole and many and max(summed, default=batch) < batch and table.dtype == np.float32
+    along = max(summed, default=batch) < batch and math.prod(ids.shape[d] for d in summed) > 1
+    return rows and behind and whole and along and table.dtype == np.float32

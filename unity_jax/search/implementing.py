@@ -44,6 +44,8 @@ transformer 179 and more."""
 UNDIVIDED = 0.5
 """The part of a step that arithmetic takes beyond even shares, where other meshes are tried: of a batch of 32 over 64
 devices in a row nearly all."""
+MANY = 2**14
+"""Ids of all bags: fewer take no time."""
 HELD = 4
 """How many times what is read of all positions is on the chip: two arrays, and those of the next program."""
 
@@ -79,8 +81,11 @@ def _with_persistent(program: Program, price: _Price, forced: bool) -> Program:
 
 
 def _with_bags(program: Program, price: _Price, forced: bool) -> Program:
-    found = baggable(program.graph).items()
-    ways = {op: _Way([rows, op], functools.partial(bagged, made=op.outputs)) for op, (rows, _) in found}
+    ways = {
+        op: _Way([rows, op], functools.partial(bagged, made=op.outputs))
+        for op, (rows, bags) in baggable(program.graph).items()
+        if forced or math.prod(bags.inputs[1].shape) >= MANY
+    }
     return _with_ops(program, price, Bags, ways, lambda _, saved: forced or saved > 0)
 
 
