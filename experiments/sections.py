@@ -15,6 +15,7 @@ from experiments.rows import Row, Rows
 from experiments.summaries import middle, ratios
 from experiments.tables import (
     ablation,
+    bags,
     expert_plans,
     iopddl,
     kernels,
@@ -307,6 +308,14 @@ SECTIONS = (
         rows.verdict,
         lambda found: [rows.table(found)],
         rows.CODE,
+    ),
+    Section(
+        "Bags of rows on TPUs, by the schedules of their kernels",
+        bags,
+        "bags.csv",
+        bags.verdict,
+        lambda rows: [bags.table(rows)],
+        bags.CODE,
     ),
     Section("Measured, tiny models", measured, "measured.csv", wall, lambda rows: [measured.table(rows)]),
     Section(
