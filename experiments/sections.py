@@ -16,7 +16,9 @@ from experiments.summaries import middle, ratios
 from experiments.tables import (
     ablation,
     bags,
+    ecornn,
     expert_plans,
+    hidet,
     iopddl,
     kernels,
     long_sequences,
@@ -28,6 +30,7 @@ from experiments.tables import (
     rows,
     rules_used,
     together,
+    tuning,
     unity_table,
     zoo_table,
 )
@@ -317,6 +320,10 @@ SECTIONS = (
         lambda rows: [bags.table(rows)],
         bags.CODE,
     ),
+        "EcoRNN's language model, published and ours", ecornn, "ecornn.csv", ecornn.verdict, ecornn.told, ecornn.CODE
+    ),
+    Section("Hidet's models and our kernels", hidet, "hidet.csv", hidet.verdict, hidet.told, hidet.CODE),
+    Section("Tuning kernels, beside Hidet", tuning, "tuning.csv", tuning.verdict, tuning.told, tuning.CODE),
     Section("Measured, tiny models", measured, "measured.csv", wall, lambda rows: [measured.table(rows)]),
     Section(
         "Rewrites in the plans", rules_used, "zoo.csv", rules, lambda rows: [rules_used.table(rows)], zoo_table.CODE
