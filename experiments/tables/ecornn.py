@@ -162,10 +162,15 @@ def verdict(rows: Sequence[Row]) -> str:
         here = [row for row in rows if row["part"] == part and row.get("kernels ms")]
         than = {form: [q for row in here if (q := over(row, form)) is not None] for form in COLUMNS}
         if here:
-            each = (f"{min(found):.2f} to {max(found):.2f} over {form}" for form, found in than.items())
+            each = (f"{_span(found)} over {form}" for form, found in than.items())
             parts.append(f"{'LSTMs' if part == 'layers' else 'the whole step'} {' and '.join(each)}")
     theirs = " and ".join(f"{said[baseline]} over {baseline}" for baseline in COLUMNS.values())
     return f"times as fast by kernels on TPUs: {'; '.join(parts)} (EcoRNN, LSTMs on GPUs: at most {theirs})"
+
+
+def _span(ratios: Sequence[float]) -> str:
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def main() -> None:

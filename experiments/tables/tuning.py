@@ -1,7 +1,7 @@
 """What it takes to tune kernels, beside Hidet, AutoTVM and Ansor: how many mappings are tried, and for how long.
 
     python -m experiments.tables.tuning                    # minutes; needs the extra tpu-aot
-    python -m experiments.tables.tuning --on v5p:2x2x2
+    python -m experiments.tables.tuning --on v6e:2x4
 
 A row is what `unity kernels tune` does for one device and one form of attention (`unity_jax.aot.tune`): it compiles
 the three kernels, of both passes, with each mapping, once for all shapes, as Hidet's space does not depend on shapes
@@ -42,7 +42,7 @@ CODE = (
     *(f"unity_jax/aot/{name}.py" for name in ("bundles", "cycles", "hlo", "tune")),
     *(f"experiments/tables/tuning.py:{name}" for name in ("measure", "DEFAULT")),
 )
-TOPOLOGIES = ("v5e:2x4", "v6e:2x4")
+TOPOLOGIES = ("v5e:2x4",)
 DEFAULT = Blocks(512, 512)
 
 
