@@ -1,6 +1,6 @@
 """EcoRNN's headline (Zheng et al., arXiv 1805.08899) beside ours: LSTMs of its word language model.
 
-    python -m experiments.tables.ecornn                 # a quarter of an hour; needs the extras tpu-aot and gpu-aot
+    python -m experiments.tables.ecornn                 # half an hour; needs the extras tpu-aot and gpu-aot
     python -m experiments.tables.ecornn --on v100-summit:1x1,h100:1
 
 Two layers of 650 features, 35 steps of 32 examples (`models/lstm_lm.py`, medium), on one device: *layers* are the two
@@ -137,7 +137,8 @@ def table(rows: Sequence[Row]) -> Table:
 
 DIFFERENCES = (
     "Machine: theirs is measured on GPUs of 2014 to 2017; ours is read from what is compiled for TPUs and an H100 that "
-    "are not there, and for a V100 only predicted.",
+    "are not there, without what a kernel waits for memory, and for a V100 only predicted. Products in float32 are of "
+    "bfloat16 on TPUs and of TF32 on an H100, by default.",
     "Over MXNet's default: that runs each operation of a cell as a kernel of its own, which EcoRNN fuses; XLA fuses "
     "them in the scan as it is written, and what is gained here is that weights stay on the chip of a TPU for all "
     "steps, and that products of inputs and gradients of weights are one product each.",
