@@ -320,6 +320,7 @@ SECTIONS = (
         lambda rows: [bags.table(rows)],
         bags.CODE,
     ),
+    Section(
         "EcoRNN's language model, published and ours", ecornn, "ecornn.csv", ecornn.verdict, ecornn.told, ecornn.CODE
     ),
     Section("Hidet's models and our kernels", hidet, "hidet.csv", hidet.verdict, hidet.told, hidet.CODE),

@@ -29,8 +29,8 @@ _LEAST, _LEAST_ROWS = 4, 1024
 """Shards of a table, and rows of each, from which on it takes less time to sort out a device's own: on v5e a row is
 sorted in 1 cycle, added in 12, and dropped in 14 to 18, but in 6 if the table is on the chip; narrow ones are added in
 37 and dropped in 25 (`experiments/tables/rows.py`)."""
-_TURNS = 16
-"""In how many parts bags are added at least: what is looked up for one of them takes memory."""
+_TURNS = 12
+"""In how many parts all rows of bags are added: what is looked up for one of them takes memory."""
 
 
 def own_rows(shard: Shard) -> int:
@@ -60,7 +60,8 @@ def own_rows(shard: Shard) -> int:
 
 def at_once(shard: Shard, own: int) -> int:
     """How many of them are looked up, or added, at once."""
-    return min(own, math.ceil(math.prod(shard.operand_shape(1)) / _TURNS)) if SUMMED in shard.op.params else own
+    turns = math.ceil(_TURNS * own / math.prod(shard.operand_shape(1))) if SUMMED in shard.op.params else 1
+    return math.ceil(own / turns)
 
 
 def row_bytes(shard: Shard) -> float:
