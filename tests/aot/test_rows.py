@@ -8,6 +8,7 @@ import unity_jax as unity
 from unity_jax.aot.compiled import CompiledMemory
 from unity_jax.aot.topologies import compiled_for, topology
 from unity_jax.lower.compile import lower
+from unity_jax.ops.numbers import is_scatter
 from unity_jax.ops.own_rows import own_rows
 from unity_jax.plan.devices import mesh_over
 
@@ -26,14 +27,16 @@ def step(table, accumulated, ids):
 
 
 @pytest.mark.extra("tpu-aot")
-def test_each_device_adds_its_own_rows():
+@pytest.mark.parametrize(("bags", "loops"), [("xla", 1), ("choose", 2)])
+def test_each_device_adds_its_own_rows(bags, loops):
     table, ids = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32), jax.ShapeDtypeStruct((IDS // 4, 4), jnp.int32)
-    sharded = unity.auto_shard(step, machine="v5e:2x4", options=unity.Options(cache=None))
+    sharded = unity.auto_shard(step, machine="v5e:2x4", options=unity.Options(cache=None, bags=bags))
     plan = sharded.plan(table, table, ids)
-    (scatter,) = (op for op in plan.pcg.walk() if op.name == "scatter-add")
+    (scatter,) = (op for op in plan.pcg.walk() if is_scatter(op))
     assert 0 < own_rows(scatter.shard) < IDS / 4
     compiled = compiled_for(lower(plan.stored, plan.pcg, mesh_over(plan, topology("v5e:2x4"))), "tpu")
     text = compiled.as_text()
-    assert text.count(" while(") == 1 and "indices_are_sorted=true" in text
+    assert text.count(" while(") == loops and "indices_are_sorted=true" in text
+    assert (f"f32[{IDS // 4},4,{WIDTH}]" in text) == (bags == "xla"), "rows of all bags together"
     assert " conditional(" not in text, "the platform is known"
     assert 0.75 < plan.predicted.peak_bytes / CompiledMemory.of(compiled).peak < 1.3
