@@ -9,7 +9,7 @@ the cycles that it estimates, and weights that are copied onto the chip in the m
 Where a plan changes nothing, ours is the user's own program and is not compiled again.
 
 The second table is of the kernels there are, forward and backward: how many times as fast as the best of what else
-there is for the same device, over all shapes of `kernels.py`, `recurrent.py` and `rows.py`, whose rows it reads, stale
+there is for the same device, over all shapes of `kernels.py`, `recurrent.py`, `rows.py` and `bags.py`, whose rows it reads, stale
 ones too. What JAX's kernel takes with a mask no schedule tells.
 """
 
@@ -36,7 +36,7 @@ from experiments.one_device import plain, planned
 from experiments.published import figures
 from experiments.rows import Row, Rows
 from experiments.scheduled import arguments, tabulate
-from experiments.tables import kernels, recurrent
+from experiments.tables import bags, kernels, recurrent
 from experiments.tables import rows as split_tables
 from experiments.validation.judge import judge
 from unity_jax.aot.bundles import empty, schedules, with_schedules
@@ -119,6 +119,10 @@ KERNELS: dict[str, tuple[Any, Callable[[Row], float]]] = {
     "gradients of split tables, over all rows by XLA": (
         split_tables,
         lambda row: float(row["all cycles"]) / float(row["own cycles"]),
+    ),
+    "bags of rows, over rows and their sum": (
+        bags,
+        lambda row: float(row["written cycles"]) / float(row["bags cycles"]),
     ),
 }
 """Of each kind of kernels, the script whose rows tell of it, and how many times as fast as the best other one."""

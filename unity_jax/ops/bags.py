@@ -30,6 +30,7 @@ GATHER, SCATTER = "gather_bags", "scatter-add_bags"
 
 @register(GATHER)
 def sums(op: Op) -> Rule:
+    """`([r,w], [b,k,1]) -> ([b,w]) sum={r,k}`: rows of others count as zero, as does the rest of a bag."""
     numbers, window = Numbers.of(op), op.params["slice_sizes"]
     operand, indices, block = _labels(op, numbers, window)
     bags = [indices[d] for d in op.params[SUMMED]]
@@ -49,6 +50,7 @@ def sums(op: Op) -> Rule:
 
 @register(SCATTER)
 def gradients(op: Op) -> Rule:
+    """`([r,w], [b,k,1], [b,w]) -> ([r,w]) sum={b,k}`: each device adds to its own rows, without communication."""
     numbers, (_, *rest) = Numbers.of(op), op.inputs[0].shape
     operand, indices, block = _labels(op, numbers, (1, *rest))
     bags = [indices[d] for d in op.params[SUMMED]]
@@ -72,6 +74,7 @@ def _labels(op: Op, numbers: Numbers, window: Sequence[int]) -> tuple[list[Label
 
 
 def row_elements(op: Op) -> int:
+    """Of the whole of a row."""
     return math.prod(op.inputs[0].shape[1:])
 
 

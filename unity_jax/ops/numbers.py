@@ -8,10 +8,12 @@ from unity_jax.pcg.graph import Op
 
 
 def is_gather(op: Op) -> bool:
+    """Whether it looks rows up, or sums of them."""
     return op.name.startswith("gather")
 
 
 def is_scatter(op: Op) -> bool:
+    """Whether it puts rows in place, or adds to them."""
     return op.name.startswith("scatter")
 
 
