@@ -9,8 +9,8 @@ the cycles that it estimates, and weights that are copied onto the chip in the m
 Where a plan changes nothing, ours is the user's own program and is not compiled again.
 
 The second table is of the kernels there are, forward and backward: how many times as fast as the best of what else
-there is for the same device, over all shapes of `kernels.py`, `recurrent.py`, `rows.py` and `bags.py`, whose rows it reads,
-stale ones too. What JAX's kernel takes with a mask no schedule tells.
+there is for the same device, over all shapes of `kernels.py`, `recurrent.py`, `rows.py` and `bags.py`, whose rows it
+reads, stale ones too. What JAX's kernel takes with a mask no schedule tells.
 """
 
 from __future__ import annotations

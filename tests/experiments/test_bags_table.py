@@ -4,11 +4,9 @@ from experiments.tables import bags
 
 
 def row(split, written, by_bags, mib=0):
-    return {
-        **{"topology": "v5e:2x4", "of": "sums", "rows": "100", "examples": "8", "bag": "4", "split": split},
-        **{"written cycles": str(written), "written MiB": "7", "bags cycles": str(by_bags), "bags MiB": str(mib)},
-        "predicted cycles": "3",
-    }
+    settings = ("v5e:2x4", "sums", "100", "8", "4", split)
+    found = {"written cycles": written, "written MiB": 7, "bags cycles": by_bags, "bags MiB": mib, "predicted cycles": 3}
+    return dict(zip(bags.SETTINGS, settings, strict=True)) | {name: str(value) for name, value in found.items()}
 
 
 def test_what_is_said_of_rows():
