@@ -5,7 +5,13 @@ from experiments.tables import bags
 
 def row(split, written, by_bags, mib=0):
     settings = ("v5e:2x4", "sums", "100", "8", "4", split)
-    found = {"written cycles": written, "written MiB": 7, "bags cycles": by_bags, "bags MiB": mib, "predicted cycles": 3}
+    found = {
+        "written cycles": written,
+        "written MiB": 7,
+        "bags cycles": by_bags,
+        "bags MiB": mib,
+        "predicted cycles": 3,
+    }
     return dict(zip(bags.SETTINGS, settings, strict=True)) | {name: str(value) for name, value in found.items()}
 
 
