@@ -202,7 +202,7 @@ def test_cache_misses_where_the_plan_would_differ(tmp_path, mesh):
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(SearchOptions)])
 def test_plans_are_kept_by_every_setting_of_the_search(tmp_path, field):
     default = getattr(SearchOptions(), field)
-    words = {"checkpoint": "keep", "attention": "xla", "loops": "xla"}
+    words = {"checkpoint": "keep", "attention": "xla", "loops": "xla", "bags": "xla"}
     other = {type(None): lambda: False, int: lambda: default + 1, str: lambda: words[field]}[type(default)]()
     for value in (default, other, default):
         options = unity.Options(cache=tmp_path, **{field: value})
