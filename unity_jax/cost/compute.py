@@ -163,14 +163,16 @@ def _addressing(shard: Shard, device: Device, use: Use) -> float:
     op = shard.op
     if not addresses_rows(op) or compares(op) or not any(use.counts):
         return 0.0
-    looked_up, added, rows = device.gathered_rows_per_second, device.scattered_rows_per_second, _ids(shard)
-    if not looked_up or not added:
+    own = _own_rows(shard, device)
+    only_read = is_gather(op) and not own
+    rate = device.gathered_rows_per_second if only_read else device.scattered_rows_per_second
+    if not rate:
         return 0.0
-    seconds = rows / added
-    if own := _own_rows(shard, device):
-        return _SORTING * seconds + _OWN * own / added
-    if is_gather(op):
-        return rows / looked_up + (0.0 if SUMMED in op.params else _masking_seconds(shard, device))
+    seconds = _ids(shard) / rate
+    if own:
+        return _SORTING * seconds + _OWN * own / rate
+    if only_read:
+        return seconds + (0.0 if SUMMED in op.params else _masking_seconds(shard, device))
     if _table_bytes(shard, device) <= AT_ONCE:
         return _DIRECT * seconds
     if not _is_sorted(shard, device):
