@@ -16,6 +16,7 @@ from tests.numerics.programs.drawer import Skip
 from tests.numerics.savings import saved
 from tests.residuals.steps import batch, parameters, sgd
 from tests.residuals.test_pair import attention, stack
+from unity_jax.ops.bags import GATHER, SCATTER
 from unity_jax.ops.rule import RULES
 from unity_jax.ops.rules import POINTWISE
 
@@ -31,6 +32,7 @@ ABSENT = {
     **dict.fromkeys("empty empty2 pcast platform_index pvary random_gamma_grad".split(), _OLD),
     **dict.fromkeys("debug_callback debug_print io_callback shard_map sharding_constraint".split(), _EFFECT),
     "persistent_scan": "No primitive of JAX: loops become it, with all else that has another implementation.",
+    **dict.fromkeys((GATHER, SCATTER), "No primitives of JAX: sums of rows in float32 become them (`test_bags`)."),
     **({"add_any": "JAX 0.12 does not add cotangents so in these programs."} if _NEWEST else {}),
 }
 
