@@ -27,13 +27,17 @@ def tabulate(
     rows: Rows,
     wanted: Sequence[Mapping[str, Any]],
     stale: bool,
-    measure: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    measure: Callable[..., Mapping[str, Any]],
     table: Callable[[Sequence[Row]], Table],
     verdict: Callable[[Sequence[Row]], str],
 ) -> None:
-    """Make the rows that are missing, and those that are stale if wanted; and print them and what they say."""
+    """Make the rows that are missing, and those that are stale if wanted; and print them and what they say.
+
+    **Arguments:** `measure`: of the settings of a row, in their order, all else that it holds.
+    """
     with written():
-        rows.make_all(rows.missing(wanted, stale), measure, " ".join(f"{{{name}}}" for name in rows.settings))
+        title = " ".join(f"{{{name}}}" for name in rows.settings)
+        rows.make_all(rows.missing(wanted, stale), lambda settings: measure(*settings.values()), title)
     shown, console = rows.made(wanted), Console(width=150)
     console.print(table(shown))
     console.print(verdict(shown))

@@ -90,9 +90,7 @@ def sharded(op: Op, mesh: MeshAxes, split: str) -> Shard:
     return Shard(op, rule, mesh, strategy, onto_zeros=True)
 
 
-def cycles(
-    shard: Shard, run: Callable[..., Any], given: Sequence[Any], devices: Mesh, turns: int
-) -> tuple[float, float]:
+def cycles(run: Callable[..., Any], given: Sequence[Any], devices: Mesh, turns: int) -> tuple[float, float]:
     """Cycles of a device's part, and bytes of what is in memory in between.
 
     **Arguments:** `given`: the shapes of what a device has; `turns`: of a loop that says not how many it has.
@@ -135,7 +133,7 @@ def measure(on: str, of: str, rows: int, examples: int, bag: int, split: str) ->
         ("written", written, 1),
         ("bags", lambda *xs: one.run(xs)[0], -(-own // at_once(one, own)) if own else 1),
     ):
-        taken, nbytes = cycles(one, zeroed(run), given if of == "sums" else given[1:], devices, turns)
+        taken, nbytes = cycles(zeroed(run), given if of == "sums" else given[1:], devices, turns)
         found |= {f"{name} cycles": taken / n, f"{name} MiB": nbytes / 2**20}
     made = bagged(graph, bags.outputs)
     (planned,) = (op for op in made.ops if op.name == bags.name)
@@ -188,7 +186,7 @@ def main() -> None:
         for split in SPLITS
     ]
     rows = Rows(options.out, SETTINGS, CODE)
-    tabulate(rows, wanted, options.stale, lambda settings: measure(*settings.values()), table, verdict)
+    tabulate(rows, wanted, options.stale, measure, table, verdict)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def main() -> None:
         for dtype in (("float32", "bfloat16") if part == "layers" else ("float32",))
     ]
     rows = Rows(options.out, SETTINGS, CODE)
-    tabulate(rows, wanted, options.stale, lambda settings: measure(*settings.values()), table, verdict)
+    tabulate(rows, wanted, options.stale, measure, table, verdict)
     Console(width=150, highlight=False).print("\n".join(DIFFERENCES))
 
 

@@ -205,7 +205,7 @@ def main() -> None:
     options = arguments(__doc__, TOPOLOGIES, RESULTS).parse_args()
     wanted = [dict(zip(SETTINGS, (on, model), strict=True)) for on in options.on.split(",") for model in MODELS]
     rows, console = Rows(options.out, SETTINGS, CODE), Console(width=150, highlight=False)
-    tabulate(rows, wanted, options.stale, lambda settings: measure(*settings.values()), table, verdict)
+    tabulate(rows, wanted, options.stale, measure, table, verdict)
     console.print(headline(rows.made(wanted)))
     console.print("\n".join(DIFFERENCES))
 

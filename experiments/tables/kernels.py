@@ -85,10 +85,9 @@ def by_jax(q: Any, k: Any, v: Any, key: Any, causal: bool, rate: float) -> Any:
 MAKERS: dict[str, Callable[..., Any]] = {"ours": ours, "JAX's kernel": by_jax, "XLA": by_xla}
 
 
-def measure(settings: dict[str, Any]) -> dict[str, Any]:
+def measure(on: str, length: int, features: int, groups: int, form: str) -> dict[str, Any]:
     """One row: of each way, milliseconds and MiB."""
-    on, length, features, groups = (settings[of] for of in SETTINGS[:4])
-    causal, rate = "causal" in settings["form"], DROPOUT if "dropout" in settings["form"] else 0.0
+    causal, rate = "causal" in form, DROPOUT if "dropout" in form else 0.0
     clock, device = CLOCKS[on.partition(":")[0]], Machine.preset(on).device
     spec = Spec(features**-0.5, causal, 1 - rate)
     seen = (length + 1) / (2 * length) if causal else 1.0

@@ -166,14 +166,7 @@ def main() -> None:
         for cell in CELLS
         for shape in SHAPES
     ]
-    tabulate(
-        Rows(options.out, SETTINGS, CODE),
-        wanted,
-        options.stale,
-        lambda settings: measure(*settings.values()),
-        table,
-        verdict,
-    )
+    tabulate(Rows(options.out, SETTINGS, CODE), wanted, options.stale, measure, table, verdict)
 
 
 if __name__ == "__main__":

@@ -138,14 +138,7 @@ def verdict(rows: Sequence[Row]) -> str:
 def main() -> None:
     options = arguments(__doc__, TOPOLOGIES, RESULTS).parse_args()
     wanted = [dict(zip(SETTINGS, (on, *shape), strict=True)) for on in options.on.split(",") for shape in SHAPES]
-    tabulate(
-        Rows(options.out, SETTINGS, CODE),
-        wanted,
-        options.stale,
-        lambda settings: measure(*settings.values()),
-        table,
-        verdict,
-    )
+    tabulate(Rows(options.out, SETTINGS, CODE), wanted, options.stale, measure, table, verdict)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def main() -> None:
     options = arguments(__doc__, TOPOLOGIES, RESULTS).parse_args()
     wanted = [dict(zip(SETTINGS, (on, form), strict=True)) for on in options.on.split(",") for form in tune.FORMS]
     rows = Rows(options.out, SETTINGS, CODE)
-    tabulate(rows, wanted, options.stale, lambda settings: measure(*settings.values()), table, verdict)
+    tabulate(rows, wanted, options.stale, measure, table, verdict)
     Console(width=150, highlight=False).print("\n".join(DIFFERENCES))
 
 
