@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
@@ -35,58 +36,42 @@ class Optimum:
 
 
 def optimum(
-    model: Model,
-    seeds: Callable[[], Sequence[np.ndarray]],
-    table_limit: int,
-    rounds: int = LIMITS.rounds,
-    most: float = np.inf,
+    model: Model, seeds: Callable[[], Sequence[np.ndarray]], table_limit: int, most: float = np.inf
 ) -> Optimum:
     """The best assignment of the model, no worse than any seed that the model still holds, if seeds are needed.
 
-    `rounds` of bounding and searching are made where elimination does not fit, fewer if the gap is small before. Once
-    the bound shows that all assignments cost more than `most`, the one it leads to is returned, and no seed is asked.
+    Once the bound shows that all assignments cost more than `most`, the one it leads to is returned, and no seed is
+    asked.
     """
     small = pruned(model)
     net, plan = planned(small, table_limit)
-    if plan is not None and plan.work <= LIMITS.tried_work:
+    if _is_light(plan):
         return _exact(small, net, plan)
     here = Local(model, np.zeros(len(model.domains)))
-    best, floor = Optimum(_first(small), np.inf, -np.inf), -np.inf
-    for turn in range(rounds):
-        bound = lower_bound(network(small, table_limit, relaxed=True), LIMITS.sweeps, table_limit)
-        floor = max(floor, bound.value)
-        best = min(best, improved(here, small.original(bound.assignment)), key=lambda k: k.cost)
-        if floor > most:
-            return Optimum(best.assignment, best.cost, min(floor, best.cost))
-        if turn == 0 and not abs(best.cost - floor) <= LIMITS.proved * abs(floor):  # else no seed is better
-            start = min((*seeds(), _first(small)), key=lambda s: _around(here, s).total())
-            best = min(improved(here, start), best, key=lambda k: k.cost)
-        if _is_close(best, floor) and plan is None:
-            break
+    bound = lower_bound(network(small, table_limit, relaxed=True), LIMITS.sweeps, table_limit)
+    floor, best = bound.value, improved(here, small.original(bound.assignment))
+    if floor > most:
+        return Optimum(best.assignment, best.cost, min(floor, best.cost))
+    if not abs(best.cost - floor) <= LIMITS.proved * abs(floor):  # else no seed is better
+        start = min((*seeds(), _first(small)), key=lambda s: _around(here, s).total())
+        best = min(improved(here, start), best, key=lambda k: k.cost)
+    if plan is not None or not _is_close(best, floor):
         fixed = _fixed(small, bound, best.cost)
         net, plan = planned(fixed, table_limit)
-        if _is_close(best, floor) or (plan is not None and plan.work <= LIMITS.tried_work):
-            small = fixed
-            break
-        ranks = bound.least
-        for _ in range(LIMITS.tries):
-            better = _restricted(here, small, ranks, [best.assignment, *seeds()], table_limit)
-            if better is None or better.cost >= best.cost:
-                break
-            best = better
-            if _is_close(best, floor):
-                break
-            ranks = _answered(small, best.assignment)
-        if _is_close(best, floor) and plan is None:
-            break
-        before, small = small, _fixed(small, bound, best.cost)
-        net, plan = planned(small, table_limit)
-        if plan is not None or small.strategies() >= LIMITS.fixing * before.strategies():
-            break
-    if plan is not None:  # heavy work, or what is left after fixing
-        exact = _exact(small, net, plan)
-        best, floor = min(best, exact, key=lambda k: k.cost), exact.cost
+        if not _is_close(best, floor) and not _is_light(plan):
+            better = _searched(here, small, bound.least, best, seeds(), table_limit)
+            if better is not best:
+                best, fixed = better, _fixed(small, bound, better.cost)
+                net, plan = planned(fixed, table_limit)
+        if plan is not None:  # heavy work, or what is left after fixing
+            exact = _exact(fixed, net, plan)
+            best, floor = min(best, exact, key=lambda k: k.cost), exact.cost
     return Optimum(best.assignment, best.cost, min(floor, best.cost))
+
+
+def _is_light(plan: Order | None) -> TypeGuard[Order]:
+    """Whether elimination fits and is little work."""
+    return plan is not None and plan.work <= LIMITS.tried_work
 
 
 def _is_close(best: Optimum, floor: float) -> bool:
@@ -128,6 +113,18 @@ def improved(here: Local, assignment: np.ndarray) -> Optimum:
 def _around(here: Local, assignment: np.ndarray) -> Local:
     """The same terms around an assignment in original strategies."""
     return here.at(here.model.positions(assignment))
+
+
+def _searched(
+    here: Local, small: Model, ranks: dict[int, np.ndarray], best: Optimum, seeds: Sequence[np.ndarray], limit: int
+) -> Optimum:
+    """The best over restricted domains, which are chosen anew around it as long as that gains much."""
+    better = _restricted(here, small, ranks, [best.assignment, *seeds], limit)
+    if better is None or better.cost >= best.cost:
+        return best
+    if _is_close(best, better.cost):
+        return better
+    return _searched(here, small, _answered(small, better.assignment), better, seeds, limit)
 
 
 def _answered(model: Model, assignment: np.ndarray) -> dict[int, np.ndarray]:

@@ -265,7 +265,7 @@ class Planner:
             far = self.seeds.was_far(*key)
             least, most = self._least.get((built.mesh, name), 0.0), (1 + self.near) * now.seconds
             if not far and least < most:
-                least = max(least, self.floor(built, seed, most))
+                least = max(least, self._likely(built, seed, most))
             may_win = not now.fits(self.limit) or not (far or least >= most)
             if may_win or self.rivals:
                 made = self._finish(built, seed, keep, name)
@@ -287,6 +287,12 @@ class Planner:
             sure, full = (self.common.resharder(built.mesh, sure) for sure in (True, False))
             self._floors[built] = Floors(built, self.program.graph, sure, full)
         return self._floors[built].seconds(assignment, enough)
+
+    def _likely(self, built: Built, seed: np.ndarray, enough: float) -> float:
+        """Seconds below which the step of an expert's plan is not, or where plans are only to tell how fast one could
+        be, most likely not."""
+        least = built.problem.cost(seed) / LIMITS.hides if built.mesh in self._sketched else 0.0
+        return least if least >= enough else max(least, self.floor(built, seed, enough))
 
     def _builder(self, mesh: MeshAxes) -> Builder:
         if mesh not in self._builders:
