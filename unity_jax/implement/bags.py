@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
-from jax.lax import GatherScatterMode
 
 from unity_jax.ops.bags import GATHER, SCATTER
+from unity_jax.ops.indexing import fills
 from unity_jax.ops.numbers import Numbers
 from unity_jax.ops.own_rows import SUMMED
 from unity_jax.pcg.graph import Graph, Op, Tensor
@@ -61,8 +61,7 @@ def _sum(graph: Graph, op: Op) -> tuple[Op, Op] | None:
     gather = graph.producer.get(rows)
     if gather is None or gather.name != "gather" or rows in graph.outputs or graph.readers[rows] != [op]:
         return None
-    fill, filled = gather.params["fill_value"], gather.params["mode"] == GatherScatterMode.FILL_OR_DROP
-    if not _is_possible(gather, summed) or (filled and fill is not None and fill != 0 and not np.isnan(fill)):
+    if not _is_possible(gather, summed) or fills(gather):
         return None
     params = {**gather.params, SUMMED: summed}
     return gather, dataclasses.replace(gather, name=GATHER, params=params, outputs=op.outputs, backward=op.backward)

@@ -99,14 +99,14 @@ def gather(op: Op) -> Rule:
         [operand, indices],
         [block],
         kinds={label: kind for label in operand if str(label).startswith("r")},
-        linear=[{0}] if _compat.is_float(dtype) and not _fills(op) else [],
+        linear=[{0}] if _compat.is_float(dtype) and not fills(op) else [],
         local=lambda shard, table, ids: gather_shard(shard, numbers, operand, table, ids),
         bytes=lambda shard: 2.0 * shard.result_bytes() + shard.operand_bytes(1),
         mask=False,  # an index inside the table is never one of its padding
     )
 
 
-def _fills(op: Op) -> bool:
+def fills(op: Op) -> bool:
     """Whether rows outside of the table are a number, of which terms of a sum would have one each."""
     fill = op.params["fill_value"]
     return op.params["mode"] == GatherScatterMode.FILL_OR_DROP and bool(fill) and not np.isnan(fill)

@@ -62,8 +62,8 @@ class Limits:
     hides: float = 1.8
     """How many times as long as its step the times of an expert's plan most likely add up to, at most: where arithmetic
     and communication hide each other, twice as long. Of the 207 plans in the zoo that add up to more than so many times
-    the step of the best one, none takes less than 1.04 times as long. Used where no mesh has to be tried; collectives of
-    tiny programs, which are combined, may add up to more."""
+    the step of the best one, none takes less than 1.04 times as long. Used where a mesh need not be tried at all:
+    collectives of tiny programs, which are combined, add up to more."""
 
     # Rewritten programs
     variants: int = 32
@@ -110,7 +110,7 @@ class Limits:
     """Entries of all sums of one step of a search."""
     sweeps: int = 6
     """Passes of messages there and back."""
-    gap: float = 0.005
+    gap: float = 0.01
     """What is not worth more than bounds and messages."""
     proved: float = 1e-6
     """The gap, as a part of its cost, that rounding alone may leave between an assignment and its lower bound."""
