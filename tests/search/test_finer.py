@@ -65,6 +65,16 @@ def test_two_axes_win_where_images_of_one_device_are_cut_into_strips():
     assert found.seconds < (1 - LIMITS.mesh_saves) * enough.seconds
 
 
+def test_of_finer_meshes_no_plans_are_made_that_would_have_to_hide_most_of_their_times(monkeypatch):
+    planner, fine = Planner(program("bert", batch_size=32), Machine.preset("v5e:2x4")), mesh(4, 2)
+    (before,), made, finish = planner.sketch([mesh(8)]), list[str](), planner._finish
+    monkeypatch.setattr(planner, "_finish", lambda *args: made.append(args[-1]) or finish(*args))
+    chosen, built = planner.plan([fine], [before.noting()], seeded=True), planner.problem(fine)
+    left = {name: seed for name, seed in planner._expert_seeds(fine).items() if name not in made}
+    assert any(planner.floor(built, seed) < chosen.seconds for seed in left.values())
+    assert all(finish(built, seed, True, name).seconds > chosen.seconds for name, seed in left.items())
+
+
 def test_hybrid_sharding_keeps_weights_once_in_each_part():
     found = {e.name: e for e in experts(mesh(2, 2, 2))}
     assert found["fsdp(y) of dp(x,y) x tp(z)"].over == ("y",)
