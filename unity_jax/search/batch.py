@@ -4,7 +4,8 @@ An index class runs through the factors of op rules (`ops/rule.py`): the rows of
 cotangent and of the loss. The batch is, of the index classes of the arguments that are not state, the one that divides
 most arithmetic into independent parts. So it is dimension 0 of tokens `[B, T]`, and dimension 1 of rollouts `[T, B]`
 and of the images `[5, B, ...]` of five updates in a row. What is drawn in the step (noise that becomes images) has a
-batch of its own, unless it meets that of an argument.
+batch of its own, unless it meets that of an argument; so have captions that meet the images only in a loss over all
+pairs of both.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def batch_factors(op: Op, rules: RuleCache, found: Dims) -> set[int]:
 
 
 class _Batch:
-    """Chooses the index classes that are the batch. **Fields:** `found`: their dimensions."""
+    """Chooses the index classes that are the batch. **Fields:** `found`: their dimensions, one of a tensor; `held`: the
+    tensors that have one."""
 
     def __init__(self, program: Program, rules: RuleCache, ways: int) -> None:
         graph, self.rules, self.ways = program.graph, rules, ways
@@ -75,13 +77,13 @@ class _Batch:
         self.work = {op: repeat * rules(op).flops for op, repeat in ahead(graph)}
         self.state = {graph.inputs[i] for i in program.ties.values()}
         self.classes: list[Dims] = []
-        held: dict[Tensor, int] = {}
+        self.held: set[Tensor] = set()
         self.found: dict[tuple[Tensor, int], int] = {}
         drawn = [t for _, g, _ in nested(graph) for op in g.ops if op.name.startswith("random_") for t in op.outputs]
         for roots in (self._arguments(program), *([t] for t in drawn)):
-            while index := self._best([t for t in roots if t not in held]):
-                self.found |= index
-                held |= dict(index.keys())
+            while index := self._best([t for t in roots if t not in self.held]):
+                self.found |= {(t, d): major for (t, d), major in index.items() if t not in self.held}
+                self.held.update(t for t, _ in index)
 
     def _arguments(self, program: Program) -> list[Tensor]:
         """Those that no output replaces; of a function that replaces nothing (an evaluation), those of its last one."""
@@ -90,9 +92,8 @@ class _Batch:
         return [t for t, name in named if t not in self.state and (self.state or name.startswith(last))]
 
     def _best(self, roots: Sequence[Tensor]) -> Dims | None:
-        """The index class of these tensors that divides most; of equal ones that of the first dimension.
-
-        After the first one, none that runs over a dimension of the state, or over another dimension of what has one.
+        """The index class of these tensors that divides most; of equal ones that of the first dimension. After the
+        first one, none that runs over a dimension of the state.
         """
         free = [(t.shape[d], d, index) for t in roots for d, index in self._of(t) if self._is_free(index)]
         scores = [(self._divided(index, n), d, index) for n, d, index in free]
@@ -111,18 +112,22 @@ class _Batch:
                 yield d, index
 
     def _is_free(self, index: Dims) -> bool:
-        held = {t for t, _ in self.found}
-        return not self.found or not any(t in self.state or t in held for t, _ in index)
+        return not self.found or self.state.isdisjoint(t for t, _ in index)
 
     def _divided(self, index: Dims, size: int) -> float:
         """Arithmetic of the forward pass that no device has to do if so many split an index of this size, of the ops
-        that do not sum over it: examples do not meet before their gradients do."""
-        apart = 0.0
+        that do not sum over it: examples do not meet before their gradients do. None, where most of it has another
+        batch: the index is a dimension beside that.
+        """
+        apart = beside = 0.0
         for op in {op: None for t, _ in index for op in self.paths.ops.get(t, ()) if op in self.work}:
             factors = batch_factors(op, self.rules, index)
             if factors and all(self.rules(op).factors[f].kind == "pass" for f in factors):
-                apart += self.work[op]
-        return apart * (1 - -(-size // self.ways) / size)
+                if self.held.isdisjoint((*op.inputs, *op.outputs)):
+                    apart += self.work[op]
+                else:
+                    beside += self.work[op]
+        return apart * (1 - -(-size // self.ways) / size) if apart > beside else 0.0
 
 
 def ahead(graph: Graph, repeat: int = 1) -> Iterator[tuple[Op, int]]:
