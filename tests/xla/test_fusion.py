@@ -168,6 +168,20 @@ def test_a_scatter_into_zeros_goes_into_what_it_is_added_to():
     assert {"tanh", "add"} <= {op.name for op in found[0].ops}
 
 
+@pytest.mark.parametrize(("rows", "count"), [(4, 1), (40, 3)])
+def test_two_scatters_that_are_added_are_one_if_they_have_few_rows(rows, count):
+    """The gradients of both ends of the edges of a graph: XLA concatenates fewer rows than there are nodes."""
+
+    def f(to, updates, back, others):
+        zeros = jnp.zeros((64, 8))
+        return zeros.at[to].add(updates) + zeros.at[back].add(others)
+
+    ids = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    graph = trace(f, (ids, f32(rows, 8), ids, f32(rows, 8)), {}).graph
+    found = [k for k in kernels(graph, "gpu") if {op.name for op in k.ops} & {"scatter-add", "add"}]
+    assert len(found) == count
+
+
 def test_matmuls_on_gpu_compute_first_what_takes_no_more_than_it_makes():
     """Halving a matrix is part of both products that read it; the sum of two matrices is in memory."""
 

@@ -102,15 +102,23 @@ def _fills(graph: Graph) -> dict[Op, Op]:
 
 
 def _updates(graph: Graph, fusing: Fusing) -> list[tuple[Op, Op]]:
-    """The scatters into zeros whose result is added to something, and these sums: XLA scatters into that instead."""
-    found = []
+    """The scatters into zeros whose result is added to something, and these sums: XLA scatters into that instead. Of
+    two scatters it makes one, of the rows of both, if that concatenates fewer elements than there are to add to; else
+    it leaves them (`AlgebraicSimplifierVisitor::HandleAdd` in
+    https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/algebraic_simplifier.cc)."""
+    found: dict[Op, list[Op]] = {}
     for op in graph.ops:
         if op.name != "scatter-add" or (fusing.by_position and compares(op)):
             continue
         used, zeros = graph.readers.get(op.outputs[0], []), graph.producer.get(op.inputs[0])
         if len(used) == 1 and used[0].name in ("add", "add_any") and zeros is not None and is_zero(zeros):
-            found.append((op, used[0]))
-    return found
+            found.setdefault(used[0], []).append(op)
+    return [
+        (scatter, total)
+        for total, scatters in found.items()
+        for scatter in scatters
+        if len(scatters) == 1 or sum(elements(s.inputs[2]) for s in scatters) < elements(total.outputs[0])
+    ]
 
 
 def _parts(graph: Graph, loops: Set[Op], readers: Readers) -> set[Op]:
