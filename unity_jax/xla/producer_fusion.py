@@ -7,6 +7,8 @@ read it beside the barrier. So is, on TPU, what a device takes its part of and o
 
 from __future__ import annotations
 
+import math
+
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
@@ -117,8 +119,13 @@ def _updates(graph: Graph, fusing: Fusing) -> list[tuple[Op, Op]]:
         (scatter, total)
         for total, scatters in found.items()
         for scatter in scatters
-        if len(scatters) == 1 or sum(elements(s.inputs[2]) for s in scatters) < elements(total.outputs[0])
+        if len(scatters) == 1 or sum(_held(s, 2) for s in scatters) < _held(scatter, 0)
     ]
+
+
+def _held(op: Op, i: int) -> int:
+    """Elements of an operand; of a planned op on each device."""
+    return elements(op.inputs[i]) if op.shard is None else math.prod(op.shard.operand_shape(i))
 
 
 def _parts(graph: Graph, loops: Set[Op], readers: Readers) -> set[Op]:
