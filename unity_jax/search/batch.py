@@ -5,13 +5,13 @@ cotangent and of the loss. The batch is, of the index classes of the arguments t
 most arithmetic into independent parts. So it is dimension 0 of tokens `[B, T]`, and dimension 1 of rollouts `[T, B]`
 and of the images `[5, B, ...]` of five updates in a row. What is drawn in the step (noise that becomes images) has a
 batch of its own, unless it meets that of an argument; so have captions that meet the images only in a loss over all
-pairs of both.
+pairs of both. Batches that are joined to one, or cut out of one, go on (two views of each image).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from unity_jax.ops.follow import Dims, Paths, factor_at
 from unity_jax.pcg.graph import Graph, Op, Tensor, nested, trips
@@ -20,6 +20,9 @@ from unity_jax.search.rule_cache import RuleCache
 
 TIE = 0.01
 """What part of the work an index may divide less than another and count as equal: then the first dimension is it."""
+
+CUTS = ("concatenate", "slice", "split")
+"""What joins parts along a dimension, or cuts them out of it."""
 
 _known: weakref.WeakKeyDictionary[Graph, dict[int, Dims]] = weakref.WeakKeyDictionary()
 
@@ -77,6 +80,7 @@ class _Batch:
         self.work = {op: repeat * rules(op).flops for op, repeat in ahead(graph)}
         self.state = {graph.inputs[i] for i in program.ties.values()}
         self.classes: list[Dims] = []
+        self.cuts = [op for _, g, _ in nested(graph) for op in g.ops if op.name in CUTS]
         self.held: set[Tensor] = set()
         self.found: dict[tuple[Tensor, int], int] = {}
         drawn = [t for _, g, _ in nested(graph) for op in g.ops if op.name.startswith("random_") for t in op.outputs]
@@ -107,9 +111,20 @@ class _Batch:
             if n > 1:
                 index = next((c for c in self.classes if c.get((t, d)) == 1), None)
                 if index is None:
-                    index = self.paths.everywhere([(t, d)])
+                    index = self._everywhere(t, d)
                     self.classes.append(index)
                 yield d, index
+
+    def _everywhere(self, t: Tensor, d: int) -> Dims:
+        """The index class of a dimension, of a tensor one: it goes on in what is joined of parts along it, and in parts
+        that are cut out."""
+        found: dict[tuple[Tensor, int], int] = {}
+        held, seed = set[Tensor](), (t, d)
+        while seed is not None:
+            found |= {at: major for at, major in self.paths.everywhere([seed]).items() if at[0] not in held}
+            held.update(t for t, _ in found)
+            seed = next((at for op in self.cuts for at in _beyond(op, found, held)), None)
+        return found
 
     def _is_free(self, index: Dims) -> bool:
         return not self.found or self.state.isdisjoint(t for t, _ in index)
@@ -128,6 +143,14 @@ class _Batch:
                 else:
                     beside += self.work[op]
         return apart * (1 - -(-size // self.ways) / size) if apart > beside else 0.0
+
+
+def _beyond(op: Op, index: Dims, held: Set[Tensor]) -> Iterator[tuple[Tensor, int]]:
+    """The dimensions of what an op joins or cuts along an index that do not hold it (`held` does) yet."""
+    tensors = (*op.inputs, *op.outputs)
+    for d in range(op.outputs[0].rank):
+        sizes = [t.shape[d] for t in tensors if index.get((t, d)) == 1]
+        yield from ((t, d) for t in tensors if sizes and t not in held and t.shape[d] != sizes[0])
 
 
 def ahead(graph: Graph, repeat: int = 1) -> Iterator[tuple[Op, int]]:
