@@ -224,6 +224,25 @@ def test_updates_that_read_the_zeros_of_a_scatter_are_one_kernel_on_gpu():
     assert len(update.reads) == 5, "two tables, two gradients, the zeros"
 
 
+def test_an_update_reads_the_zeros_that_its_gradient_is_scattered_into_on_gpu():
+    """As no kernel can compute them for the scatter, none does. Where XLA scatters into something else, they are not
+    there."""
+
+    def f(t, ids, rows, more):
+        g = jnp.zeros_like(t).at[ids].add(rows)
+        return t - jnp.where(g + more > 0, g * 3, 0.0)
+
+    def merged(t, ids, rows, more):
+        g = jnp.zeros_like(t).at[ids].add(rows) + more
+        return t - jnp.where(g > 0, g * 3, 0.0)
+
+    args = f32(64, 8), jax.ShapeDtypeStruct((4,), jnp.int32), f32(4, 8), f32(64, 8)
+    for step, reads in ((f, 4), (merged, 2)):
+        graph = trace(step, args, {}).graph
+        (update,) = [k for k in kernels(graph, "gpu") if any(op.name == "sub" for op in k.ops)]
+        assert len(update.reads) == reads, "the table, the gradient, what is added to it, the zeros"
+
+
 def test_a_scatter_computes_its_updates_itself_on_gpu():
     def f(x, ids, rows):
         return x.at[ids].add(rows.astype(jnp.float32) * 2)
