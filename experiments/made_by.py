@@ -4,9 +4,10 @@
 
 A table names the folders and files whose code its figures follow from: `PLANNED` for predictions, `COMPILED` where
 programs are lowered and compiled as well; and of its own script what makes a row, as `script.py:function`. A row about
-a model depends on the file of that model too, and on those that it imports. What is hashed is the text of each Python
-file without docstrings, lines of comment and empty lines, and every other file as it is: rows do not go stale when a
-sentence changes. The versions of JAX and of the compilers are not part of it.
+a model depends on the file of that model too, and on those that it imports, one about a validation program on its file.
+What is hashed is the text of each Python file without docstrings, lines of comment and empty lines, and every other
+file as it is: rows do not go stale when a sentence changes. The versions of JAX and of the compilers are not part of
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ COMPILED = (
     "unity_jax/planning.py",
     *(f"unity_jax/plan/{name}.py" for name in ("devices", "file", "make", "record", "value")),
     *(f"unity_jax/aot/{name}.py" for name in ("bundles", "collectives", "cycles", "duplicates", "hlo", "topologies")),
-    *(f"experiments/validation/{name}" for name in ("compiled.py", "judge", "kept.py", "programs")),
+    *(f"experiments/validation/{name}" for name in ("compiled.py", "judge", "kept.py")),
+    *(f"experiments/validation/programs/{name}.py" for name in ("train_step", "zoo")),
 )
 
 
@@ -45,10 +47,10 @@ def made_by(code: Sequence[str], model: str | None = None, root: Path | None = N
     """Twelve hexadecimal digits.
 
     **Arguments:** `code`: folders, files and `file.py:definition`s, relative to the repository; `model`: where it is of
-    the zoo, its file belongs to the code; `root`: another checkout of the repository than this one, and as much of the
-    code as was there.
+    the zoo, or a validation program, its file belongs to the code; `root`: another checkout of the repository than this
+    one, and as much of the code as was there.
     """
-    files = {*code, *(_model(model, root or ROOT) if model in models.names() else ())}
+    files = {*code, *(_model(model, root or ROOT) if model in models.names() else _program(model, root or ROOT))}
     if root is not None:
         files = {name for name in files if (root / name.partition(":")[0]).exists()}
     root = root or ROOT
@@ -66,6 +68,12 @@ def _model(name: str, root: Path) -> frozenset[str]:
             inside = [a.name for a in node.names if (root / "models" / f"{a.name}.py").exists()]
             found = found.union(*(_model(other, root) for other in inside))
     return frozenset(found)
+
+
+def _program(name: str | None, root: Path) -> tuple[str, ...]:
+    """The file of a validation program, if it is one."""
+    file = f"experiments/validation/programs/{name}.py"
+    return (file,) if (root / file).exists() else ()
 
 
 @functools.cache

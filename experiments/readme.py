@@ -47,7 +47,7 @@ run the same program on the same machine, priced by the same cost model:
 
 Where programs are compiled for a machine that is not there, a step is *judged* by what the compiler made of it: the
 cycles that XLA:TPU estimates, a roofline of each kernel of XLA:GPU, and the collectives in their order
-(`experiments/validation/judge/`). Seven *tuning* programs served to make the cost model, fifteen *validation* programs
+(`experiments/validation/judge/`). Seven *tuning* programs served to make the cost model, 17 *validation* programs
 only to measure it. *Rank correlation* (Spearman's) is 1 where predicted and judged order of the plans are the same.
 
 A row is *stale* if another version of the code made it: the command with `--stale`, or

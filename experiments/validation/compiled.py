@@ -219,7 +219,7 @@ def of_unity(model: str, on: str) -> Program:
     return program_on(model, Machine.preset(on), CASES[model].batch)
 
 
-COMPILED = Corpus("compiled", of_sizes(SIZES), ("lstm_lm", "t5", "vit"))
+COMPILED = Corpus("compiled", of_sizes(SIZES), ("clip_linen", "lstm_lm", "t5", "vit"))
 JIT = Corpus("plain", COMPILED.program, COMPILED.untiled)
 RANKING = Corpus("ranking", of_sizes(SHALLOW), ("lstm_lm",))
 TOGETHER = Corpus("together", of_unity, tuple(CASES))

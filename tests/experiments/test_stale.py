@@ -120,6 +120,13 @@ def test_a_model_follows_from_those_that_it_imports():
     assert "models/resnet.py" in made_by._model("faster_rcnn", made_by.ROOT)
 
 
+def test_a_row_about_a_validation_program_follows_from_its_file(package):
+    first = version("gru"), version("mlp")
+    (folder := package / "experiments" / "validation" / "programs").mkdir(parents=True)
+    (folder / "gru.py").write_text("width = 8\n")
+    assert version("gru") != first[0] and version("mlp") == first[1]
+
+
 IRRELEVANT = {
     "errors",
     *(f"kernels/{name}" for name in ("flash", "grid", "persistent", "task_mapping", "xla")),

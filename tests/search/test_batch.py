@@ -104,6 +104,38 @@ def test_what_is_drawn_has_a_batch_of_its_own() -> None:
     assert (drawn, 0) in found and (drawn, 1) not in found
 
 
+def test_two_batches_may_meet_in_all_pairs() -> None:
+    """Images and captions in a contrastive loss, each with a batch; what is known of positions is none."""
+
+    def step(w, images, captions, positions):
+        def loss(w):
+            a, b = jnp.tanh(images @ w), jnp.tanh((captions + jnp.sin(positions)) @ w).mean(1)
+            return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(a @ b.T)))
+
+        value, g = jax.value_and_grad(loss)(w)
+        return w - g, value
+
+    program = trace(step, (f32(64, 64), f32(16, 64), f32(16, 8, 64), f32(8, 64)), {}, donate_argnums=0)
+    assert held(program) == {"[1]": 0, "[2]": 0}
+    found = batch_dims(program, RuleCache(), 8)
+    pairs = [t for t, _ in found if t.shape == (16, 16)]
+    assert pairs and len(pairs) == len(set(pairs)), "of all pairs one index is the batch"
+
+
+def test_a_batch_goes_on_where_views_are_joined_and_cut() -> None:
+    """Two views of each example go through a network together, and meet as halves of what comes out."""
+
+    def apply(w, x):
+        y = jnp.tanh(jnp.concatenate([x, 2 * x]) @ w)
+        return y[:16] * y[16:]
+
+    program = trace(step_of(apply), (f32(64, 64), f32(16, 64)), {}, donate_argnums=0)
+    found = batch_dims(program, RuleCache(), 8)
+    for op in program.graph.ops:
+        if op.name in ("tanh", "concatenate") or (op.name == "mul" and op.outputs[0].shape == (16, 64)):
+            assert {d for t, d in found if t is op.outputs[0]} == {0}, op.name
+
+
 def test_a_step_without_state_has_its_batch_in_its_last_argument() -> None:
     program = trace(lambda w, x: jnp.sum(jnp.tanh(x @ w)), (f32(64, 64), f32(8, 64)), {})
     assert held(program) == {"[1]": 0}

@@ -168,6 +168,20 @@ def test_a_scatter_into_zeros_goes_into_what_it_is_added_to():
     assert {"tanh", "add"} <= {op.name for op in found[0].ops}
 
 
+@pytest.mark.parametrize(("rows", "count"), [(4, 1), (40, 3)])
+def test_two_scatters_that_are_added_are_one_if_they_have_few_rows(rows, count):
+    """The gradients of both ends of the edges of a graph: XLA concatenates fewer rows than there are nodes."""
+
+    def f(to, updates, back, others):
+        zeros = jnp.zeros((64, 8))
+        return zeros.at[to].add(updates) + zeros.at[back].add(others)
+
+    ids = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    graph = trace(f, (ids, f32(rows, 8), ids, f32(rows, 8)), {}).graph
+    found = [k for k in kernels(graph, "gpu") if {op.name for op in k.ops} & {"scatter-add", "add"}]
+    assert len(found) == count
+
+
 def test_matmuls_on_gpu_compute_first_what_takes_no_more_than_it_makes():
     """Halving a matrix is part of both products that read it; the sum of two matrices is in memory."""
 
@@ -208,6 +222,25 @@ def test_updates_that_read_the_zeros_of_a_scatter_are_one_kernel_on_gpu():
     (update,) = gpu
     assert len(update.writes) == 2
     assert len(update.reads) == 5, "two tables, two gradients, the zeros"
+
+
+def test_an_update_reads_the_zeros_that_its_gradient_is_scattered_into_on_gpu():
+    """As no kernel can compute them for the scatter, none does. Where XLA scatters into something else, they are not
+    there."""
+
+    def f(t, ids, rows, more):
+        g = jnp.zeros_like(t).at[ids].add(rows)
+        return t - jnp.where(g + more > 0, g * 3, 0.0)
+
+    def merged(t, ids, rows, more):
+        g = jnp.zeros_like(t).at[ids].add(rows) + more
+        return t - jnp.where(g > 0, g * 3, 0.0)
+
+    args = f32(64, 8), jax.ShapeDtypeStruct((4,), jnp.int32), f32(4, 8), f32(64, 8)
+    for step, reads in ((f, 4), (merged, 2)):
+        graph = trace(step, args, {}).graph
+        (update,) = [k for k in kernels(graph, "gpu") if any(op.name == "sub" for op in k.ops)]
+        assert len(update.reads) == reads, "the table, the gradient, what is added to it, the zeros"
 
 
 def test_a_scatter_computes_its_updates_itself_on_gpu():

@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from tests.xla.kernels import f32
 from tests.xla.written import PROGRAMS, SNAPSHOTS, before, before_and_after, module
 from unity_jax.xla.pipelines import PIPELINES, compiled
 
@@ -33,6 +36,23 @@ def test_a_module_is_compiled_by_the_pipeline_of_its_device():
     ]
     assert not {*found.schedule}.intersection(found.arguments.values())
     assert all(body.schedule for i in found.schedule for body in i.bodies)
+
+
+def test_a_scatter_writes_into_its_operand_though_it_is_of_a_tuple():
+    """Two arrays of zeros are made by one kernel; the gradient takes the place of its own, and the update reads the
+    other."""
+
+    def step(t, ids, rows):
+        g = jnp.zeros_like(t).at[ids].add(rows)
+        return t - jnp.where(g > 0, g, 0.0)
+
+    ids = jax.ShapeDtypeStruct((8,), jnp.int32)
+    found = compiled(module("h100:1", step, (f32(64, 64), ids, f32(8, 64)), "dp"))
+    (zeros,) = [i for i in found.schedule if i.opcode == "broadcast"]
+    (scatter,) = [i for i in found.schedule if i.opcode == "scatter-add"]
+    taken = [b for b in zeros.makes if b in scatter.reads]
+    assert len(zeros.makes) == 2 and len(taken) == 1
+    assert [b.in_tuple for b in zeros.makes] == [b not in taken for b in zeros.makes]
 
 
 @pytest.mark.parametrize(("times", "early"), [(2, True), (1.9, False)])

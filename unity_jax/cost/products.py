@@ -22,7 +22,20 @@ def matrix_seconds(shard: Shard, device: Device) -> float:
     at_once, waves = batch * tiles[0] * tiles[1], device.matmul_units
     padding *= math.ceil(at_once / waves) * waves / at_once
     rate = device.flops_per_second(shard.op.inputs[0].dtype) * device.matmul_efficiency
-    return shard.flops * padding / rate
+    return shard.flops * padding * _filled_gaps(shard, device) / rate
+
+
+def _filled_gaps(shard: Shard, device: Device) -> float:
+    """How many times as much a library multiplies where a kernel is dilated: it is given zeros for the gaps
+    (`MaybePaddedKernel` in
+    https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_padding_legalization.cc). Of a kernel
+    gradient, which is a call of its own, the kernel is an image."""
+    op = shard.op
+    if op.name != "conv_general_dilated" or not target_of(device).library or is_kernel_gradient(shard):
+        return 1.0
+    window = [op.inputs[1].shape[d] for d in op.params["dimension_numbers"].rhs_spec[2:]]
+    dilated = zip(window, op.params["rhs_dilation"], strict=True)
+    return math.prod((1 + (n - 1) * gap) / n for n, gap in dilated)
 
 
 def _convolution(shard: Shard, device: Device) -> float:

@@ -7,6 +7,7 @@ read it beside the barrier. So is, on TPU, what a device takes its part of and o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
@@ -69,12 +70,12 @@ def absorb(graph: Graph, fusing: Fusing, carried: int | None = None) -> Absorbed
     """
     found = Absorbed(loops={op for op in graph.ops if is_loop(op, fusing)})
     readers = Readers(graph, carried)
-    if fusing.siblings:
-        found.fills = _fills(graph)
-        found.loops.difference_update(found.fills.values())
     for scatter, total in _updates(graph, fusing):
         found.ops.add(scatter)
         found.updated.add(total)
+    for first, others in _fills(graph, found.ops).items() if fusing.siblings else ():
+        found.loops.discard(first)
+        found.fills.update(dict.fromkeys(others, first))
     if fusing.accumulates:
         found.accumulated = gemm_rewriter(graph, Readers(graph))
     if fusing.grows:
@@ -85,32 +86,52 @@ def absorb(graph: Graph, fusing: Fusing, carried: int | None = None) -> Absorbed
     return found
 
 
-def _fills(graph: Graph) -> dict[Op, Op]:
-    """The constants that are the same as one that a scatter writes into, which is in memory: XLA:GPU makes them once,
-    and copies for the scatters."""
+def _fills(graph: Graph, merged: Set[Op]) -> dict[Op, list[Op]]:
+    """The constants that are read and the same as one that a scatter writes into, the first of each kind with the
+    others: XLA:GPU makes them once, and copies for the scatters. As no scatter computes what it writes into, nothing
+    does that reads the same (`CanFuseWithAllNonBitcastUsers` in
+    https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/priority_fusion.cc).
+
+    **Arguments:** `merged`: scatters that write into something else.
+    """
     equal: dict[object, list[Op]] = {}
     for op in graph.ops:
         if op.name == "broadcast_in_dim" and op.inputs[0].literal is not None and op.inputs[0].rank == 0:
             out, value = op.outputs[0], op.inputs[0].literal
             equal.setdefault((out.shape, str(out.dtype), value.tobytes(), out.layout), []).append(op)
-    fills: dict[Op, Op] = {}
+    fills: dict[Op, list[Op]] = {}
     for ops in equal.values():
-        read = [op for op in ops if not all(map(is_scatter, graph.readers.get(op.outputs[0], ())))]
-        if len(read) > 1 and len(read) < len(ops):
-            fills.update(dict.fromkeys(read[1:], read[0]))
+        readers = {op: graph.readers.get(op.outputs[0], ()) for op in ops}
+        written = any(is_scatter(c) and c not in merged for used in readers.values() for c in used)
+        read = [op for op, used in readers.items() if not all(map(is_scatter, used))]
+        if written and read:
+            fills[read[0]] = read[1:]
     return fills
 
 
 def _updates(graph: Graph, fusing: Fusing) -> list[tuple[Op, Op]]:
-    """The scatters into zeros whose result is added to something, and these sums: XLA scatters into that instead."""
-    found = []
+    """The scatters into zeros whose result is added to something, and these sums: XLA scatters into that instead. Of
+    two scatters it makes one, of the rows of both, if that concatenates fewer elements than there are to add to; else
+    it leaves them (`AlgebraicSimplifierVisitor::HandleAdd` in
+    https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/algebraic_simplifier.cc)."""
+    found: dict[Op, list[Op]] = {}
     for op in graph.ops:
         if op.name != "scatter-add" or (fusing.by_position and compares(op)):
             continue
         used, zeros = graph.readers.get(op.outputs[0], []), graph.producer.get(op.inputs[0])
         if len(used) == 1 and used[0].name in ("add", "add_any") and zeros is not None and is_zero(zeros):
-            found.append((op, used[0]))
-    return found
+            found.setdefault(used[0], []).append(op)
+    return [
+        (scatter, total)
+        for total, scatters in found.items()
+        for scatter in scatters
+        if len(scatters) == 1 or sum(_held(s, 2) for s in scatters) < _held(scatter, 0)
+    ]
+
+
+def _held(op: Op, i: int) -> int:
+    """Elements of an operand; of a planned op on each device."""
+    return elements(op.inputs[i]) if op.shard is None else math.prod(op.shard.operand_shape(i))
 
 
 def _parts(graph: Graph, loops: Set[Op], readers: Readers) -> set[Op]:

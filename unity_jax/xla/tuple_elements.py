@@ -5,11 +5,14 @@ https://github.com/openxla/xla/blob/main/xla/service/heap_simulator/heap_simulat
     dot makes b1;  tanh reads b1, in place   ->   tanh has a buffer of its own
 
 Tuples are made by fusions of several results, by cuBLAS, which returns its workspace, by collectives that run beside
-others, and by loops. Convolutions return theirs, too, but cuDNN computes what follows of a bias and a rectifier.
+others, and by loops. Convolutions return theirs, too, but cuDNN computes what follows of a bias and a rectifier. What a
+scatter adds to is its result, wherever it comes from (`GetInPlaceInputOutputPairs` in
+https://github.com/openxla/xla/blob/main/xla/hlo/analysis/alias_info.cc).
 """
 
 from __future__ import annotations
 
+from unity_jax.ops.numbers import is_scatter
 from unity_jax.xla.module import Instruction, Module
 
 
@@ -18,6 +21,11 @@ def tuple_elements(module: Module) -> None:
         if _is_tuple(i):
             for b in i.makes:
                 b.in_tuple = True
+    for i in module.instructions:
+        if i.kernel is not None and is_scatter(i.kernel.root):
+            total = i.kernel.root.inputs[0]
+            for b in i.reads:
+                b.in_tuple &= b.tensor is not module.base.get(total, total)
 
 
 def _is_tuple(i: Instruction) -> bool:
