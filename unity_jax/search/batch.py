@@ -119,11 +119,11 @@ class _Batch:
         """The index class of a dimension, of a tensor one: it goes on in what is joined of parts along it, and in parts
         that are cut out."""
         found: dict[tuple[Tensor, int], int] = {}
-        held, seed = set[Tensor](), (t, d)
-        while seed is not None:
-            found |= {at: major for at, major in self.paths.everywhere([seed]).items() if at[0] not in held}
+        held, seeds = set[Tensor](), [(t, d)]
+        while seeds:
+            found |= {at: major for at, major in self.paths.everywhere(seeds).items() if at[0] not in held}
             held.update(t for t, _ in found)
-            seed = next((at for op in self.cuts for at in _beyond(op, found, held)), None)
+            seeds = [at for op in self.cuts for at in _beyond(op, found, held)]
         return found
 
     def _is_free(self, index: Dims) -> bool:
@@ -150,7 +150,7 @@ def _beyond(op: Op, index: Dims, held: Set[Tensor]) -> Iterator[tuple[Tensor, in
     tensors = (*op.inputs, *op.outputs)
     for d in range(op.outputs[0].rank):
         sizes = [t.shape[d] for t in tensors if index.get((t, d)) == 1]
-        yield from ((t, d) for t in tensors if sizes and t not in held and t.shape[d] != sizes[0])
+        yield from ((t, d) for t in tensors if sizes and t not in held and t.shape[d] not in (1, sizes[0]))
 
 
 def ahead(graph: Graph, repeat: int = 1) -> Iterator[tuple[Op, int]]:
