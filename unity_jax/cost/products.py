@@ -26,15 +26,17 @@ def matrix_seconds(shard: Shard, device: Device) -> float:
 
 
 def _filled_gaps(shard: Shard, device: Device) -> float:
-    """How many times as much a library multiplies where a kernel is dilated: it is given zeros for the gaps
-    (`MaybePaddedKernel` in
-    https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_padding_legalization.cc). Of a kernel
-    gradient, which is a call of its own, the kernel is an image."""
-    op = shard.op
+    """How many times as much a library multiplies where a kernel is dilated: cuDNN leaves the gaps out, but is given
+    zeros for them where images are not padded alike on both sides, as of a causal convolution (`MaybePaddedKernel` in
+    https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_padding_legalization.cc). A kernel gradient
+    is a call of its own."""
+    op, params = shard.op, shard.op.params
     if op.name != "conv_general_dilated" or not target_of(device).library or is_kernel_gradient(shard):
         return 1.0
-    window = [op.inputs[1].shape[d] for d in op.params["dimension_numbers"].rhs_spec[2:]]
-    dilated = zip(window, op.params["rhs_dilation"], strict=True)
+    if all(low == high >= 0 for low, high in params["padding"]):
+        return 1.0
+    window = [op.inputs[1].shape[d] for d in params["dimension_numbers"].rhs_spec[2:]]
+    dilated = zip(window, params["rhs_dilation"], strict=True)
     return math.prod((1 + (n - 1) * gap) / n for n, gap in dilated)
 
 
