@@ -387,17 +387,13 @@ def test_rows_that_other_devices_have_are_masked_on_tpu():
     assert (split.swept - whole.swept) * 1e10 == pytest.approx(2 * rows + 2 * registers)
 
 
-@pytest.mark.parametrize(
-    ("gap", "padding", "times"), [(1, [(0, 2)] * 2, 1), (4, [(0, 8)] * 2, 9), (4, [(4, 4)] * 2, 1)]
-)
-def test_a_library_multiplies_with_the_gaps_of_a_dilated_kernel_of_images_padded_on_one_side(gap, padding, times):
-    """3 x 3 values are 9 x 9 with the zeros between them."""
-
-    def matrix(gap, padding):
+@pytest.mark.parametrize(("gap", "pads", "times"), [(1, (0, 2), 1), (4, (0, 8), 9), (4, (4, 4), 1)])
+def test_a_library_multiplies_with_the_gaps_of_a_dilated_kernel_of_images_padded_on_one_side(gap, pads, times):
+    def matrix(gap, pads):  # 3 x 3 values are 9 x 9 with the zeros between them
         def f(x, w):
-            return jax.lax.conv_general_dilated(x, w, (1, 1), padding, rhs_dilation=(gap, gap))
+            return jax.lax.conv_general_dilated(x, w, (1, 1), [pads] * 2, rhs_dilation=(gap, gap))
 
-        gpu = Machine.preset("h100:1").device
-        return op_work(shard(f, f32(64, 256, 32, 32), f32(256, 256, 3, 3)), gpu, Use((1, 1, 1), 1)).matrix
+        convolution = shard(f, f32(64, 256, 32, 32), f32(256, 256, 3, 3))
+        return op_work(convolution, Machine.preset("h100:1").device, Use((1, 1, 1), 1)).matrix
 
-    assert matrix(gap, padding) == pytest.approx(times * matrix(1, [(1, 1)] * 2))
+    assert matrix(gap, pads) == pytest.approx(times * matrix(1, (1, 1)))
