@@ -13,7 +13,8 @@ by line. The exit code tells whether something differs.
 A table goes stale by every change of the code that its rows follow from, also by one that only moves code, or changes
 what is lowered and not what is planned. If all plans of a model are equal, to the last bit, `--carry` says so of the
 tables that are planned: their rows about that model that a revision of the repository made are then rows of the code as
-it is.
+it is. That is for such changes alone: one of costs may leave tiny plans equal and change large ones, whose shapes meet
+otherwise.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
     state, metrics = small.step(*small.make(0))
 
 Some are models of the zoo at published widths; the others are written as their users write them, each on its own, and
-share nothing with the zoo. No constant or pass of the cost model is to be changed to suit one of them.
+share nothing with the zoo. No constant or pass of the cost model is to be changed to suit one of them; what one shows
+of a compiler is followed where the compiler's source says so.
 """
 
 from __future__ import annotations
