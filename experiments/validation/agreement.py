@@ -28,12 +28,9 @@ from rich.table import Table
 from experiments.rows import Row, Rows
 from experiments.validation.compiled import COMPILED, FOUR, SETS, TOPOLOGIES, Case, arguments, asked, set_of
 from unity_jax.aot.cycles import CLOCKS
-from unity_jax.cost.memory import memory
 from unity_jax.errors import PlanError
 from unity_jax.machine.machine import Machine
-from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.text import seconds, size
-from unity_jax.xla.traffic import Traffic
 
 RESULTS = Path(__file__).parents[1] / "results" / "agreement.csv"
 SETTINGS = ("model", "topology", "plan")
@@ -46,9 +43,7 @@ def compared(case: Case) -> dict[str, float | str]:
     program = COMPILED.program(case.model, case.topology)
     plan = case.plan(program, machine)
     facts, predicted = case.facts, plan.predicted
-    axes, traffic = MeshAxes.of(plan.mesh), Traffic.of(plan.pcg, machine.device.compiler)
-    reported = memory(plan.pcg, traffic, axes, machine, program.donated).reported_bytes
-    columns: dict[str, float | str] = {"predicted bytes": reported, "compiled bytes": facts["bytes"]}
+    columns: dict[str, float | str] = {"predicted bytes": predicted.peak_bytes, "compiled bytes": facts["bytes"]}
     if "cycles" not in facts:
         return columns | dict.fromkeys(COMPUTE, "")
     cycles = facts["cycles"] / CLOCKS[case.topology.split(":")[0].removesuffix("-cores")]

@@ -27,6 +27,7 @@ import jax
 from experiments.made_by import ROOT
 from experiments.rows import Row, Rows
 from experiments.validation.judge import judge
+from unity_jax.aot.allocated import allocated
 from unity_jax.aot.bundles import empty, schedules, with_schedules
 from unity_jax.aot.cycles import CLOCKS, estimated_cycles
 from unity_jax.aot.hlo import Module, parse
@@ -74,9 +75,9 @@ def compiled(
 
     **Arguments:** `options`: the compiler's; `hlo`: the compiled program is wanted as well, for `module_of`.
 
-    **Returns:** `program`: its name in the table; `bytes` of a device: arguments, results and temporaries without what
-    is aliased; the `judged` seconds of a step; of XLA:TPU the `cycles` that it estimates, and of how many instructions
-    it estimates none (`missing`); the `seconds` that compiling took. Or `error`: why it was refused.
+    **Returns:** `program`: its name in the table; `bytes` that it takes of a device's memory; the `judged` seconds of a
+    step; of XLA:TPU the `cycles` that it estimates, and of how many instructions it estimates none (`missing`); the
+    `seconds` that compiling took. Or `error`: why it was refused.
     """
     compiler = f"jax {jax.__version__}, {devices[0].client.platform_version.splitlines()[-1]}"
     what = (compiler, topology, sorted(options.items()), lowered.as_text())
@@ -84,7 +85,7 @@ def compiled(
     row, here = KEPT.get({"program": name}), (STORE / name / WRITTEN).exists()
     if row is None or (not here if hlo else not row["error"] and KEPT.is_stale(row)):
         if not here:
-            _compile(STORE / name, lowered, options, limit)
+            _compile(STORE / name, lowered, options, devices[0].platform, limit)
         row = _kept(name, compiler, topology)
     return _facts(row)
 
@@ -105,7 +106,9 @@ def module_of(name: str) -> Module:
     return with_schedules(parse(text), json.loads((STORE / name / WRITTEN).read_text())["schedules"])
 
 
-def _compile(folder: Path, lowered: jax.stages.Lowered, options: Mapping[str, Any], limit: int) -> None:
+def _compile(
+    folder: Path, lowered: jax.stages.Lowered, options: Mapping[str, Any], platform: str, limit: int
+) -> None:
     """Compile a program and keep what the compiler says."""
     start = time.monotonic()
     facts: dict[str, Any] = {"bytes": "", "error": "", "schedules": None}
@@ -113,10 +116,9 @@ def _compile(folder: Path, lowered: jax.stages.Lowered, options: Mapping[str, An
     try:
         empty()
         signal.alarm(limit)
-        made = lowered.compile(compiler_options=dict(options))
+        made, used = allocated(lowered, options, platform)
         signal.alarm(0)
-        text, m = made.as_text(), made.memory_analysis()
-        used = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
+        text = made.as_text()
         facts |= {"bytes": used, "schedules": schedules(parse(text))}
         (folder / HLO).write_bytes(gzip.compress(text.encode(), 5))
     except jax.errors.JaxRuntimeError as error:

@@ -33,31 +33,18 @@ def test_a_long_life_between_short_ones_costs_more_than_is_alive():
     steps = [Step((), (), (0,)), Step((), (0,), (1,)), Step((), (), (2,)), Step((), (1, 2), ())]
     ranges = LiveRanges(steps, range(4), (4, 1, 5), (1, 1, 1), {})
     heap = Heap()
-    assert ranges.run(heap) == (6, 2, 6)
+    assert ranges.run(heap) == (6, 2)
     assert heap.size == 10
     assert ranges.live(2) == [1, 2]
 
 
 def test_bodies_take_from_the_same_heap():
-    """The loop holds 8 in two buffers, beside the 3 that it reads, which do not count once they are in the loop."""
+    """The loop holds 8 in two buffers, beside the 3 that it reads and its workspace of 2."""
     body = LiveRanges([Step((), (), (0, 1)), Step((), (0, 1), ())], range(2), (4, 4), (1, 1), {})
     steps = [Step((), (), (0,)), Step((), (0,), (), workspace=2)]
     heap = Heap()
-    assert LiveRanges(steps, range(2), (3,), (1,), {1: (body,)}).run(heap) == (13, 1, 2 + 8)
+    assert LiveRanges(steps, range(2), (3,), (1,), {1: (body,)}).run(heap) == (13, 1)
     assert heap.size == 13
-
-
-def test_what_has_been_through_a_loop_does_not_count_any_more():
-    """A loop makes a stack of 5, which a later step reads beside 4."""
-    body = LiveRanges([Step((), (), (0,)), Step((), (0,), ())], range(2), (1,), (1,), {})
-    steps = [Step((), (), (0,)), Step((), (), (1,)), Step((), (0, 1), ())]
-    assert LiveRanges(steps, range(3), (5, 4), (1, 1), {0: (body,)}).run() == (9, 1, 5)
-    assert LiveRanges(steps, range(3), (5, 4), (1, 1), {}).run() == (9, 1, 9)
-
-
-def test_what_is_written_over_a_buffer_of_a_loop_is_one():
-    steps = [Step((), (), (0,)), Step((), (0,), (1,), over=(0,)), Step((), (), (2,)), Step((), (1, 2), ())]
-    assert LiveRanges(steps, range(4), (5, 5, 4), (1, 1, 1), {0: (LiveRanges([], (), (), (), {}),)}).run() == (9, 2, 5)
 
 
 def test_what_is_never_there_at_once_shares_its_place():

@@ -27,12 +27,10 @@ from unity_jax.xla.traffic import Traffic
 
 @dataclass(frozen=True)
 class Memory:
-    """**Fields:** `peak_bytes` per device, gaps between buffers included; `reported_bytes`: the same as the compiler's
-    account adds up (`memory_analysis`: arguments, results, temporaries), which XLA:TPU overstates; `alive`: what is
-    alive at the peak, largest first."""
+    """**Fields:** `peak_bytes` per device, gaps between buffers included; `alive`: what is alive at the peak, largest
+    first."""
 
     peak_bytes: int
-    reported_bytes: int
     alive: tuple[tuple[Tensor, int], ...]
 
 
@@ -46,7 +44,7 @@ def memory(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine, don
     between, always = temporary(module), sum(kept.values()) + more_bytes(module)
     ranked = sorted([*kept.items(), *((b.tensor, b.temporary) for b in between.live)], key=lambda item: -item[1])
     alive = tuple((t, round(n)) for t, n in ranked[:50])
-    return Memory(round(always + between.bytes), round(always + between.reported), alive)
+    return Memory(round(always + between.bytes), alive)
 
 
 def scheduled(graph: Graph, traffic: Traffic, mesh: MeshAxes, machine: Machine) -> Module:

@@ -2,11 +2,8 @@
 (`BufferAssigner` in https://github.com/openxla/xla/blob/main/xla/service/buffer_assignment.cc).
 
 XLA:TPU gives out addresses in the order of the program, and above them every tuple: of the results of an instruction,
-of a copy onto the chip or from there. All that this takes must fit. What it reports as temporary memory is that and
-once more what is unused of it at the peak, not counting there what has been through a loop (`2 heap - counted`, seen
-in its buffer assignments): 32 scanned layers of 110,592 x 2,048 on v5e are said to be 16.81 GiB and compile for the
-15.75 that there are, `peak_memory_in_bytes` being 15.70; at 15.76 they are refused (libtpu of jax 0.10.2). XLA:GPU
-gives out addresses by size. Others are taken to need what is live.
+of a copy onto the chip or from there. All that this takes must fit (`aot.allocated`). XLA:GPU gives out addresses by
+size. Others are taken to need what is live.
 """
 
 from __future__ import annotations
@@ -26,11 +23,10 @@ in a BERT of two layers)."""
 class Temporary(NamedTuple):
     """Bytes of buffers that are not results.
 
-    **Fields:** `bytes`: the most that they take; `reported`: what the compiler says that is; `live`: what is live then.
+    **Fields:** `bytes`: the most that they take; `live`: what is live then.
     """
 
     bytes: int
-    reported: int
     live: list[Buffer]
 
 
@@ -41,10 +37,8 @@ def temporary(module: Module) -> Temporary:
     peak = ranges.run(heap)
     live = [buffers[b] for b in ranges.live(peak.position) if ranges.size[b]]
     if heap is not None:
-        taken = heap.size + _tuples(module) * _TUPLE
-        return Temporary(taken, 2 * taken - peak.counted, live)
-    taken = packed_bytes(ranges.spans()) if module.target.packs else peak.bytes
-    return Temporary(taken, taken, live)
+        return Temporary(heap.size + _tuples(module) * _TUPLE, live)
+    return Temporary(packed_bytes(ranges.spans()) if module.target.packs else peak.bytes, live)
 
 
 def live_ranges(module: Module) -> tuple[LiveRanges, list[Buffer]]:

@@ -15,11 +15,10 @@ from unity_jax.xla.schedule import Step
 
 
 class Peak(NamedTuple):
-    """The most bytes that are live at once, at which position, and the most without what has been through a loop."""
+    """The most bytes that are live at once, and at which position."""
 
     bytes: int
     position: int
-    counted: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +38,6 @@ class LiveRanges:
         """The most that is live at once; takes the memory from a heap on the way."""
         size, left, address = self.size, list(self.readers), [0] * len(self.size)
         now = most = where = 0
-        looped: set[int] = set()  # buffers that have been through a loop
-        behind = counted = 0  # their bytes; the most of the others
         for position, i in enumerate(self.order):
             step = self.steps[i]
             over = _over(step, size, left)
@@ -49,26 +46,17 @@ class LiveRanges:
                     address[b] = address[over[b]] if b in over else heap.take(size[b])
                 workspace = heap.take(step.workspace)
             grown = sum(size[b] for b in step.makes if b not in over) + step.workspace
-            counted = max(counted, now + grown - behind)
             inner = [body.run(heap) for body in self.bodies.get(i, ())]
-            through = {b for b in step.makes if over.get(b) in looped}
-            if inner:
-                through.update(b for b in (*step.reads, *step.makes) if b not in looped)
-            looped |= through
-            behind += sum(size[b] for b in through)
-            if inner:
-                counted = max(counted, now + grown - behind + max(p.counted for p in inner))
-                grown += max(p.bytes for p in inner)
+            grown += max((p.bytes for p in inner), default=0)
             if now + grown > most:
                 most, where = now + grown, position
             gone = self._read(step, left)
             now += sum(size[b] for b in step.makes) - sum(size[b] for b in gone)
-            behind -= sum(size[b] for b in gone if b in looped)
             if heap is not None:
                 heap.give(workspace, step.workspace)
                 for b in set(gone).difference(over.values()):
                     heap.give(address[b], size[b])
-        return Peak(most, where, counted)
+        return Peak(most, where)
 
     def spans(self) -> list[tuple[int, int, int]]:
         """Of each buffer the first and the last time when it is in memory, and its bytes. Bodies have their own."""

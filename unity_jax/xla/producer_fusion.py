@@ -241,7 +241,9 @@ class _Absorber:
         return frozenset(
             c
             for c in used
-            if c.name == "optimization_barrier" or (cast and is_scatter(c)) or (whole and c in self.found.parts)
+            if c.name == "optimization_barrier"
+            or (cast and not self._takes(c, op))
+            or (whole and c in self.found.parts)
         )
 
     def _computes(self, op: Op, used: Sequence[Op], kept: Set[Op]) -> bool:
