@@ -233,7 +233,7 @@ def scanned(layers=8, width=WIDTH, optimizer=ADAM):
 @pytest.fixture(scope="module")
 def stacked():
     step, make, x = scanned()
-    return step, make, x, sharded(step, 0.65, (make(), x))
+    return step, make, x, sharded(step, 0.7, (make(), x))
 
 
 def test_stacked_state_is_updated_layer_by_layer(stacked):

@@ -21,22 +21,55 @@ def test_a_cast_that_many_matmuls_read_is_written_on_tpu(products, casts):
     assert len(shown(f, f32(64, 32), *xs, compiler="tpu")) == products + casts
 
 
-def test_a_cast_that_a_reduction_reads_is_written_on_tpu_unless_a_matmul_makes_it():
+def written(fn, *args):
+    """The types of what is in memory as an array of eight rows and eight columns."""
+    made = kernels(trace(fn, args, {}).graph, "tpu")
+    return [str(t.dtype) for k in made for t in k.writes if t.shape == (8, 8)]
+
+
+def test_a_cast_that_a_reduction_reads_is_computed_by_all_that_read_it_on_tpu():
     def f(x):
-        y = x.astype(jnp.float32)
+        y = jax.lax.sort(x).astype(jnp.float32)
         return jnp.tanh(y - jnp.sum(y, axis=1, keepdims=True))
 
-    half = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+    assert written(f, jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)) == ["bfloat16", "float32"]
 
-    def written(fn, *args):
-        made = kernels(trace(fn, args, {}).graph, "tpu")
-        return [t.dtype for k in made for t in k.writes if t.shape == (8, 8)]
 
-    assert written(lambda x: f(jax.lax.sort(x)), half) == [jnp.bfloat16, jnp.float32, jnp.float32]
-    assert written(lambda x, w: f(x @ w), half, half) == [jnp.bfloat16, jnp.float32]
-    # Whatever else reads what the matmul's kernel writes.
-    beside = lambda x, w: (y := jnp.abs(x @ w), f(y), jax.lax.sort(y))[1:]  # noqa: E731
-    assert written(beside, half, half) == [jnp.bfloat16, jnp.float32, jnp.bfloat16]
+def test_a_cast_is_in_memory_for_a_gather_alone_on_tpu():
+    """The loss of a language model: its labels are gathered from logits in float32, exponentials read bfloat16."""
+
+    def f(x, labels):
+        y = jax.lax.sort(x).astype(jnp.float32)
+        return jnp.take_along_axis(y, labels, axis=1), jnp.sum(jnp.exp(y), axis=1)
+
+    args = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16), jax.ShapeDtypeStruct((8, 1), jnp.int32)
+    assert written(f, *args) == ["bfloat16", "float32"]
+    exponentials = [k for k in kernels(trace(f, args, {}).graph, "tpu") if any(op.name == "exp" for op in k.ops)]
+    assert [[str(t.dtype) for t in k.reads if t.shape == (8, 8)] for k in exponentials] == [["bfloat16"]]
+
+
+def test_windows_compute_what_they_read_on_tpu():
+    def f(x, cost):
+        y = cost(jax.lax.sort(x))
+        return jax.lax.reduce_window(y, 0.0, jax.lax.add, (2, 2), (2, 2), "VALID")
+
+    assert len(written(lambda x: f(x, lambda y: jnp.maximum(y, 0) * 2), f32(8, 8))) == 1
+    assert len(written(lambda x: f(x, jnp.exp), f32(8, 8))) == 2  # once, not for every window
+
+
+def test_numbers_of_rows_are_no_reason_to_keep_an_array_on_tpu():
+    """A distance from the mean is computed by all that read it, from the array and the means."""
+
+    def f(x):
+        x = jax.lax.sort(x)
+        y = x - jnp.sum(x, axis=0, keepdims=True)
+        return jax.lax.sort(y * 2), jax.lax.sort(y * 3)
+
+    def times(rows):
+        return sum("sub" in k.split() for k in shown(f, f32(rows, 8), compiler="tpu"))
+
+    assert times(64) == 2
+    assert times(4) == 1  # the means are a quarter of the array
 
 
 def test_a_cast_that_is_scattered_is_a_kernel_of_its_own_on_tpu():

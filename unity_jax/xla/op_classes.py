@@ -21,7 +21,8 @@ from unity_jax.xla.targets import Fusing
 
 PRODUCTS = frozenset(["dot_general", "conv_general_dilated"])
 REDUCTIONS = frozenset("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_prod argmax argmin".split())
-READERS = frozenset("gather reduce_window_max reduce_window_sum select_and_scatter_add".split())
+WINDOWS = frozenset(["reduce_window_max", "reduce_window_sum"])
+READERS = WINDOWS | {"gather", "select_and_scatter_add"}
 """Those that XLA:GPU computes their operands in, though they may read an element many times."""
 
 BITCASTS = frozenset("reshape squeeze expand_dims optimization_barrier copy sharding_constraint".split())

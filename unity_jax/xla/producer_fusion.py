@@ -23,6 +23,7 @@ from unity_jax.xla.op_classes import (
     READERS,
     REDUCTIONS,
     SHAPES,
+    WINDOWS,
     elements,
     is_batched,
     is_loop,
@@ -81,8 +82,7 @@ def absorb(graph: Graph, fusing: Fusing, carried: int | None = None) -> Absorbed
     if fusing.grows:
         found.parts = _parts(graph, found.loops, readers)
     prologue = frozenset[Op]() if fusing.grows else _prologue(graph, found.loops, readers)
-    at_hand = _at_hand(graph, found.loops) if fusing.epilogue else found.loops
-    _Absorber(graph, fusing, readers, found, prologue, at_hand).run()
+    _Absorber(graph, fusing, readers, found, prologue).run()
     return found
 
 
@@ -160,27 +160,6 @@ def _prologue(graph: Graph, loops: Set[Op], readers: Readers) -> frozenset[Op]:
     return frozenset(found)
 
 
-def _at_hand(graph: Graph, loops: Set[Op]) -> set[Op]:
-    """The ops whose operands a compiler that fuses epilogues has at hand: those of a chain that begins with a matmul or
-    with arguments, where nothing else reads what lies between."""
-    found: set[Op] = set()
-    multiplied: set[Op] = set()  # of chains that begin with a matmul
-    for op in graph.ops:
-        if not (op in loops or is_alias(op)):
-            continue
-        size = elements(op.outputs[0]) if op.outputs else 0
-        whole = [(t, graph.producer.get(t)) for t in op.inputs if t.literal is None and elements(t) == size]
-        made = [(t, p) for t, p in whole if p is not None]
-        alone = [p for t, p in made if len(graph.readers[t]) == 1]
-        # What a matmul's kernel writes can be cast again, whoever reads it too.
-        known = [p for _, p in made] if op.name == "convert_element_type" else alone
-        if any(p.name in PRODUCTS for _, p in made) or multiplied.intersection(known):
-            multiplied.add(op)
-        if op in multiplied or found.intersection(alone) or not made:
-            found.add(op)
-    return found
-
-
 def _enters(op: Op) -> bool:
     """Whether a matmul of a compiler that weighs it computes an op as it reads: the op takes no more bytes than it
     makes. A device's part of an array is taken first."""
@@ -198,7 +177,6 @@ class _Absorber:
     readers: Readers
     found: Absorbed
     prologue: Set[Op]
-    at_hand: Set[Op]
     sources: dict[Tensor, frozenset[Tensor]] = field(default_factory=dict)  # what recomputing a tensor would read
 
     def run(self) -> None:
@@ -235,7 +213,8 @@ class _Absorber:
         return op in self.found.updated or op in self.found.accumulated
 
     def _keeps(self, op: Op, used: Sequence[Op]) -> frozenset[Op]:
-        """The readers that XLA:TPU has it in memory for, while the others compute it again."""
+        """The readers that XLA:TPU has it in memory for, while the others compute it again: what a cast is of is one
+        array alone (`InstructionFusion::ComputeGloballyUnfusible`)."""
         cast = op.name == "convert_element_type"
         whole = len({*used}) > 1 and op.name not in SHAPES and op not in self.found.parts
         return frozenset(
@@ -251,8 +230,6 @@ class _Absorber:
         if not all(self._takes(c, op) for c in used) or any(map(self._spreads, used)):
             return False
         cast = self.fusing.grows and op.name == "convert_element_type"
-        if cast and not kept and op not in self.at_hand and any(c.name in REDUCTIONS for c in used):
-            return False  # the reduction writes it for the others
         if kept and self._grows(op, {*used}):
             return False
         if len(used) == 1 and not kept:
@@ -279,14 +256,16 @@ class _Absorber:
         return by is not None and by.name == "broadcast_in_dim"
 
     def _grows(self, op: Op, used: Set[Op]) -> bool:
-        """Whether more bytes move if all that use it compute it from what is above.
+        """Whether more bytes move if all that use it compute it from what is above. What is small beside the result
+        costs nothing (`EffectivelyAtMostUnary` in
+        https://github.com/openxla/xla/blob/main/xla/service/instruction_fusion.cc does not count what is broadcast).
 
         XLA:GPU weighs all that moves: either every reader reads the operands, or one kernel does and writes the result,
         which the readers read.
         """
         above, made = self._above(op), sum(t.nbytes for t in op.outputs)
         if not self.fusing.repeats:
-            return sum(t.nbytes for t in above) > made
+            return sum(t.nbytes for t in above if t.nbytes > made * _CACHED) > made
         readers = sum(_WRITTEN_OUT.get(c.name, 1) for c in used)
         cached = _CACHE_READ * made if readers > len(used) else 0.0
         taken = sum(t.nbytes if t.nbytes > made * _CACHED else cached for t in above if t.shape)
@@ -304,6 +283,7 @@ class _Absorber:
             consumer in self.found.loops
             or consumer.name in REDUCTIONS
             or (self.fusing.repeats and consumer.name in READERS)
+            or (self.fusing.grows and consumer.name in WINDOWS and producer.name not in self.fusing.costly)
         ):
             return True
         if is_scatter(consumer) and self.fusing.repeats and producer.outputs[0] in consumer.inputs[1:]:
