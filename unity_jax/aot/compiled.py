@@ -24,7 +24,8 @@ class CompiledMemory:
     """The compiler's own account, bytes per device.
 
     **Fields:** `argument`, `output`, `temp`, and `alias`, the results that reuse arguments (counted in both); `peak`:
-    all that must fit, which is their sum, or for a TPU less (`xla.buffer_assignment`); `host`: what is kept there.
+    all that must fit, which is their sum, or for a TPU the compiler's peak, what lies on the chip included
+    (`aot.allocated`); `host`: what is kept there.
     """
 
     argument: int
