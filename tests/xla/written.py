@@ -83,6 +83,16 @@ def pooled(w, x):
     return w - jax.grad(loss)(w)
 
 
+def convolved(w, x):
+    """A step on a kernel of 3 x 3, of images that are made in the step."""
+    images, numbers = jax.lax.sort(x), ("NHWC", "HWIO", "NHWC")
+
+    def loss(w):
+        return jnp.sum(jnp.sin(jax.lax.conv_general_dilated(images, w, (1, 1), "SAME", dimension_numbers=numbers)))
+
+    return w - jax.grad(loss)(w)
+
+
 def two_sums(x, y):
     return jax.lax.sort(jnp.sum(x, 0)), jax.lax.sort(jnp.sum(y, 0))
 
@@ -121,6 +131,7 @@ GATHERED = (jax.lax.sort, (f32(64, 64),), By([WHOLE], [WHOLE], {"sort": 0}))
 
 
 PROGRAMS = {
+    "space_to_batch_converter": ("v5e:1x1", convolved, (f32(3, 3, 16, 16), f32(2, 32, 32, 16)), "dp"),
     "select_and_scatter_expander": ("h100:1", pooled, (f32(4, 64, 64),) * 2, "dp"),
     "tuple_elements": ("h100:1", dense, (f32(64, 64), f32(16, 64)), "dp"),
     "host_offloader": ("v5e:1x1", scanned, (f32(4, 128, 128), f32(16, 128)), "dp+spilled"),

@@ -169,6 +169,35 @@ windows reach over (https://github.com/openxla/xla/blob/main/xla/service/space_t
 _STRIP_FEATURES, _STRIP_PASSES = 64, 3.2
 
 
+def in_strips(shard: Shard, device: Device) -> bool:
+    """Whether XLA:TPU cuts the images of a convolution into strips."""
+    groups, images, _, taken = _groups(shard)
+    few = (taken if is_kernel_gradient(shard) else images) < _IMAGES
+    return target_of(device).lanes and groups == 1 and few and math.prod(_window(shard)) > 1
+
+
+def strips_bytes(shard: Shard, device: Device) -> float:
+    """Bytes of the images that a kernel gradient of strips reads: once for each place of the last dimension of the
+    kernel, along which they are cut; 0 if it reads them as they are. There are none for windows that move by more than
+    one in programs compiled for v5e (Faster R-CNN)."""
+    params, t = shard.op.params, shard.op.inputs[0]
+    moves = any(n != 1 for n in (*params["rhs_dilation"], *params["lhs_dilation"]))
+    if moves or not is_kernel_gradient(shard) or not in_strips(shard, device):
+        return 0.0
+    features, images, *rest, width = (shard.operand_shape(0)[d] for d in params["dimension_numbers"].lhs_spec)
+    strip = (*rest, -(-width // _IMAGES), images * _IMAGES, features)
+    last = (len(strip) - 2, len(strip) - 1)  # images and features lie in tiles
+    copies = _window(shard)[-1]
+    return copies * stored_bytes(device, strip, t.itemsize, last) if copies > 1 else 0.0
+
+
+def _window(shard: Shard) -> list[int]:
+    """Along each spatial dimension, the places that a window, or the window that this is the gradient of, has."""
+    numbers, (_, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
+    spec, shape = (numbers.out_spec, out) if is_kernel_gradient(shard) else (numbers.rhs_spec, rhs)
+    return [shape[d] for d in spec[2:]]
+
+
 def strip_elements(shard: Shard, device: Device) -> float:
     """Elements that pass through kernels of one instruction to cut the images of a convolution into strips and to move
     borders between them, as XLA:TPU does with fewer than eight images.
@@ -177,12 +206,11 @@ def strip_elements(shard: Shard, device: Device) -> float:
     with 1 to 4 of them, 24 to 118 cycles more per position than with 8. That is 2.6 to 3.6 such passes for each array
     of images, with 64 features at least; images of 32 and of 16 squared take 2 to 3 times as many.
     """
-    groups, images, made, taken = _groups(shard)
-    (_, rhs_spec, out_spec), (lhs, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
-    window, other = [rhs[d] for d in rhs_spec[2:]], out
+    _, images, made, taken = _groups(shard)
+    lhs, _, other = _conv_shapes(shard)
     if is_kernel_gradient(shard):
-        images, taken, window, other = taken, images, [out[d] for d in out_spec[2:]], rhs
-    if not target_of(device).lanes or groups > 1 or images >= _IMAGES or math.prod(window) == 1:
+        images, taken, other = taken, images, shard.operand_shape(1)
+    if not in_strips(shard, device):
         return 0.0
     features = (math.prod(lhs), taken), (math.prod(other), made)
     return _STRIP_PASSES * sum(n / max(f, 1) * max(f, _STRIP_FEATURES) for n, f in features)

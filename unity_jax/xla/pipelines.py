@@ -30,6 +30,7 @@ from unity_jax.xla.module import Module
 from unity_jax.xla.multi_output_fusion import multi_output_fusion
 from unity_jax.xla.relayout import all_gather_relayout, table_relayout
 from unity_jax.xla.select_and_scatter_expander import select_and_scatter_expander
+from unity_jax.xla.space_to_batch_converter import space_to_batch_converter
 from unity_jax.xla.tuple_elements import tuple_elements
 from unity_jax.xla.while_loop_invariant_code_motion import while_loop_invariant_code_motion
 from unity_jax.xla.zero_depth import start_at_zero_depth
@@ -53,6 +54,7 @@ PIPELINES: dict[str, tuple[Pass, ...]] = {
         latency_hiding_scheduler,
     ),
     "tpu": (
+        space_to_batch_converter,
         host_offloader,
         loop_carries,
         while_loop_invariant_code_motion,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from unity_jax.pcg.graph import Tensor
+from unity_jax.xla.copies import read_for
 from unity_jax.xla.kernel import Kernel
 from unity_jax.xla.module import Buffer, Instruction, Module
 
@@ -28,7 +29,7 @@ def select_and_scatter_expander(module: Module) -> None:
 def _expand(module: Module, scatter: Instruction, kernel: Kernel) -> None:
     """Add what finds the numbers, which the scatter reads in place of what they are found in."""
     source, operand = kernel.root.inputs
-    needed, kept = _read(kernel, operand), _read(kernel, source)
+    needed, kept = read_for(kernel, operand), read_for(kernel, source)
     after: list[Tensor | Instruction] = [t for t in scatter.after if t in needed]
     after += [module.arguments[t] for t in needed if t in module.arguments]
     size = INDEX * math.prod(module.storage.local(source))
@@ -37,12 +38,3 @@ def _expand(module: Module, scatter: Instruction, kernel: Kernel) -> None:
     cost = module.estimator.fill(size * source.rank)
     scatter.after.append(module.add(Instruction("reduce_window", after, found, numbers, cost=cost)))
     scatter.reads = [*(b for b in scatter.reads if b.tensor in kept or b.tensor not in needed), *numbers]
-
-
-def _read(kernel: Kernel, t: Tensor) -> set[Tensor]:
-    """What a kernel reads to compute a tensor."""
-    made = {x: op for op in kernel.ops for x in op.outputs}
-    every = [t]
-    for x in every:  # grows
-        every += made[x].inputs if x in made and x not in kernel.reads else ()
-    return {*every}.intersection(kernel.reads)
