@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from unity_jax.cost.attention import attention_seconds
 from unity_jax.cost.persistent import persistent_seconds
-from unity_jax.cost.products import grouping_bytes, is_kernel_gradient, matrix_seconds, strided_bytes, strip_elements
+from unity_jax.cost.products import grouping_bytes, matrix_seconds, strided_bytes, strip_elements
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import WIDTH, stored_bytes, turning_bytes
 from unity_jax.ops.indexing import addresses_rows, compares, masking_bytes
@@ -20,6 +20,7 @@ from unity_jax.ops.numbers import is_gather, is_scatter
 from unity_jax.ops.own_rows import AT_ONCE, SUMMED, own_rows, row_bytes
 from unity_jax.ops.persistent import NAME
 from unity_jax.ops.rule import Shard
+from unity_jax.xla.convolutions import is_kernel_gradient
 from unity_jax.xla.dots import is_vector_product, split
 from unity_jax.xla.kernel import Use
 from unity_jax.xla.layout_constraints import THIN

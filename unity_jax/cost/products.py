@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from unity_jax.machine.device import Device
 from unity_jax.machine.tiling import pass_bytes, stored_bytes
 from unity_jax.ops.rule import Shard
+from unity_jax.xla.convolutions import conv_groups, conv_shapes, in_strips, is_kernel_gradient
 from unity_jax.xla.dots import product_size
 from unity_jax.xla.targets import target_of
 
@@ -49,7 +50,7 @@ def _convolution(shard: Shard, device: Device) -> float:
     dilated by two; a kernel gradient takes 0.3 to 1.5 with 4 features, and then as many. In the kernel gradient of
     others the window is the image, and fills the depth of tiles. For the rest see `_passes`.
     """
-    groups, *sizes = _groups(shard)
+    groups, *sizes = conv_groups(shard)
     least, *tile = device.matmul_tile
     rate = device.flops_per_second(shard.op.inputs[0].dtype) * device.matmul_efficiency
     gradient = is_kernel_gradient(shard)
@@ -59,7 +60,7 @@ def _convolution(shard: Shard, device: Device) -> float:
         dilations = shard.op.params["lhs_dilation"]
         padding = math.prod(dilations) / max(dilations, default=1)
     else:
-        numbers, (_, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
+        numbers, (_, rhs, out) = shard.op.params["dimension_numbers"], conv_shapes(shard)
         taps = math.prod(rhs[d] for d in numbers.rhs_spec[2:])
         rows = sizes[0] * math.prod(out[d] for d in numbers.out_spec[2:])
         made, taken = sizes[1:]
@@ -97,29 +98,6 @@ def _passes(taken: int, made: int, taps: int, params: Mapping[str, Any], tile: S
     return passes / 2 if made <= _FEW else passes
 
 
-def _conv_shapes(shard: Shard) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    return shard.operand_shape(0), shard.operand_shape(1), shard.result_shape()
-
-
-def _groups(shard: Shard) -> tuple[int, int, int, int]:
-    """The groups of a convolution on one device; per group its images, features made and features taken (of a kernel
-    gradient in other roles)."""
-    numbers, (lhs, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
-    images, depth = out[numbers.out_spec[0]], rhs[numbers.rhs_spec[1]]
-    groups = max(lhs[numbers.lhs_spec[1]] // max(depth, 1), 1) * max(lhs[numbers.lhs_spec[0]] // max(images, 1), 1)
-    return groups, images, rhs[numbers.rhs_spec[0]] // groups, depth
-
-
-def is_kernel_gradient(shard: Shard) -> bool:
-    """Whether a convolution is the gradient of one for its kernel: of a grouped one its images are in groups, of others
-    its window is the image."""
-    params, (_, rhs, out) = shard.op.params, _conv_shapes(shard)
-    if params["feature_group_count"] > 1 or params["batch_group_count"] > 1:
-        return params["feature_group_count"] == 1
-    numbers = params["dimension_numbers"]
-    return math.prod(rhs[d] for d in numbers.rhs_spec[2:]) > math.prod(out[d] for d in numbers.out_spec[2:])
-
-
 class GroupedImages(NamedTuple):
     """Bytes of an array of images as it lies outside of a grouped convolution, and inside, with groups apart and the
     images or the features of a group in lanes; and of an element."""
@@ -132,10 +110,10 @@ class GroupedImages(NamedTuple):
 def grouped_images(shard: Shard, device: Device) -> tuple[GroupedImages, ...]:
     """The images that a grouped convolution takes and makes; none of a kernel gradient, which takes what the others
     have turned, and of what is not grouped."""
-    groups, *_ = _groups(shard)
+    groups, *_ = conv_groups(shard)
     if groups == 1 or is_kernel_gradient(shard) or not device.layout_tile[1]:
         return ()
-    numbers, (lhs, _, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
+    numbers, (lhs, _, out) = shard.op.params["dimension_numbers"], conv_shapes(shard)
     found = []
     for t, spec, shape in ((shard.op.inputs[0], numbers.lhs_spec, lhs), (shard.op.outputs[0], numbers.out_spec, out)):
         n, features, *spatial = (shape[d] for d in spec)
@@ -163,39 +141,7 @@ def strided_bytes(shard: Shard, device: Device) -> float:
     return sum(t.inside for t in grouped_images(shard, device) if t.inside > device.fast_bytes)
 
 
-_IMAGES = 8
-"""XLA:TPU multiplies as many images at once; of fewer it makes as many out of strips of each, with the borders that
-windows reach over (https://github.com/openxla/xla/blob/main/xla/service/space_to_batch_converter.cc)."""
 _STRIP_FEATURES, _STRIP_PASSES = 64, 3.2
-
-
-def in_strips(shard: Shard, device: Device) -> bool:
-    """Whether XLA:TPU cuts the images of a convolution into strips."""
-    groups, images, _, taken = _groups(shard)
-    few = (taken if is_kernel_gradient(shard) else images) < _IMAGES
-    return target_of(device).lanes and groups == 1 and few and math.prod(_window(shard)) > 1
-
-
-def strips_bytes(shard: Shard, device: Device) -> float:
-    """Bytes of the images that a kernel gradient of strips reads: once for each place of the last dimension of the
-    kernel, along which they are cut; 0 if it reads them as they are. There are none for windows that move by more than
-    one in programs compiled for v5e (Faster R-CNN)."""
-    params, t = shard.op.params, shard.op.inputs[0]
-    moves = any(n != 1 for n in (*params["rhs_dilation"], *params["lhs_dilation"]))
-    if moves or not is_kernel_gradient(shard) or not in_strips(shard, device):
-        return 0.0
-    features, images, *rest, width = (shard.operand_shape(0)[d] for d in params["dimension_numbers"].lhs_spec)
-    strip = (*rest, -(-width // _IMAGES), images * _IMAGES, features)
-    last = (len(strip) - 2, len(strip) - 1)  # images and features lie in tiles
-    copies = _window(shard)[-1]
-    return copies * stored_bytes(device, strip, t.itemsize, last) if copies > 1 else 0.0
-
-
-def _window(shard: Shard) -> list[int]:
-    """Along each spatial dimension, the places that a window, or the window that this is the gradient of, has."""
-    numbers, (_, rhs, out) = shard.op.params["dimension_numbers"], _conv_shapes(shard)
-    spec, shape = (numbers.out_spec, out) if is_kernel_gradient(shard) else (numbers.rhs_spec, rhs)
-    return [shape[d] for d in spec[2:]]
 
 
 def strip_elements(shard: Shard, device: Device) -> float:
@@ -206,8 +152,8 @@ def strip_elements(shard: Shard, device: Device) -> float:
     with 1 to 4 of them, 24 to 118 cycles more per position than with 8. That is 2.6 to 3.6 such passes for each array
     of images, with 64 features at least; images of 32 and of 16 squared take 2 to 3 times as many.
     """
-    _, images, made, taken = _groups(shard)
-    lhs, _, other = _conv_shapes(shard)
+    _, images, made, taken = conv_groups(shard)
+    lhs, _, other = conv_shapes(shard)
     if is_kernel_gradient(shard):
         images, taken, other = taken, images, shard.operand_shape(1)
     if not in_strips(shard, device):

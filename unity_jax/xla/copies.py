@@ -24,6 +24,7 @@ def read_copy(module: Module, reader: Instruction, t: Tensor, size: float) -> In
     reader.reads += copy.makes
     return copy
 
+
 def read_for(kernel: Kernel, t: Tensor) -> set[Tensor]:
     """What a kernel reads to compute a tensor."""
     made = {x: op for op in kernel.ops for x in op.outputs}

@@ -9,8 +9,8 @@ What lies beside each other is there as soon as the images are: in the forward p
 
 from __future__ import annotations
 
-from unity_jax.cost.products import strips_bytes
 from unity_jax.pcg.graph import Tensor
+from unity_jax.xla.convolutions import strips_bytes
 from unity_jax.xla.copies import read_for
 from unity_jax.xla.kernel import Kernel
 from unity_jax.xla.module import Buffer, Instruction, Module
