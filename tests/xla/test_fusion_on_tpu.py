@@ -29,10 +29,15 @@ def written(fn, *args):
 
 def test_a_cast_that_a_reduction_reads_is_computed_by_all_that_read_it_on_tpu():
     def f(x):
-        y = jax.lax.sort(x).astype(jnp.float32)
+        y = x.astype(jnp.float32)
         return jnp.tanh(y - jnp.sum(y, axis=1, keepdims=True))
 
-    assert written(f, jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)) == ["bfloat16", "float32"]
+    half = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+    assert written(lambda x: f(jax.lax.sort(x)), half) == ["bfloat16", "float32"]
+    assert written(lambda x, w: f(x @ w), half, half) == ["bfloat16", "float32"]
+    # Whatever else reads what the matmul's kernel writes.
+    beside = lambda x, w: (y := jnp.abs(x @ w), f(y), jax.lax.sort(y))[1:]  # noqa: E731
+    assert written(beside, half, half) == ["bfloat16", "float32", "bfloat16"]
 
 
 def test_a_cast_is_in_memory_for_a_gather_alone_on_tpu():
