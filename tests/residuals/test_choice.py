@@ -98,6 +98,23 @@ def test_all_that_is_chosen_can_be_computed_again(mlp):
         assert all(can_repeat(mlp.graph.producer[t]) for t in choice.values)
 
 
+def squared(params, x):
+    for w in params:
+        x = jax.checkpoint(lambda x, w: x + jax.nn.silu(x @ w[0]) @ w[1])(x, w)
+    return ((x - 1.0) ** 2).mean()
+
+
+def test_what_the_backward_pass_makes_in_a_matmul_of_the_forward_pass_is_not_chosen():
+    """XLA:TPU scales the distance from the target where it computes it, in memory for what is behind a barrier."""
+    device = Machine.preset("v5e:1x1").device
+    params, x = [(shape(WIDTH, INNER), shape(INNER, WIDTH))] * 2, shape(ROWS, WIDTH)
+    graph = steps.program(steps.sgd(squared), params, x).graph
+    traffic = Traffic.of(graph, device.compiler)
+    mixed = [k for ks in traffic.kernels.values() for k in ks if not k.root.backward and any(o.backward for o in k.ops)]
+    assert mixed
+    assert not any(graph.producer[t].backward for t in Residuals.of(Flat(graph), traffic).spans)
+
+
 def looped(params, x):
     def layer(x, w):
         return x + jax.nn.gelu(x @ w[0]) @ w[1], None

@@ -163,6 +163,19 @@ def test_the_line_is_told_that_needs_the_whole_batch(loss):
         by_microbatches(of, args, 4, {1})
 
 
+def joined(params, x):
+    y = jnp.concatenate([x, x]) @ params[0][0]
+    return (y @ params[0][1]).mean()
+
+
+def test_the_line_is_told_behind_which_there_are_no_rows():
+    """Of pairs that are joined, as of a preference loss, no part is a block of rows."""
+    args = steps.parameters(1), steps.batch()
+    of = steps.program(steps.sgd(joined), *args)
+    with pytest.raises(NoRegionError, match=rf"residuals/\w+.py:\d+:\d+ \({joined.__name__}\)"):
+        by_microbatches(of, args, 4, {1})
+
+
 def test_other_numbers_of_microbatches_are_refused():
     args = steps.parameters(1), steps.batch()
     of = steps.program(steps.sgd(steps.mlp), *args)

@@ -124,7 +124,7 @@ class Residuals:
                 change[first] += size
                 change[dead + 1] -= size
             made_by = graph.producer.get(t)
-            repeats = made_by is not None and can_repeat(made_by) and not is_constant(made_by)
+            repeats = made_by is not None and not made_by.backward and can_repeat(made_by) and not is_constant(made_by)
             if crosses and t not in ends and repeats:
                 spans[t] = Span(first, max(early, default=first), min(after), dead)
         runs = {op: i for i, k in reversed(list(enumerate(kernels))) for op in k.ops}

@@ -72,6 +72,8 @@ def _region(graph: Graph, arguments: Sequence[tuple[Tensor, int]], parts: int) -
     results = [t for op in ops if op in alone for t in op.outputs if t in read]
     results.sort(key=lambda t: t.times)  # a loop stands for as many as its first result: for one
     stacked, sums = (tuple(t for t in results if t in of) for of in (rows, walk.terms))
+    if not results:
+        raise NoRegionError(walk.lost)
     if len(stacked) + len(sums) < len(results) or (sums or stacked)[0].times > 1:
         raise NoRegionError  # what each microbatch computes anew, and something else needs
     return Region(ops, size, rows, walk.factors, walk.rules, cut, whole, stacked, sums, True, alone)
@@ -84,7 +86,7 @@ class _Walk:
     **Fields:** `inside`: these ops; `before`: ops that all rows are needed for, which is small; `terms`: results that
     are parts of sums; `late`: what is known only after all microbatches; `anew`: what has no rows and comes out of a
     barrier with some that do (the weights of layers with `jax.checkpoint`), so that each microbatch computes what is
-    made of it; `factors` and `rules` of ops that are cut.
+    made of it; `factors` and `rules` of ops that are cut; `lost`: the first line behind which there are no rows.
     """
 
     graph: Graph
@@ -100,6 +102,7 @@ class _Walk:
     factors: dict[Op, int] = field(default_factory=dict)
     rules: dict[Op, Rule] = field(default_factory=dict)
     zeros: set[Tensor] = field(default_factory=set)
+    lost: str = ""
 
     def through(self) -> None:
         """Go through the program."""
@@ -118,6 +121,7 @@ class _Walk:
             except NoRegionError:
                 if op.bodies or op.name in PRODUCTS:
                     raise
+                self.lost = self.lost or op.source
                 self.late.update(op.outputs)  # it may be for what comes after the microbatches
                 self.factors.pop(op, None)
 

@@ -56,12 +56,12 @@ def followed(held: Held, build: Callable[[bool], Built], stores: dict[MeshAxes, 
 
 
 def tightened(
-    built: Built, seeds: Sequence[np.ndarray], limit: float, make: Callable[[np.ndarray], Candidate]
+    built: Built, seeds: Sequence[np.ndarray], limit: float, make: Callable[[np.ndarray], Candidate], store: Store
 ) -> Iterator[Candidate]:
     """Solutions under the limit, the last one within it if one is found: what the liveness of the problem misses
     tightens its limit, and it is solved again.
 
-    **Arguments:** `make`: the plan of an assignment.
+    **Arguments:** `make`: the plan of an assignment; `store`: of problems that are alike.
     """
     problem, least = built.problem, limit
     for _ in range(LIMITS.tightened):
@@ -72,7 +72,7 @@ def tightened(
             assignment = by_axis(built, seeds)
             possible = problem.fits(assignment)
         else:
-            solution = solve(problem, seeds=seeds)
+            solution = solve(problem, seeds=seeds, store=store)
             assignment, possible = solution.assignment, solution.feasible
         made = make(assignment)
         yield made

@@ -128,7 +128,7 @@ def _dual(
     best: tuple[float, dict[int, float]] = (free.lower_bound, {})
     prices = {times[0]: cap}  # the other end: as little memory as possible
     for _ in range(LIMITS.cuts):
-        found = optimum(priced(problem, base, prices), lambda: pool.met[:1], table_limit)
+        found = optimum(priced(problem, base, prices), lambda: pool.met[:1], table_limit, quick=True)
         value = found.lower_bound - limit * sum(prices.values())
         if value > best[0]:
             best = (value, prices)
@@ -171,7 +171,7 @@ def _graded(problem: Problem, base: Model, pool: _Pool, prices: dict[int, float]
     for _ in range(LIMITS.graded):
         factor = (low * high) ** 0.5
         model = priced(problem, base, {t: p * factor for t, p in prices.items()}, grade=0.5)
-        found = optimum(model, lambda: [pool.best] if pool.best is not None else [], table_limit)
+        found = optimum(model, lambda: [pool.best] if pool.best is not None else [], table_limit, quick=True)
         pool.offer(found.assignment)
         if problem.fits(found.assignment):
             high = factor

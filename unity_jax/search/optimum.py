@@ -36,12 +36,16 @@ class Optimum:
 
 
 def optimum(
-    model: Model, seeds: Callable[[], Sequence[np.ndarray]], table_limit: int, most: float = np.inf
+    model: Model,
+    seeds: Callable[[], Sequence[np.ndarray]],
+    table_limit: int,
+    most: float = np.inf,
+    quick: bool = False,
 ) -> Optimum:
     """The best assignment of the model, no worse than any seed that the model still holds, if seeds are needed.
 
     Once the bound shows that all assignments cost more than `most`, the one it leads to is returned, and no seed is
-    asked.
+    asked. `quick`: restricted domains are not tried, for a bound and an assignment that is repaired anyway.
     """
     small = pruned(model)
     net, plan = planned(small, table_limit)
@@ -58,7 +62,7 @@ def optimum(
     if plan is not None or not _is_close(best, floor):
         fixed = _fixed(small, bound, best.cost)
         net, plan = planned(fixed, table_limit)
-        if not _is_close(best, floor) and not _is_light(plan):
+        if not quick and not _is_close(best, floor) and not _is_light(plan):
             better = _searched(here, small, bound.least, best, seeds(), table_limit)
             if better is not best:
                 best, fixed = better, _fixed(small, bound, better.cost)

@@ -367,7 +367,8 @@ class Planner:
         now = best(found, self.limit)
         if not now.fits(self.limit) or now.seconds > LIMITS.near_free * free.seconds:
             make = functools.partial(self._finish, built, keep=False, label="search")
-            found += tightened(built, list(seeds.values()), self.limit, make)
+            store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
+            found += tightened(built, list(seeds.values()), self.limit, make, store)
         own = [c for c in found if c in self._origins and c.mesh == mesh and c.fits(self.limit)]
         if own:
             self.held[mesh] = self._origins[best(own, self.limit)]
