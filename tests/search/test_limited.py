@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
 from tests.residuals import steps
 from tests.search.planning import mesh, planner, program
+from unity_jax.program import trace
 from unity_jax.search.candidate import NO_PINS, best
 from unity_jax.search.experts import expert_seeds
 from unity_jax.search.fold import folded
@@ -40,6 +42,12 @@ def test_what_cannot_fit_is_not_simulated() -> None:
     found = plan.candidates(mesh(8))
     assert best(found, plan.limit).memory.peak_bytes < whole
     assert "dp(x)" in plan._expert_seeds(mesh(8)) and "dp(x)" not in {c.label for c in found[1:]}
+
+
+def test_a_step_that_takes_no_time_is_planned_within_a_limit() -> None:
+    seen = trace(lambda x: x.reshape(16, 16), (jax.ShapeDtypeStruct((32, 8), np.float32),), {})
+    for limit in (1.0, 300.0):
+        assert not planner(seen, "v5e:2x4", limit).plan([mesh(8)]).seconds
 
 
 def test_variants_follow_the_best_plan_within_the_limit() -> None:

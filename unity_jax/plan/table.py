@@ -122,7 +122,7 @@ def sweep(plans: Sequence[PlanValue], grows: bool) -> str:
             seconds(p.step_seconds),
             seconds(p.exposed_communication_seconds),
             size(p.peak_bytes) + "!" * (not plan.fits),
-            f"{first.predicted.step_seconds / p.step_seconds / spread:.0%}",
+            f"{first.predicted.step_seconds / p.step_seconds / spread if p.step_seconds else 1.0:.0%}",
             *[saves] * limited,
         )
     machines = ", ".join(dict.fromkeys(plan.machine for plan in plans))

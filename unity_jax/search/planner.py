@@ -271,7 +271,7 @@ class Planner:
                 made = self._finish(built, seed, keep, name)
                 found.append(made)
                 least = made.seconds
-            self.seeds.behind[key] = least / now.seconds
+            self.seeds.behind[key] = least / now.seconds if now.seconds else 1.0  # nothing is faster than no time
             if keep:
                 self._least[built.mesh, name] = least
 
