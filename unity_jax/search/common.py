@@ -15,9 +15,11 @@ from unity_jax.pcg.graph import Graph
 from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions
+from unity_jax.search.built import Built
 from unity_jax.search.candidate import Candidate, finish
 from unity_jax.search.decompose import Place
 from unity_jax.search.rule_cache import RuleCache
+from unity_jax.search.solver import store_for
 from unity_jax.search.tables import Store
 from unity_jax.xla.targets import target_of
 
@@ -39,6 +41,11 @@ class Common:
             combined = target_of(self.machine.device).combined if sure else None
             self._resharders[mesh, sure] = Resharder(self.machine, mesh, combined)
         return self._resharders[mesh, sure]
+
+    def store(self, built: Built) -> Store:
+        """The tables of the problems of a mesh, in which the sums of this one are exact."""
+        found = self.stores[built.mesh] = store_for(built.problem, self.stores.get(built.mesh))
+        return found
 
     def finished(self, program: Program, decisions: Decisions, mesh: MeshAxes, label: str, bound: float) -> Candidate:
         """The plan of some decisions, for a lower bound of all plans; what is known of it, if it is there already."""

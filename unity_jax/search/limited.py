@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from unity_jax.pcg.graph import Tensor
-from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.built import Built
 from unity_jax.search.candidate import Candidate
 from unity_jax.search.limits import LIMITS
 from unity_jax.search.memory_model import least_peak
 from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried
-from unity_jax.search.solver import solve, store_for
+from unity_jax.search.solver import solve
 from unity_jax.search.tables import Store
 
 
@@ -45,14 +44,14 @@ def argument_bytes(built: Built, assignment: Sequence[int], hosted: Container[Te
     return total
 
 
-def followed(held: Held, build: Callable[[bool], Built], stores: dict[MeshAxes, Store]) -> Held:
+def followed(held: Held, build: Callable[[bool], Built], store: Callable[[Built], Store]) -> Held:
     """The plan of a variant that is as that of the program before, with what is best for what differs.
 
-    **Arguments:** `build`: the problem of the variant, by `keep`; `stores`: of problems that are alike, by mesh.
+    **Arguments:** `build`: the problem of the variant, by `keep`; `store`: of problems that are alike.
     """
     built = build(held.keep)
-    store = stores[built.mesh] = store_for(built.problem, stores.get(built.mesh))
-    return held._replace(built=built, assignment=carried(held.built, held.assignment, built, store, improving=False))
+    found = carried(held.built, held.assignment, built, store(built), improving=False)
+    return held._replace(built=built, assignment=found)
 
 
 def tightened(

@@ -34,7 +34,7 @@ from unity_jax.search.rings import with_rings
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 from unity_jax.search.seeds import Seeds
-from unity_jax.search.solver import solve, store_for
+from unity_jax.search.solver import solve
 from unity_jax.search.transfer import rings_of, transferred
 from unity_jax.xla.traffic import Traffic
 
@@ -166,7 +166,7 @@ class Planner:
         held = self._base.held.get(mesh) if self._base is not None and self._follows else None
         if held is not None:
             self._limited.add(mesh)
-            held = followed(held, self._builder(mesh).build, self.common.stores)
+            held = followed(held, self._builder(mesh).build, self.common.store)
             plan = self._finish(*held, "search")
             if plan.fits(self.limit):
                 self.held[mesh] = held
@@ -313,7 +313,7 @@ class Planner:
         """The problem of a mesh without a memory limit and its solution."""
         if mesh not in self._solutions:
             built = self.problem(mesh)
-            store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
+            store = self.common.store(built)
             base = None if self._base is None else self._base._solutions.get(mesh)
             known = [] if base is None else [carried(base.built, base.assignment, built, store)]
             if known and self._follows:
@@ -367,8 +367,7 @@ class Planner:
         now = best(found, self.limit)
         if not now.fits(self.limit) or now.seconds > LIMITS.near_free * free.seconds:
             make = functools.partial(self._finish, built, keep=False, label="search")
-            store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
-            found += tightened(built, list(seeds.values()), self.limit, make, store)
+            found += tightened(built, list(seeds.values()), self.limit, make, self.common.store(built))
         own = [c for c in found if c in self._origins and c.mesh == mesh and c.fits(self.limit)]
         if own:
             self.held[mesh] = self._origins[best(own, self.limit)]
@@ -388,7 +387,7 @@ class Planner:
             made = self.common.finished(self.program, same, mesh, plan.label, plan.lower_bound)
         else:
             built = self._builder(mesh).build(decisions.keep)
-            store = self.common.stores[mesh] = store_for(built.problem, self.common.stores.get(mesh))
+            store = self.common.store(built)
             made = self._finish(built, decided(decisions, built, store, like), decisions.keep, plan.label)
         return self.common.ringed(made, rings_of(plan, self.program.graph, like)) if decisions.rings else made
 
