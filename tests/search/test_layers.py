@@ -24,7 +24,7 @@ from unity_jax.residuals.record import Keep, Microbatch, Recompute
 from unity_jax.search import recomputing as recomputing_module
 from unity_jax.search.candidate import sparing
 from unity_jax.search.following import followed
-from unity_jax.search.in_layers import by_layers, in_layers
+from unity_jax.search.in_layers import TOLD, by_layers, in_layers
 from unity_jax.search.planner import Planner
 from unity_jax.search.recomputing import keeping, recomputable
 from unity_jax.search.saving import microbatches
@@ -62,7 +62,7 @@ def test_the_fewest_layers_are_found_in_few_tries(count, share, bend, jump):
     list(by_layers(start, [{1}], {-1: start, 0: most}, make, limit, math.inf))
     fits = [k for k in range(1, count) if needs(k) <= limit]
     assert min((k for k in tried if k in fits), default=count) == min(fits, default=count)
-    assert len(tried) <= 3 + math.log2(count)
+    assert len(tried) <= 1 + TOLD + math.log2(count)
 
 
 def test_less_is_what_saves_most_for_its_bytes():

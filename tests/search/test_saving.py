@@ -1,6 +1,8 @@
 """Less memory for more time: a limit that the plan of the program as it is does not keep is kept, and nothing else
 changes."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from tests.residuals import steps
 from unity_jax import planning
 from unity_jax.plan.verify import verify_on
 from unity_jax.runner import memory_error
+from unity_jax.search import saving
 
 LAYERS, ROWS, INNER = 6, 4096, 512
 
@@ -255,3 +258,29 @@ def test_the_line_is_told_that_needs_the_whole_batch():
     plan = planned(steps.sgd(steps.centred), *arguments(2), limit=2e5)
     assert not plan.fits and "microbatches none: the whole batch is needed at once at residuals/steps.py:" in str(plan)
     assert "(centred) needs the whole batch at once" in str(memory_error(plan))
+
+
+# Beyond the first that fits
+
+
+def outlined(needs, seconds):
+    """What a search asks of a plan of a program that saves memory."""
+    memory, program = SimpleNamespace(peak_bytes=needs), SimpleNamespace(savings=("some",))
+    return SimpleNamespace(seconds=seconds, memory=memory, fits=lambda limit: needs <= limit, program=program)
+
+
+def test_where_what_fits_is_far_behind_more_is_saved_besides_what_is_not(monkeypatch):
+    ways, asked = saving._Ways(60, None), []
+    found = {"again": outlined(70, 1.1), "stacks": outlined(55, 1.14)}
+    names = {id(ways._again): "again", id(saving.stacks): "stacks", id(ways._spills): "spills"}
+
+    def more(start, how, now):
+        asked.append((start, names[id(how)], now))
+        return [found[names[id(how)]]]
+
+    monkeypatch.setattr(ways, "_more", more)
+    quick, small, near, slow = outlined(90, 1.04), outlined(80, 1.05), outlined(61, 1.9), outlined(50, 2.0)
+    assert ways.beyond([quick, small, near, slow]) == [found["again"], found["stacks"]]
+    assert asked == [(small, "again", slow), (found["again"], "stacks", slow)]  # then nothing is far faster
+    assert not ways.beyond([quick, small, outlined(50, 1.09)])
+    assert not ways.beyond([quick, small, near])  # nothing fits: other ways were tried

@@ -7,7 +7,7 @@ of a step's duration. These are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from unity_jax.cost.timeline import unhidden
 from unity_jax.machine.device import Device
 from unity_jax.network.reshard import Resharder
 from unity_jax.pcg.graph import Graph, Op, Tensor, trips
+from unity_jax.pcg.mesh import MeshAxes
 from unity_jax.search.built import Built, OpSeconds, Port
 from unity_jax.search.sums import ADDS
 
@@ -69,13 +70,13 @@ class Floors:
     How many kernels start, and which, is known of the program as it is on one device: of those bounds that count starts
     a part (`LIKELY`) is taken.
 
-    **Arguments:** `graph`: of the program; `sure`: prices of moves that are sure, however many of them are combined;
-    `full`: of moves by themselves.
+    **Arguments:** `graph`: of the program; `prices`: of moves on a mesh, those that are sure however many of them are
+    combined (true), and of moves by themselves.
     """
 
-    def __init__(self, built: Built, graph: Graph, sure: Resharder, full: Resharder) -> None:
-        self.built, self.machine = built, sure.machine
-        self.sure, self.full = sure, full
+    def __init__(self, built: Built, graph: Graph, prices: Callable[[MeshAxes, bool], Resharder]) -> None:
+        self.sure, self.full = prices(built.mesh, True), prices(built.mesh, False)
+        self.built, self.machine = built, self.sure.machine
         self.starts = sum(op.start * op.repeat for op in built.of_ops.values())
         self.chain = self._chain(graph)
 

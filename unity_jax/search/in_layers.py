@@ -8,7 +8,6 @@ fit, and the others as in a faster one that does not.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
@@ -25,8 +24,8 @@ from unity_jax.search.limits import LIMITS
 LEAST = 0.5
 """The part of what does not fit that values must free: what frees less fits by chance, and only all of it is tried."""
 
-INTERPOLATED = 2
-"""How many numbers of layers are told from what fewer and more need; then the middle is tried."""
+TOLD = 4
+"""How many numbers of layers are told from what others need; then the middle is tried."""
 
 
 def fewest_layers(
@@ -145,17 +144,32 @@ def by_layers(
     for less in sorted(faster, key=lambda j: told(made[j], made[i])):
         more = ways[i] if less < 0 else ways[i] - ways[less]
         count = parts.count if parts else layer_count(start.program.graph, more)
-        few, enough, below, above, tries = 0, count, made[less], made[i], itertools.count()
-        while enough - few > 1 and told(below, above) < fastest:
-            interpolated = few + math.ceil(share(below, above) * (enough - few))
-            middle = interpolated if next(tries) < INTERPOLATED else (few + enough) // 2
-            layers = Layers(min(max(middle, few + 1), enough - 1), count)
+        few, enough, below, above = {0: made[less]}, {count: made[i]}, made[less], made[i]
+        most = (1 + LIMITS.recomputed) * fastest  # what plans really take tells better what the next ones do
+        while min(enough) - max(few) > 1 and told(below, above) < most:
+            layers = Layers(fewest_told(few, enough, limit), count)
             plan = make(less, i, layers)
             yield plan
-            if plan.fits(limit):
-                enough, above, fastest = layers.first, plan, min(fastest, (1 - LIMITS.saves) * plan.seconds)
-            else:
-                few, below = layers.first, plan
+            (enough if plan.fits(limit) else few)[layers.first] = plan
+            below, above = few[max(few)], enough[min(enough)]
+            fastest = min(fastest, (1 - LIMITS.saves) * plan.seconds) if plan.fits(limit) else fastest
+            most = fastest
+
+
+def fewest_told(few: Mapping[int, Candidate], enough: Mapping[int, Candidate], limit: float) -> int:
+    """How many layers may be the fewest with which a plan fits: by the line through the last two that do not, whose
+    layers are apart, or else through what is around it; by halves where such lines have told it often.
+
+    **Arguments:** `few`: plans that do not fit, by their layers; `enough`: those that do.
+    """
+    low, high = max(few), min(enough)
+    if len(few) + len(enough) - 2 >= TOLD:
+        return (low + high) // 2
+    *_, near, _ = (0, *sorted(few))
+    other, by = (near, few[near]) if near else (high, enough[high])
+    slope = (few[low].memory.peak_bytes - by.memory.peak_bytes) / (other - low)
+    more = (few[low].memory.peak_bytes - limit) / slope if slope > 0 else math.inf
+    return low + math.ceil(min(max(more, 1), high - 1 - low))
 
 
 def _is_faster(a: Candidate, b: Candidate) -> bool:

@@ -31,7 +31,6 @@ from unity_jax.search.memory_model import divided, least_peak, priced_by_memory,
 from unity_jax.search.problem import Problem
 from unity_jax.search.refine import by_axis, by_one_axis_at_a_time, carried, coarser, decided, lifted
 from unity_jax.search.rings import with_rings
-from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
 from unity_jax.search.seeds import Seeds
 from unity_jax.search.solver import solve
@@ -40,16 +39,30 @@ from unity_jax.xla.traffic import Traffic
 
 
 class Planner:
-    """Plans one program on one machine; caches what meshes share. **Fields:** `held`: where memory is short, the best
-    plan within the limit of each mesh, which variants may follow."""
+    """Plans one program on one machine; caches what meshes share.
+
+    **Arguments:** `base`: plans the program that this one is a variant of; what it found is where this one starts;
+    `follows`: it goes no further: of a mesh it takes that, with what is best for what differs.
+
+    **Fields:** `held`: where memory is short, the best plan within the limit of each mesh.
+    """
 
     def __init__(
-        self, program: Program, machine: Machine, limit: float | None = None, pins: Pins = NO_PINS, rivals: int = 0
+        self,
+        program: Program,
+        machine: Machine,
+        limit: float | None = None,
+        pins: Pins = NO_PINS,
+        rivals: int = 0,
+        base: Planner | None = None,
+        follows: bool = False,
     ) -> None:
         self.program, self.machine, self.pins, self.rivals = program, machine, pins, rivals
         self.limit = machine.device.memory_bytes if limit is None else limit
-        self.common = Common(machine)
-        self.seeds = Seeds(program, self.common.rules)
+        self.common: Common = Common(machine) if base is None else base.common
+        self.rules = self.common.rules
+        self.seeds: Seeds = Seeds(program, self.rules, None if base is None else base.seeds)
+        self._base, self._follows = base, follows
         self._builders: dict[MeshAxes, Builder] = {}
         self._problems: dict[MeshAxes, Built] = {}
         self._solutions: dict[MeshAxes, Solved] = {}
@@ -57,33 +70,19 @@ class Planner:
         self._competed, self._limited, self._seeded, self._sketched = (set[MeshAxes]() for _ in range(4))
         self.held: dict[MeshAxes, Held] = {}
         self._origins: WeakKeyDictionary[Candidate, Held] = WeakKeyDictionary()
-        self._floors: dict[Built, Floors] = {}
-        self._lives: dict[Built, Problem] = {}
+        self._floors = functools.cache(lambda built: Floors(built, program.graph, self.common.resharder))
+        self._live = functools.cache(lambda built: Problem([], usage=usage(program, built, self.traffic.written)))
         self._least: dict[tuple[MeshAxes, str], float] = {}
         self.near = LIMITS.alike if any(t.times > 1 for t in program.graph.inputs) else 0.0  # plans are estimates
-        self._base: Planner | None = None
-        self._follows = False
 
-    def like(
-        self, program: Program, limit: float | None = None, pins: Pins | None = None, follows: bool = False
-    ) -> Planner:
-        """A planner for a variant of the program, with the same limit and pins unless given; what equal ops share is
-        shared, and what was found for the program is where it starts. **Arguments:** `follows`: it goes no further: of
-        a mesh for which this planner has a solution it takes that, with what is best for what differs."""
-        other = Planner(program, self.machine, limit or self.limit, self.pins if pins is None else pins, self.rivals)
-        other.common, other.seeds = self.common, Seeds(program, self.rules, self.seeds)
-        other._base, other._follows = self, follows
-        return other
+    def like(self, program: Program, follows: bool = False) -> Planner:
+        """A planner for a variant of the program, with the same limit and pins."""
+        return Planner(program, self.machine, self.limit, self.pins, self.rivals, self, follows)
 
     @functools.cached_property
     def traffic(self) -> Traffic:
         """What the program moves through memory on one device."""
         return Traffic.of(self.program.graph, self.machine.device.compiler)
-
-    @property
-    def rules(self) -> RuleCache:
-        """The rules of ops."""
-        return self.common.rules
 
     def sketch(self, meshes: Sequence[MeshAxes]) -> list[Candidate]:
         """The planner's own answers without a memory limit; meshes are tried as in `plan`."""
@@ -136,10 +135,8 @@ class Planner:
         now = best(found, self.limit)
         if now.fits(self.limit):
             return now.timeline.exposed_communication_seconds + self.wasted(mesh) < LIMITS.waiting * now.seconds
-        if len(mesh.names) > 1:
-            return False
-        uses = self._live(self._solved(mesh).built).usage
-        return least_peak(divided(uses, mesh.num_devices)) > self.limit  # what it does not split, a finer mesh may
+        uses = self._live(self._solved(mesh).built).usage  # what it does not split, a finer mesh may
+        return len(mesh.names) == 1 and least_peak(divided(uses, mesh.num_devices)) > self.limit
 
     def wasted(self, mesh: MeshAxes) -> float:
         """Seconds that a finer mesh may save of the plan of one without a memory limit, besides communication."""
@@ -160,17 +157,15 @@ class Planner:
         """Whether the solution for a mesh that has been planned for is proved to be the best."""
         return mesh not in self._limited and self._solved(mesh).exact
 
+    def is_followed(self, mesh: MeshAxes) -> bool:
+        """Whether variants do what the plan for a mesh does: one within the limit, or proved to be the best."""
+        return mesh in self.held or self.is_proved(mesh)
+
     def promising(self, mesh: MeshAxes, most: float = math.inf) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be, and takes less than so many seconds
         without one."""
-        held = self._base.held.get(mesh) if self._base is not None and self._follows else None
-        if held is not None:
-            self._limited.add(mesh)
-            held = followed(held, self._builder(mesh).build, self.common.store)
-            plan = self._finish(*held, "search")
-            if plan.fits(self.limit):
-                self.held[mesh] = held
-                return plan
+        if (held := self._holding(mesh)) is not None:
+            return held
         found = [self._proposed(mesh)]
         if not found[0].fits(self.limit) and found[0].seconds < most:
             self._within_limit(found, mesh, found[0])
@@ -275,18 +270,9 @@ class Planner:
             if keep:
                 self._least[built.mesh, name] = least
 
-    def _live(self, built: Built) -> Problem:
-        """What is in memory, of a problem: about what plans need, as its peaks."""
-        if built not in self._lives:
-            self._lives[built] = Problem([], usage=usage(self.program, built, self.traffic.written))
-        return self._lives[built]
-
     def floor(self, built: Built, assignment: np.ndarray, enough: float = math.inf) -> float:
         """Seconds below which the step of a plan is not; of several bounds the first that is `enough`."""
-        if built not in self._floors:
-            sure, full = (self.common.resharder(built.mesh, sure) for sure in (True, False))
-            self._floors[built] = Floors(built, self.program.graph, sure, full)
-        return self._floors[built].seconds(assignment, enough)
+        return self._floors(built).seconds(assignment, enough)
 
     def _likely(self, built: Built, seed: np.ndarray, enough: float) -> float:
         """Seconds below which the step of an expert's plan is not, or where plans are only to tell how fast one could
@@ -314,7 +300,8 @@ class Planner:
         if mesh not in self._solutions:
             built = self.problem(mesh)
             store = self.common.store(built)
-            base = None if self._base is None else self._base._solutions.get(mesh)
+            of = self._base
+            base = None if of is None else of._solved(mesh) if self._follows else of._solutions.get(mesh)
             known = [] if base is None else [carried(base.built, base.assignment, built, store)]
             if known and self._follows:
                 return self._solutions.setdefault(mesh, Solved(built, known[0], {}, None, False))
@@ -356,6 +343,9 @@ class Planner:
     def _within_limit(self, found: list[Candidate], mesh: MeshAxes, free: Candidate) -> None:
         """Add plans under the memory limit for a mesh; they gather weights again for the backward pass. Unless one now
         fits that is nearly as fast as the one without a limit (`free`), the problem is solved under the limit."""
+        if (held := self._holding(mesh)) is not None:
+            found.append(held)
+            return
         built = self._builder(mesh).build(keep=False)
         self._limited.add(mesh)
         built.problem.usage = self._live(built).usage
@@ -368,9 +358,20 @@ class Planner:
         if not now.fits(self.limit) or now.seconds > LIMITS.near_free * free.seconds:
             make = functools.partial(self._finish, built, keep=False, label="search")
             found += tightened(built, list(seeds.values()), self.limit, make, self.common.store(built))
-        own = [c for c in found if c in self._origins and c.mesh == mesh and c.fits(self.limit)]
-        if own:
+        if own := [c for c in found if c in self._origins and c.mesh == mesh and c.fits(self.limit)]:
             self.held[mesh] = self._origins[best(own, self.limit)]
+
+    def _holding(self, mesh: MeshAxes) -> Candidate | None:
+        """The plan that does what is held for the program that this one follows, if it is within the limit, too."""
+        held = self._base.held.get(mesh) if self._base is not None and self._follows else None
+        if held is None:
+            return None
+        self._limited.add(mesh)
+        held = followed(held, self._builder(mesh).build, self.common.store)
+        plan = self._finish(*held, "search")
+        if plan.fits(self.limit):
+            self.held[mesh] = held
+        return plan if mesh in self.held else None
 
     def following(
         self, plan: Candidate, program: Program, like: Mapping[Tensor, Tensor], settled: bool = False

@@ -27,6 +27,7 @@ from unity_jax.search.chunking import by_chunks
 from unity_jax.search.following import Follow, changed, followed
 from unity_jax.search.hosting import hostable, spillable, stacks
 from unity_jax.search.in_layers import fewest_layers
+from unity_jax.search.limits import LIMITS
 from unity_jax.search.recomputing import keeping, recomputable
 from unity_jax.search.rule_cache import RuleCache
 from unity_jax.search.searched import Searched
@@ -68,13 +69,21 @@ def fitting(
             made += ways.of(start)
     if not checkpoints and (kept := keeping(first, math.inf, follow)).program is not first.program:
         made += ways.of(kept, best(made, limit))
-    now = best(made, limit)
-    if now.fits(limit) and now.mesh == first.mesh and now.program.savings:
-        form = changed(first.program, now.program.savings)
-        made += [follow(other, *form) for other in beside()]
+    beside = functools.cache(beside)
+
+    def settled(made: Sequence[Candidate]) -> Candidate:
+        """The best plan, with what layouts do for it."""
         now = best(made, limit)
-    forms = [c.program for c in (now, *_nearly(made, now, limit)) if c.program.savings]
-    found = best([now, *map(plan, forms)], limit)
+        if now.fits(limit) and now.mesh == first.mesh and now.program.savings:
+            form = changed(first.program, now.program.savings)
+            made = [*made, *(follow(other, *form) for other in beside())]
+            now = best(made, limit)
+        forms = [c.program for c in (now, *_nearly(made, now, limit)) if c.program.savings]
+        return best([now, *map(plan, forms)], limit)
+
+    found = settled(made)
+    if more := ways.beyond(made):
+        found = best([found, settled([*made, *more])], limit)
     return found.noting(searched=found.searched + Searched(entire=tuple(ways.entire)))
 
 
@@ -119,6 +128,16 @@ class _Ways:
             if not (least := best([*made, *known], self.limit)).fits(self.limit):
                 made += self._more(least, more, least)
         return made
+
+    def beyond(self, made: Sequence[Candidate]) -> list[Candidate]:
+        """Where the best plan that fits is far behind others, more of everything besides what needs least of these."""
+        found = list[Candidate]()
+        for more in (self._again, stacks, self._spills):
+            now = best([*made, *found], self.limit)
+            ahead = [c for c in (*made, *found) if LIMITS.behind * c.seconds < now.seconds and c.program.savings]
+            if now.fits(self.limit) and ahead:
+                found += self._more(min(ahead, key=lambda c: c.memory.peak_bytes), more, now)
+        return found
 
     def _fastest(self, plans: Sequence[Candidate]) -> float:
         """Seconds of the fastest plan that fits."""

@@ -1,5 +1,6 @@
 """The decisions of one program for another one of which every op has its like there, op by op: of a folded program for
-the whole one, of one that computes again for one that keeps.
+the whole one, of one that computes again for one that keeps, of one whose layers are all alike for one that has them in
+two ranges.
 
 Nothing is left to choose then, so that no problem has to be built, such as of a program that is as deep as it was
 written.
@@ -11,9 +12,11 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from unity_jax.ops.rule import Strategy
+from unity_jax.ops.strategies import making
 from unity_jax.pcg.graph import Graph, Op, Tensor
 from unity_jax.pcg.layout import Layout
-from unity_jax.pcg.loops import Scan
+from unity_jax.pcg.loops import START, Scan
 from unity_jax.program import Program
 from unity_jax.search.assemble import Decisions, is_free, lift, passes_layouts, unlift
 from unity_jax.search.candidate import Candidate, Pins
@@ -45,8 +48,9 @@ class _Transfer:
         self.before, self.mesh = plan.decisions, plan.mesh
         self.made_by = {t: op for op in self.before.strategies for t in op.outputs}
         self.reads, self.read_before = _reads(program.graph), _reads(plan.program.graph)
+        self.in_ranges = {t for op in program.graph.walk() if START in op.params for t in op.outputs}
         self.results = dict(zip(plan.program.graph.outputs, self.before.outputs, strict=True))
-        self.strategies, self.layouts = dict[Op, tuple[int, ...]](), dict[Tensor, Layout]()
+        self.strategies, self.layouts = dict[Op, Strategy](), dict[Tensor, Layout]()
 
     def run(self) -> Decisions:
         """The decisions for the other program."""
@@ -64,6 +68,9 @@ class _Transfer:
                 continue
             if op.bodies:
                 self._decide_within(op)
+                continue
+            if self.in_ranges.issuperset(op.inputs):
+                self.strategies[op] = self._joining(op)
                 continue
             source = self.made_by[self.like.get(op.outputs[0], op.outputs[0])]
             strategy = self.strategies[op] = self.before.strategies[source]
@@ -85,15 +92,22 @@ class _Transfer:
 
     def layout(self, t: Tensor) -> Layout:
         """That of the like of a tensor."""
-        source = self.like.get(t, t)
-        if source.shape != t.shape:
+        if not self.is_known(t):
             raise LookupError
-        return self.before.layouts[source]
+        return self.before.layouts[self.like.get(t, t)]
 
     def is_known(self, t: Tensor) -> bool:
-        """Whether a tensor has a like with a layout."""
+        """Whether a tensor has a like with a layout: of its shape, or the stack of all layers for that of a range."""
         source = self.like.get(t, t)
-        return source in self.before.layouts and source.shape == t.shape
+        is_like = source.shape == t.shape or (t in self.in_ranges and source.shape[1:] == t.shape[1:])
+        return is_like and source in self.before.layouts
+
+    def _joining(self, op: Op) -> Strategy:
+        """Puts together what loops over two ranges stack, as it lies."""
+        strategy = making(self.rules(op), self.mesh, self.layout(op.outputs[0]))
+        if strategy not in self.rules.strategies(op, self.mesh):
+            raise LookupError
+        return strategy
 
     def result(self, i: int, t: Tensor) -> Layout:
         """The layout of an output."""

@@ -270,6 +270,7 @@ class Search:
         self.tried: dict[object, bool] = {}
         self.saved: dict[object, float] = {}
         self.makes = self.followed = 0
+        self.follows = False
         self.searched = Searched()
         self.done: dict[Graph, tuple[Rewrite, ...]] = {}
         self.best: Candidate
@@ -279,9 +280,11 @@ class Search:
         allowed = left = min(LIMITS.variants, LIMITS.variant_ops // (1 + sum(1 for _ in first.program.graph.walk())))
         self.makes, self.followed = LIMITS.made * left, self.moves.followed + LIMITS.followed
         self.seen.add(self.moves.number(first.program.graph))
-        planner = self.planner if first.program is self.planner.program else self.planner.like(first.program)
+        self.follows = self.planner.is_followed(first.mesh)
+        of = first.program
+        planner = self.planner if of is self.planner.program else self.planner.like(of, follows=self.follows)
         added = None if _overlaps(first) else planner.added(first.mesh)
-        start = Variant(first.program, planner, first.mesh, first.seconds, added, first)
+        start = Variant(of, planner, first.mesh, first.seconds, added, first)
         self.best, order, vain = first, itertools.count(), 0
         waiting = [(start.seconds, next(order), start)]
         while waiting and left > 0 and vain < LIMITS.patience:
@@ -364,7 +367,7 @@ class Search:
         if made is None or made.fingerprint in self.seen:
             return None
         self.seen.add(made.fingerprint)
-        is_known = variant.added is not None or variant.mesh in variant.planner.held
+        is_known = self.follows or variant.added is not None
         follows = is_known and isinstance(move.place, Place)  # stacked towers change all layouts
         found = self._judged(variant, before.rewritten(made.graph, ()), follows)
         _, first = made.steps[0]
