@@ -141,8 +141,8 @@ def test_of_a_scan_ever_more_layers_need_ever_less():
     assert needs == sorted(needs, reverse=True)
     fits = [k for k, now in zip(firsts, made, strict=True) if now.fits(limit)]
     assert fits and min(fits) - 1 in (*firsts, 0)
-    for now in made:
-        assert sum(START in op.params for op in now.graph.ops) == 4
+    for k, now in zip(firsts, made, strict=True):  # a loop of one layer would be none
+        assert sum(START in op.params for op in now.graph.ops) == (4 if 1 < k < 5 else 0)
 
 
 @pytest.fixture(scope="module")

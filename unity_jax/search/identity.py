@@ -48,6 +48,7 @@ class Alone:
     machine: Machine
     rules: RuleCache
     limit: float = math.inf
+    held: frozenset[MeshAxes] = frozenset()
 
     def like(self, program: Program, follows: bool = False) -> Alone:
         """The same for a variant of the program."""
@@ -56,10 +57,6 @@ class Alone:
     def promising(self, mesh: MeshAxes, most: float = math.inf) -> Candidate:
         """The plan, however slow."""
         return identity(self.program, self.machine, mesh, self.rules)
-
-    def is_followed(self, mesh: MeshAxes) -> bool:
-        """There is only one plan."""
-        return True
 
     def added(self, mesh: MeshAxes) -> None:
         """Nothing is known of a plan before it is made."""

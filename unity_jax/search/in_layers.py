@@ -158,12 +158,12 @@ def by_layers(
 
 def fewest_told(few: Mapping[int, Candidate], enough: Mapping[int, Candidate], limit: float) -> int:
     """How many layers may be the fewest with which a plan fits: by the line through the last two that do not, whose
-    layers are apart, or else through what is around it; by halves where such lines have told it often.
+    layers are apart, or else through what is around it; by halves where such lines have told too many, or too often.
 
     **Arguments:** `few`: plans that do not fit, by their layers; `enough`: those that do.
     """
     low, high = max(few), min(enough)
-    if len(few) + len(enough) - 2 >= TOLD:
+    if len(enough) > len(few) or len(few) > TOLD:
         return (low + high) // 2
     *_, near, _ = (0, *sorted(few))
     other, by = (near, few[near]) if near else (high, enough[high])

@@ -125,9 +125,8 @@ def _plan(
     if options.checkpoint != "keep":  # what rewrites have changed is not known for what the forward pass made
         as_it_is = [] if found.program is program else [best(planner.sketch(few), planner.limit)]
 
-        @functools.cache
-        def beside(plan: Candidate) -> Sequence[Candidate]:
-            return of(plan.program).experts(planner.tried(few), LIMITS.behind * plan.seconds)
+        def beside(plan: Candidate, most: float) -> Sequence[Candidate]:
+            return of(plan.program).experts(planner.tried(few), min(most, LIMITS.behind * plan.seconds))
 
         def anew(plan: Candidate, most: float) -> Sequence[Candidate]:
             return of(plan.program).experts([plan.mesh], most, every=False)

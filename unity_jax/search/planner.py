@@ -157,10 +157,6 @@ class Planner:
         """Whether the solution for a mesh that has been planned for is proved to be the best."""
         return mesh not in self._limited and self._solved(mesh).exact
 
-    def is_followed(self, mesh: MeshAxes) -> bool:
-        """Whether variants do what the plan for a mesh does: one within the limit, or proved to be the best."""
-        return mesh in self.held or self.is_proved(mesh)
-
     def promising(self, mesh: MeshAxes, most: float = math.inf) -> Candidate:
         """The planner's own answer for one mesh, within the limit if it can be, and takes less than so many seconds
         without one."""

@@ -69,10 +69,10 @@ class _Transfer:
             if op.bodies:
                 self._decide_within(op)
                 continue
-            if self.in_ranges.issuperset(op.inputs):
+            source = self.made_by.get(self.like.get(op.outputs[0], op.outputs[0]))
+            if source is None:
                 self.strategies[op] = self._joining(op)
                 continue
-            source = self.made_by[self.like.get(op.outputs[0], op.outputs[0])]
             strategy = self.strategies[op] = self.before.strategies[source]
             if op.signature is not source.signature and strategy not in self.rules.strategies(op, self.mesh):
                 raise LookupError
@@ -104,6 +104,8 @@ class _Transfer:
 
     def _joining(self, op: Op) -> Strategy:
         """Puts together what loops over two ranges stack, as it lies."""
+        if not self.in_ranges.issuperset(op.inputs):
+            raise LookupError
         strategy = making(self.rules(op), self.mesh, self.layout(op.outputs[0]))
         if strategy not in self.rules.strategies(op, self.mesh):
             raise LookupError

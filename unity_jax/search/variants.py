@@ -270,7 +270,6 @@ class Search:
         self.tried: dict[object, bool] = {}
         self.saved: dict[object, float] = {}
         self.makes = self.followed = 0
-        self.follows = False
         self.searched = Searched()
         self.done: dict[Graph, tuple[Rewrite, ...]] = {}
         self.best: Candidate
@@ -280,9 +279,8 @@ class Search:
         allowed = left = min(LIMITS.variants, LIMITS.variant_ops // (1 + sum(1 for _ in first.program.graph.walk())))
         self.makes, self.followed = LIMITS.made * left, self.moves.followed + LIMITS.followed
         self.seen.add(self.moves.number(first.program.graph))
-        self.follows = self.planner.is_followed(first.mesh)
-        of = first.program
-        planner = self.planner if of is self.planner.program else self.planner.like(of, follows=self.follows)
+        of, is_held = first.program, first.mesh in self.planner.held
+        planner = self.planner if of is self.planner.program else self.planner.like(of, follows=is_held)
         added = None if _overlaps(first) else planner.added(first.mesh)
         start = Variant(of, planner, first.mesh, first.seconds, added, first)
         self.best, order, vain = first, itertools.count(), 0
@@ -367,7 +365,7 @@ class Search:
         if made is None or made.fingerprint in self.seen:
             return None
         self.seen.add(made.fingerprint)
-        is_known = self.follows or variant.added is not None
+        is_known = variant.added is not None or variant.mesh in self.planner.held
         follows = is_known and isinstance(move.place, Place)  # stacked towers change all layouts
         found = self._judged(variant, before.rewritten(made.graph, ()), follows)
         _, first = made.steps[0]
