@@ -68,10 +68,10 @@ def keeping(
         return start
     progress.stage("what jax.checkpoint would recompute, and there is memory for")
     more = _More(start, follow, checkpoints)
-    sparse = [_within(more, limit - spare, microbatches, rivals)] if start.fits(limit - spare) else []
-    if any(not spare or less.seconds <= LIMITS.reserved * more.least(limit) for less in sparse):
-        return sparse[0]
-    return sparing([_within(more, limit, microbatches, rivals), *sparse], limit, spare)
+    found = _within(more, limit, microbatches, rivals)
+    if found.fits(limit - spare) or not start.fits(limit - spare):
+        return found
+    return sparing([found, _within(more, limit - spare, microbatches, rivals)], limit, spare)
 
 
 def _within(
@@ -82,11 +82,11 @@ def _within(
 ) -> Candidate:
     """The same, of a plan that fits, with nothing to spare."""
     start, follow, checkpoints = more.start, more.follow, more.checkpoints
-    least = more.least(limit)
-    if start.seconds - least < LIMITS.saves * start.seconds:
+    most = WRONG * more.most(limit)
+    if most < LIMITS.saves * start.seconds:
         return start
     free, count = more.kept(ALL), len(checkpoints.ways)
-    if rivals and least > rivals.seconds:
+    if rivals and start.seconds - most > rivals.seconds:
         return best([start, free], limit).noting(searched=start.searched)
     made = {ALL: free, **dict(by_sections(count, more.kept, limit)), count: start}
     every = [*checkpoints.ways, checkpoints.again.originals]
@@ -168,13 +168,12 @@ class _More:
         """Whether what layers keep may be on the host."""
         return bool(spillable(self.kept(ALL)))
 
-    def least(self, limit: float) -> float:
-        """Seconds that any of these choices takes at least within a limit; none saves more than all of it, if that
-        fits."""
-        every, most = self.checkpoints.keeping(ALL), self._gain(ALL, limit)
-        if every is not None and most != every.seconds:
-            most = max(self._gain(way, limit) for way in range(ALL, len(self.checkpoints.ways)))
-        return self.start.seconds - WRONG * most
+    def most(self, limit: float) -> float:
+        """Seconds that any of these choices saves at most within a limit; none more than all of it, if that fits."""
+        every, gain = self.checkpoints.keeping(ALL), self._gain(ALL, limit)
+        if every is None or gain == every.seconds:
+            return gain
+        return max(self._gain(way, limit) for way in range(ALL, len(self.checkpoints.ways)))
 
     def _gain(self, way: int, limit: float) -> float:
         """Seconds that it saves, in as many layers as there is memory for within a limit, or on the host, as far as all
