@@ -386,5 +386,5 @@ def test_a_plan_that_needs_less_memory():
     with jax.enable_x64(False):
         of = divided(trace(model.train_step, (model.abstract_state(), model.abstract_batch()), {}, donate_argnums=0))
         free = joint.plan(of, machine, None, NO_PINS, meshes, [], options)
-        found = joint.plan(of, machine, 0.6 * free.memory.peak_bytes, NO_PINS, meshes, [], options)
+        found = joint.plan(of, machine, 0.52 * free.memory.peak_bytes, NO_PINS, meshes, [], options)
     assert {type(how) for how in found.program.savings} >= {Microbatch}
